@@ -1,8 +1,7 @@
-"""The bundled engine behind the interface of the ``tinker`` SDK: service and training client.
+"""The service client of the bundled engine, with the interface of the ``tinker`` SDK.
 
-Methods return at once; the work happens on the engine's worker, in the order of the calls. The
-``*_async`` spellings of older SDKs work as well. Loaded only through ``connect()``, so it may
-import the SDK at the top.
+Methods return at once; the work runs on the engine's worker, in the order of the calls. Loaded only
+through ``connect()``, so it may import the SDK at the top.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class LocalServiceClient(AsyncNames):
         user_metadata: dict[str, str] | None = None,
         optimizer: types.AdamOptimizerConfig | None = None,
     ) -> LocalTrainingClient:
-        """Returns a new adapter on ``base_model``; without ``seed`` its start is drawn at
-        random."""
+        """Returns a new adapter on ``base_model``; without ``seed`` it is initialized at random."""
         _require_adam(optimizer)
         spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed)
         return self.start_run(self._next_id(), base_model, spec, seed, user_metadata)
@@ -97,9 +95,8 @@ class LocalServiceClient(AsyncNames):
         """Returns a new run from the weights of ``path``, with a fresh optimizer."""
         _require_adam(optimizer)
         refuse("weights_access_token", weights_access_token)
-        return self.continue_run(
-            self._next_id(), path, base_model, user_metadata, with_optimizer=False
-        )
+        run_id = self._next_id()
+        return self.continue_run(run_id, path, base_model, user_metadata, with_optimizer=False)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -108,11 +105,10 @@ class LocalServiceClient(AsyncNames):
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> LocalTrainingClient:
-        """Returns a new run from weights and optimizer of ``path``: goes on as if never stopped."""
+        """Returns a new run from weights and optimizer of ``path``; continues it exactly."""
         refuse("weights_access_token", weights_access_token)
-        return self.continue_run(
-            self._next_id(), path, base_model, user_metadata, with_optimizer=True
-        )
+        run_id = self._next_id()
+        return self.continue_run(run_id, path, base_model, user_metadata, with_optimizer=True)
 
     def continue_run(
         self,
@@ -135,9 +131,8 @@ class LocalServiceClient(AsyncNames):
             self.store.create_run(run_id, run_info(run, metadata))
             return run
 
-        return LocalTrainingClient(
-            self.engine, self.store, name, run_id, self.engine.submit_in(run_id, create)
-        )
+        created = self.engine.submit_in(run_id, create)
+        return LocalTrainingClient(self.engine, self.store, name, run_id, created)
 
     def create_sampling_client(
         self,
@@ -162,7 +157,7 @@ class LocalServiceClient(AsyncNames):
         return LocalRestClient(self.store)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """Returns the models at hand without a download."""
+        """Returns the models that need no download."""
         supported = [
             types.SupportedModel(
                 model_name=name, max_context_length=context, trainable=True, sampleable=True
@@ -172,10 +167,10 @@ class LocalServiceClient(AsyncNames):
         return types.GetServerCapabilitiesResponse(supported_models=supported)
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Drops what is queued and stops the engine; saved checkpoints stay.
+        """Cancels queued operations and stops the engine; saved checkpoints stay.
 
-        ``status`` is ``success``, ``errored`` or ``interrupted``; the last does not wait for the
-        operation in progress, since somebody pressed Ctrl-C.
+        ``status`` is ``success``, ``errored`` or ``interrupted`` (Ctrl-C), which does not wait for
+        the operation in progress.
         """
         self.engine.close(wait=status != "interrupted")
 

@@ -1,9 +1,7 @@
 """The rest client of the bundled engine: lists and manages the runs and checkpoints on this disk.
 
-Method names, arguments and answers are those of ``tinker.RestClient``; ``copy_out`` is our own.
-Each method returns a future at once and works on a thread of its own, so archiving gigabytes stops
-no event loop. Like all modules that only ``connect()`` loads, this one may import ``tinker`` at the
-top.
+Methods are those of ``tinker.RestClient``, and ``copy_out``. Each returns a future at once and
+works on a separate thread, so archiving gigabytes does not block the event loop.
 """
 
 from __future__ import annotations
@@ -118,13 +116,12 @@ class LocalRestClient(AsyncNames):
 
     def list_checkpoints(self, training_run_id: str) -> LocalFuture[types.CheckpointsListResponse]:
         """Checkpoints of a run, oldest first."""
-        return self._submit(
-            lambda: types.CheckpointsListResponse(
-                checkpoints=[
-                    _checkpoint(info) for info in self._store.list_checkpoints(training_run_id)
-                ]
-            )
-        )
+
+        def work() -> types.CheckpointsListResponse:
+            infos = self._store.list_checkpoints(training_run_id)
+            return types.CheckpointsListResponse(checkpoints=[_checkpoint(info) for info in infos])
+
+        return self._submit(work)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
@@ -133,11 +130,8 @@ class LocalRestClient(AsyncNames):
         _check_page(limit, offset)
 
         def work() -> types.CheckpointsListResponse:
-            infos = [
-                info
-                for run in self._store.list_runs()
-                for info in self._store.list_checkpoints(run.run_id)
-            ]
+            runs = self._store.list_runs()
+            infos = [info for run in runs for info in self._store.list_checkpoints(run.run_id)]
             infos.sort(key=lambda info: (-info.created_at, str(info.path)))
             return types.CheckpointsListResponse(
                 checkpoints=[_checkpoint(info) for info in infos[offset : offset + limit]],
@@ -148,7 +142,9 @@ class LocalRestClient(AsyncNames):
 
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> LocalFuture[None]:
         """Deletes the checkpoint ``weights/NAME`` or ``sampler_weights/NAME`` of a run for good."""
-        return self.delete_checkpoint_from_tinker_path(_path_of(training_run_id, checkpoint_id))
+        return self.delete_checkpoint_from_tinker_path(
+            f"tinker://{training_run_id}/{checkpoint_id}"
+        )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
         """Deletes a checkpoint for good."""
@@ -164,7 +160,7 @@ class LocalRestClient(AsyncNames):
         self, training_run_id: str, checkpoint_id: str
     ) -> LocalFuture[ArchiveUrl]:
         """Returns ``get_checkpoint_archive_url_from_tinker_path`` by run and ``weights/NAME``."""
-        path = _path_of(training_run_id, checkpoint_id)
+        path = f"tinker://{training_run_id}/{checkpoint_id}"
         return self.get_checkpoint_archive_url_from_tinker_path(path)
 
     def get_checkpoint_archive_url_from_tinker_path(
@@ -172,7 +168,7 @@ class LocalRestClient(AsyncNames):
     ) -> LocalFuture[ArchiveUrl]:
         """Returns a ``file://`` address of a tar file with the adapter in PEFT's format.
 
-        The file lies in the store and goes with the checkpoint; ``copy_out`` gives a folder.
+        The file is in the store and is deleted with the checkpoint; ``copy_out`` gives a folder.
         """
 
         def work() -> ArchiveUrl:
@@ -187,7 +183,7 @@ class LocalRestClient(AsyncNames):
     def copy_out(self, tinker_path: str, folder: str | Path) -> LocalFuture[Path]:
         """Copies the adapter into a new folder that ``PeftModel.from_pretrained`` loads.
 
-        A warning says so where merging it into its base model would be inexact.
+        Logs a warning if merging it into its base model would be inexact.
         """
 
         def work() -> Path:
@@ -200,7 +196,7 @@ class LocalRestClient(AsyncNames):
         return self._submit(work)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
-        """Raises ``BackendError``: there is nobody to publish to."""
+        """Raises ``BackendError``: the local engine cannot publish."""
         raise BackendError(
             f"{tinker_path}: a checkpoint of the local engine cannot be published. Use "
             "copy_out(tinker_path, folder) and upload the folder."
@@ -250,10 +246,6 @@ def _checkpoint(info: CheckpointInfo) -> types.Checkpoint:
         user_metadata=info.user_metadata,
         expires_at=_time(info.expires_at),
     )
-
-
-def _path_of(training_run_id: str, checkpoint_id: str) -> str:
-    return f"tinker://{training_run_id}/{checkpoint_id}"
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -62,21 +62,19 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         base_model: str | None,
     ) -> LocalSamplingClient:
         """From a checkpoint, or from a plain base model."""
-        if model_path is None:
-            assert base_model is not None
-            engine.resolve(base_model)
-
-            def plain() -> Sampler:
-                return Sampler(engine.base_model(base_model), None, owner=store.owner)
-
-            return cls(engine, base_model, plain)
-        loaded = store.read_checkpoint(model_path, with_optimizer=False)
-        name = loaded.state["base_model"]
+        loaded = None
+        if model_path is not None:
+            loaded = store.read_checkpoint(model_path, with_optimizer=False)
+            base_model = str(loaded.state["base_model"])
+        assert base_model is not None
+        name = base_model
         engine.resolve(name)
 
         def make() -> Sampler:
-            base = engine.base_model(name)
-            return Sampler(base, load_adapter(base, loaded, model_path), model_path, store.owner)
+            base, adapter = engine.base_model(name), None
+            if loaded is not None and model_path is not None:
+                adapter = load_adapter(base, loaded, model_path)
+            return Sampler(base, adapter, model_path, store.owner)
 
         return cls(engine, name, make)
 
@@ -95,12 +93,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> LocalFuture[types.SampleResponse]:
         """Samples ``num_samples`` completions of ``prompt``.
 
-        A prompt that is a text is tokenized as it stands, with the special tokens that the model's
-        tokenizer puts before a text. Other backends take ``ModelInput`` alone.
-
-        ``target_prompt_logprobs`` [len - 1, K] asks for the log-probabilities of given token ids
-        at each position after the first; -1 skips an entry (0.0 in the response).
-
+        A string is tokenized with the special tokens that the model's tokenizer puts before a text;
+        other backends take ``ModelInput`` only. ``target_prompt_logprobs`` [len - 1, K] are token
+        ids to score at each position after the first; -1 skips an entry (0.0 in the response).
         ``on_token(i, sample)`` is called on the engine's thread after each token of sample ``i``;
         it must return at once and raise nothing.
         """
@@ -149,7 +144,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
 
         def draw() -> Future[list[Sample]]:
             if scored is not None:
-                scored.result()  # without the scores nobody gets the samples either
+                scored.result()  # raises if scoring failed: then there are no samples either
                 if one_token:
                     return request().future
             return self._engine.sample(request())
@@ -172,7 +167,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> LocalFuture[list[float | None]]:
         """Log-probability of each token given those before it; the first is ``None``.
 
-        Requests that wait at the same time are computed together: ask for all, then wait.
+        Requests that wait at the same time are computed together: submit all, then wait.
         """
 
         def answer(scores: PromptScores) -> list[float | None]:
@@ -185,10 +180,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         )
 
     def sampler(self) -> Sampler:
-        """Returns the weights, for requests that the SDK's methods cannot express.
-
-        Blocks until they are there; raises what kept them from being loaded.
-        """
+        """Returns the weights, for requests that the SDK's methods cannot express; blocks until
+        they are loaded, and raises the error of loading them."""
         return self._made.result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -1,9 +1,9 @@
 """Interface of a backend, as loops and recipes use it.
 
 The methods are those of the official ``tinker`` SDK that the loops use, with its types, so the
-hosted clients satisfy these protocols as they are. Each method returns a future at once: ``await``
-it or ask ``.result()``. Operations of one training client run in the order in which they were
-*submitted*; that order is what makes a checkpoint hold exactly the steps it says.
+hosted clients satisfy these protocols. Each method returns a future at once: ``await`` it or call
+``.result()``. Operations of one training client run in the order in which they were *submitted*,
+so a checkpoint has exactly the steps submitted before it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,16 @@ T_co = TypeVar("T_co", covariant=True)
 CustomLoss = Callable[
     ["list[tinker.Datum]", "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
 ]
-"""``loss_fn(data, logprobs)``: one 1-D tensor of target log-probabilities a datum; returns the
-scalar loss and metrics.
+"""``loss_fn(data, logprobs)``: one 1-D tensor of target log-probabilities per datum; returns the
+scalar loss and metrics. It may couple all datums of a batch.
 
-It may couple all datums of a batch. A loss that is a sum over groups of n consecutive datums (n = 2
-for the pairs of DPO) should say so by an attribute ``group_size = n``, of the function or of the
-object that is called. It may then be called for some of the groups at a time, always whole ones in
-their order, ``data`` being that part of the batch; values and metrics of the parts are added up. So
-neither may be a mean over what it is given: divide by a count that is fixed beforehand. The local
-engine then runs each forward once, in the memory of one micro-batch; the batch's length must be a
-multiple of n.
-
-One that reads log-probabilities only where the datum's ``weights`` are not zero should say
-``trained_only = True``. The local engine then computes no others: where the weights are zero (in a
-prompt) both the function and ``loss_fn_outputs`` get 0.
-
-The hosted API looks at neither attribute and calls the function once, with everything.
+Two attributes, of the function or of a callable object, let the local engine save work; the hosted
+API ignores them. ``group_size = n``: the loss is a sum over groups of n consecutive datums (n = 2
+for the pairs of DPO). It is then called for some whole groups at a time, in their order, and values
+and metrics are added up, so neither may be a mean over the datums of a call. Each forward pass runs
+once, in the memory of one micro-batch; the batch length must be a multiple of n.
+``trained_only = True``: the loss reads log-probabilities only where the ``weights`` of a datum are
+not zero. The others are not computed: the function and ``loss_fn_outputs`` get 0 there.
 """
 
 

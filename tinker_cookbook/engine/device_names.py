@@ -23,28 +23,28 @@ def check_device_name(device: str) -> str:
 
     ``mps:0`` is ``mps`` and ``cpu:0`` is ``cpu``; other numbers of these are refused.
     """
-    asked = device.strip().lower()
-    kind, _, index = asked.partition(":")
-    if asked != "auto" and (kind not in DEVICE_TYPES or (index and not index.isdigit())):
+    requested = device.strip().lower()
+    kind, _, index = requested.partition(":")
+    if requested != "auto" and (kind not in DEVICE_TYPES or (index and not index.isdigit())):
         raise ConfigurationError(
-            f"device: got {asked!r}, expected auto, cuda, cuda:N, mps or cpu"
+            f"device: got {requested!r}, expected auto, cuda, cuda:N, mps or cpu"
             + nearest(kind, DEVICE_TYPES)
         )
     if kind in ("mps", "cpu") and index:
         if int(index):
             raise ConfigurationError(
-                f"device: got {asked!r}, but there is one {kind} device; set device={kind}"
+                f"device: got {requested!r}, but there is one {kind} device; set device={kind}"
             )
         return kind
-    return asked
+    return requested
 
 
 def check_dtype_name(dtype: str) -> str:
     """Returns ``auto`` or torch's name of the dtype."""
-    asked = dtype.strip().lower()
-    if asked != "auto" and asked not in DTYPE_NAMES:
+    requested = dtype.strip().lower()
+    if requested != "auto" and requested not in DTYPE_NAMES:
         raise ConfigurationError(
-            f"dtype: got {asked!r}, expected auto, float32, bfloat16 or float16"
-            + nearest(asked, DTYPE_NAMES)
+            f"dtype: got {requested!r}, expected auto, float32, bfloat16 or float16"
+            + nearest(requested, DTYPE_NAMES)
         )
-    return DTYPE_NAMES.get(asked, asked)
+    return DTYPE_NAMES.get(requested, requested)

@@ -38,9 +38,26 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
     Raises:
         ConfigurationError: unknown value, or a device or dtype that this machine does not have.
     """
-    chosen, device_reason = _choose_device(check_device_name(device))
-    chosen_dtype, dtype_reason = _choose_dtype(check_dtype_name(dtype), chosen)
-    return DeviceChoice(chosen, chosen_dtype, device_reason, dtype_reason)
+    requested = check_device_name(device)
+    kind, _, index = requested.partition(":")
+    reason = "asked for"
+    has_mps = torch.backends.mps.is_available()
+    if requested == "auto":
+        if torch.cuda.is_available():
+            kind, reason = "cuda", f"a GPU was found: {torch.cuda.get_device_name()}"
+        elif has_mps:
+            kind, reason = "mps", "Apple's GPU was found"
+        else:
+            kind, reason = "cpu", "no GPU was found"
+        requested = kind
+    elif kind == "cuda":
+        _require_cuda(requested, int(index or 0))
+    elif kind == "mps" and not has_mps:
+        raise ConfigurationError(
+            "device: got 'mps', but torch finds no Apple GPU here; set device=cpu or device=auto"
+        )
+    chosen, dtype_reason = _choose_dtype(check_dtype_name(dtype), kind)
+    return DeviceChoice(torch.device(requested), chosen, reason, dtype_reason)
 
 
 def cpu_threads() -> int:
@@ -49,13 +66,15 @@ def cpu_threads() -> int:
     torch counts the machine's cores; a container's CPU quota is invisible to it, and threads
     beyond the quota are put to sleep in the middle of an operation. A user's OMP_NUM_THREADS wins.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if requested.isdigit() and int(requested) > 0:
+        return int(requested)
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    quota = _cgroup_cpu_quota()
-    return max(1, min(cores, quota) if quota else cores)
+    quota, _, period = _cgroup_text("cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    return max(1, cores)
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -70,9 +89,22 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "mps":
         limit = torch.mps.recommended_max_memory()
         return max(0, limit - torch.mps.current_allocated_memory())
-    available = _system_available_bytes()
-    in_container = _cgroup_free_bytes()
-    return available if in_container is None else min(available, in_container)
+    available = _proc_value_kib("/proc/meminfo", "MemAvailable")
+    if available is not None:
+        free = available * 1024
+    else:
+        # Other systems need a further package for it; half of the memory is a low estimate.
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    # The memory limit of a container; its page cache counts as free.
+    limit, used = (_cgroup_text(name) for name in ("memory.max", "memory.current"))
+    if not (limit.isdigit() and used.isdigit()):
+        return free
+    statistics = _cgroup_text("memory.stat").split()
+    try:
+        cached = int(statistics[statistics.index("inactive_file") + 1])
+    except (ValueError, IndexError):
+        cached = 0
+    return min(free, max(0, int(limit) - int(used) + cached))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -88,61 +120,43 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _choose_device(asked: str) -> tuple[torch.device, str]:
-    if asked == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda"), f"a GPU was found: {torch.cuda.get_device_name()}"
-        if _has_mps():
-            return torch.device("mps"), "Apple's GPU was found"
-        return torch.device("cpu"), "no GPU was found"
-    kind, _, index = asked.partition(":")
-    if kind == "cuda":
-        _require_cuda(asked, int(index or 0))
-    if kind == "mps" and not _has_mps():
-        raise ConfigurationError(
-            "device: got 'mps', but torch finds no Apple GPU here; set device=cpu or device=auto"
-        )
-    return torch.device(asked), "asked for"
-
-
-def _require_cuda(asked: str, index: int) -> None:
+def _require_cuda(requested: str, index: int) -> None:
     if not torch.cuda.is_available():
         build = "built without CUDA" if torch.version.cuda is None else "finding no usable GPU"
         raise ConfigurationError(
-            f"device: got {asked!r}, but torch {torch.__version__} is {build}; set device=cpu or "
-            "device=auto, or install a CUDA build of torch and check that nvidia-smi lists the GPU"
+            f"device: got {requested!r}, but torch {torch.__version__} is {build}; set device=cpu "
+            "or device=auto, or install a CUDA build of torch and check that nvidia-smi lists the "
+            "GPU"
         )
     count = torch.cuda.device_count()
     if index >= count:
         raise ConfigurationError(
-            f"device: got {asked!r}, but this machine shows {count} GPU(s), "
+            f"device: got {requested!r}, but this machine shows {count} GPU(s), "
             f"cuda:0 to cuda:{count - 1}; choose one of them or check CUDA_VISIBLE_DEVICES"
         )
 
 
-def _choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
-    if asked == "auto":
-        return _auto_dtype(device)
-    dtype = getattr(torch, asked)
-    if dtype == torch.float16 and device.type != "cuda":
-        raise ConfigurationError(
-            f"dtype: got {asked!r} on device {device.type}, but float16 is offered on cuda only; "
-            "set dtype=float32 or dtype=bfloat16"
-        )
-    if dtype == torch.bfloat16 and device.type == "cpu" and not cpu_bfloat16():
-        return dtype, "asked for, although this processor only emulates it (float32 is faster)"
-    return dtype, "asked for"
-
-
-def _auto_dtype(device: torch.device) -> tuple[torch.dtype, str]:
-    if device.type == "cuda":
+def _choose_dtype(requested: str, kind: str) -> tuple[torch.dtype, str]:
+    """Returns the dtype for a kind of device, and the reason."""
+    native = cpu_bfloat16() if kind == "cpu" else None
+    if requested != "auto":
+        dtype = getattr(torch, requested)
+        if dtype == torch.float16 and kind != "cuda":
+            raise ConfigurationError(
+                f"dtype: got {requested!r} on device {kind}, but float16 is offered on cuda only; "
+                "set dtype=float32 or dtype=bfloat16"
+            )
+        if dtype == torch.bfloat16 and kind == "cpu" and native is None:
+            return dtype, "asked for, although this processor only emulates it (float32 is faster)"
+        return dtype, "asked for"
+    if kind == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16, "this GPU computes bfloat16"
         return torch.float32, "this GPU does not compute bfloat16"
-    if device.type == "mps":
+    if kind == "mps":
         return torch.float32, "bfloat16 is not offered by every Apple GPU; dtype=bfloat16 tries it"
-    if feature := cpu_bfloat16():
-        return torch.bfloat16, f"this processor computes bfloat16 ({feature})"
+    if native is not None:
+        return torch.bfloat16, f"this processor computes bfloat16 ({native})"
     return torch.float32, "this processor does not compute bfloat16, and emulating it is slower"
 
 
@@ -164,18 +178,6 @@ def _cpu_flags() -> set[str]:
     return set(next(listed, "").partition(":")[2].split())
 
 
-def _has_mps() -> bool:
-    return torch.backends.mps.is_available()
-
-
-def _system_available_bytes() -> int:
-    available = _proc_value_kib("/proc/meminfo", "MemAvailable")
-    if available is not None:
-        return available * 1024
-    # Elsewhere the kernel's figure needs a further package; half of the memory errs low.
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 def _proc_value_kib(file: str, key: str) -> int | None:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -184,30 +186,9 @@ def _proc_value_kib(file: str, key: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
 
 
-def _cgroup_free_bytes() -> int | None:
-    """Returns the free part of a container's memory limit; page cache counts as free."""
-    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
-    if limit is None or used is None:
-        return None
+def _cgroup_text(file: str) -> str:
+    """Returns the content of a file of the container's control group; empty if it has none."""
     try:
-        statistics = (_CGROUP / "memory.stat").read_text(encoding="utf-8").split()
-        cached = int(statistics[statistics.index("inactive_file") + 1])
-    except (OSError, ValueError, IndexError):
-        cached = 0
-    return max(0, limit - used + cached)
-
-
-def _cgroup_number(file: str) -> int | None:
-    try:
-        text = (_CGROUP / file).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _cgroup_cpu_quota() -> int | None:
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return None
-    return max(1, round(int(quota) / int(period))) if quota.isdigit() else None
+        return (_CGROUP / file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -130,24 +130,20 @@ class Engine:
         resolved = self.resolve(name)
         folder = Path(resolved.folder)
         if folder not in self._models:
+            device, dtype = self.choice.device, self.choice.dtype
             if self._models:
-                self._check_room(name, folder)
-            disable_progress_bar()  # it would cut into the run's own
-            self._models[folder] = BaseModel(name, folder, self.choice.device, self.choice.dtype)
+                check_room(
+                    name,
+                    weights_bytes(folder, dtype),
+                    {base.name: weights_bytes(at, dtype) for at, base in self._models.items()},
+                    free=free_memory_bytes(device),
+                    spare=_ACTIVATION_BYTES_CPU,
+                    where=str(device),
+                    dtype=dtype,
+                )
+            disable_progress_bar()  # it would disturb the display of the run
+            self._models[folder] = BaseModel(name, folder, device, dtype)
         return self._models[folder]
-
-    def _check_room(self, name: str, folder: Path) -> None:
-        device, dtype = self.choice.device, self.choice.dtype
-        loaded = {base.name: weights_bytes(at, dtype) for at, base in self._models.items()}
-        check_room(
-            name,
-            weights_bytes(folder, dtype),
-            loaded,
-            free=free_memory_bytes(device),
-            spare=_ACTIVATION_BYTES_CPU,
-            where=str(device),
-            dtype=dtype,
-        )
 
     def require_trainable(self) -> None:
         """Raises ``ConfigurationError`` for dtypes in which gradients underflow or overflow."""
@@ -186,7 +182,22 @@ class Engine:
         because this thread must not end: no request would ever complete again.
         """
         try:
-            return self._step_batches()
+            while self._arrived:
+                request = self._arrived.popleft()
+                base = request.sampler.base
+                try:
+                    if base not in self._schedulers:
+                        shapes = base.kv_shapes
+                        self._schedulers[base] = (
+                            FallbackSampler() if shapes is None else Scheduler(base, shapes)
+                        )
+                    self._schedulers[base].add(request)
+                except Exception as error:  # of a model that cannot be prepared; others go on
+                    request.fail(error)
+            busy = [scheduler for scheduler in self._schedulers.values() if scheduler.busy]
+            for scheduler in busy:
+                scheduler.step()
+            return bool(busy)
         except Exception as error:
             while self._arrived:
                 self._arrived.popleft().fail(error)
@@ -194,27 +205,6 @@ class Engine:
                 self._schedulers.popitem()[1].give_up(error)
             logger.exception("Sampling broke; the requests that waited have failed.")
             return False
-
-    def _step_batches(self) -> bool:
-        while self._arrived:
-            request = self._arrived.popleft()
-            try:
-                self._enqueue(request)
-            except Exception as error:  # of a model that cannot be prepared; others go on
-                request.fail(error)
-        busy = [scheduler for scheduler in self._schedulers.values() if scheduler.busy]
-        for scheduler in busy:
-            scheduler.step()
-        return bool(busy)
-
-    def _enqueue(self, request: SampleRequest) -> None:
-        base = request.sampler.base
-        if base not in self._schedulers:
-            shapes = base.kv_shapes
-            self._schedulers[base] = (
-                FallbackSampler() if shapes is None else Scheduler(base, shapes)
-            )
-        self._schedulers[base].add(request)
 
     def _drop_samples(self) -> None:
         """Cancels all sampling requests when the engine closes."""

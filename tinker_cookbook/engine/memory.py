@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -50,13 +51,6 @@ def release_cached_memory(device: torch.device) -> None:
     elif device.type == "mps":
         torch.mps.empty_cache()
     else:
-        _trim_heap()
-
-
-def _trim_heap() -> None:
-    """Returns free pages to the operating system; the package makes glibc keep all of them."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library
-        return
-    trim(0)
+        # The package makes glibc keep all free pages; this returns them to the operating system.
+        with suppress(AttributeError, OSError, TypeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

@@ -2,9 +2,8 @@
 
 Operations (training passes, steps, loading, saving) of one lane run in the order of submission.
 Lanes alternate after each operation, so a run with a long queue does not delay others. Sampling is
-not an
-operation: between operations, and at the pauses of long ones, the running batches get as much time
-as the operations took, and all of it while no operation is queued.
+not an operation: between operations, and at the pauses of long ones, the running batches get as
+much time as the operations took, and all of it while no operation is queued.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Worker:
             self._thread.join()
 
     def join(self, seconds: float) -> None:
-        """Waits until the thread has ended, at most ``timeout`` seconds."""
+        """Waits until the thread has ended, at most ``seconds`` seconds."""
         self._thread.join(seconds)
 
     def _require_open(self) -> None:
@@ -100,7 +99,14 @@ class Worker:
                 if self._closed:
                     break
                 self._woken = False
-                operation = self._next() if self._lanes else None
+                operation = None
+                if self._lanes:
+                    # The first operation of the next lane, which then waits for all others.
+                    lane = next(iter(self._lanes))
+                    waiting = self._lanes.pop(lane)
+                    operation = waiting.popleft()
+                    if waiting:
+                        self._lanes[lane] = waiting
             if operation is None:
                 idle = not self._sample()
             else:
@@ -116,15 +122,6 @@ class Worker:
             lanes = list(self._lanes)
         for last in [self.submit(lambda: None, lane) for lane in (None, *lanes)]:
             last.result()
-
-    def _next(self) -> _Operation:
-        """Returns the first operation of the next lane."""
-        lane = next(iter(self._lanes))
-        waiting = self._lanes.pop(lane)
-        operation = waiting.popleft()
-        if waiting:
-            self._lanes[lane] = waiting  # behind the others
-        return operation
 
     def _operate(self, operation: _Operation) -> None:
         future = operation.future

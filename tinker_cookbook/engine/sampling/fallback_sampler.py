@@ -47,7 +47,16 @@ class FallbackSampler:
     def step(self) -> None:
         """Samples one token for each sequence of the running requests. An error fails its request
         alone."""
-        self._begin()
+        # One request of each owner runs at a time.
+        self._waiting.drop_done()
+        shares = Shares(row for one in self._running for row in one.request.rows[:1])
+        for waiting in self._waiting.in_turn(shares):
+            if len(self._running) >= _MOST_REQUESTS:
+                break
+            if not shares.owners[owner_of(waiting.request)]:
+                self._waiting.take(waiting, len(waiting.rows))
+                shares.add(waiting.request)
+                self._running.append(_Running(waiting.request, _sampling(waiting.request)))
         for running in list(self._running):
             try:
                 next(running.steps)
@@ -66,18 +75,6 @@ class FallbackSampler:
         """Cancels every request."""
         for request in self._requests():
             request.future.cancel()
-
-    def _begin(self) -> None:
-        """Starts one request for each owner."""
-        self._waiting.drop_done()
-        shares = Shares(row for one in self._running for row in one.request.rows[:1])
-        for waiting in self._waiting.in_turn(shares):
-            if len(self._running) >= _MOST_REQUESTS:
-                return
-            if not shares.owners[owner_of(waiting.request)]:
-                self._waiting.take(waiting, len(waiting.rows))
-                shares.add(waiting.request)
-                self._running.append(_Running(waiting.request, _sampling(waiting.request)))
 
     def _requests(self) -> list[SampleRequest]:
         waiting = [waiting.request for waiting in self._waiting]

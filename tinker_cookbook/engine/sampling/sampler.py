@@ -8,6 +8,7 @@ head that training uses, so they equal the trainer's for the same tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -70,27 +71,16 @@ def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
         return Segments.of_one(owners[0].terms())
     terms = [owner.terms() for owner in numbers]
     whose = np.fromiter((numbers[owner] for owner in owners), np.int64, len(owners))
-    ends = _ends(whose)
-    if len(ends) <= 2 * len(terms):
-        return Segments(_stretches(terms, whose, ends))
+
+    def parts() -> list[tuple[Terms, int, int]]:
+        bounds = [0, *(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
+        return [(terms[whose[start]], start, end) for start, end in pairwise(bounds)]
+
+    if len(found := parts()) <= 2 * len(terms):
+        return Segments(found)
     order = np.argsort(whose, kind="stable")
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     whose = whose[order]
-    return Segments(
-        _stretches(terms, whose, _ends(whose)),
-        torch.from_numpy(order).to(device),
-        torch.from_numpy(back).to(device),
-    )
-
-
-def _ends(whose: np.ndarray) -> list[int]:
-    """Returns the indices at which the owner changes, and the end."""
-    return [*(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
-
-
-def _stretches(
-    terms: Sequence[Terms], whose: np.ndarray, ends: Sequence[int]
-) -> list[tuple[Terms, int, int]]:
-    starts = [0, *ends[:-1]]
-    return [(terms[whose[at]], at, end) for at, end in zip(starts, ends, strict=True)]
+    order, back = (torch.from_numpy(index).to(device) for index in (order, back))
+    return Segments(parts(), order, back)

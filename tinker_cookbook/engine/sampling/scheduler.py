@@ -89,7 +89,7 @@ class Scheduler:
                 self._admit()
                 # Every running sequence needs space for one more token before the forward pass.
                 self._grow_full_tables()
-                self._begin_ready_prefills()
+                self._begin_ready_prefills(self._prefills)
                 self._advance(dict(self._rows), list(self._prefills))
         except _Restart:
             self._restart_all()
@@ -107,12 +107,13 @@ class Scheduler:
 
     def give_up(self, error: Exception) -> None:
         """Fails every request; a new scheduler has to take over."""
-        for row in self._all_rows():
-            row.request.fail(error)
+        _fail(self._running_rows(), error)
+        _fail((row for waiting in self._waiting for row in waiting.rows), error)
 
     def cancel_all(self) -> None:
         """Cancels every request."""
-        for row in self._all_rows():
+        waiting = (row for waiting in self._waiting for row in waiting.rows)
+        for row in (*self._running_rows(), *waiting):
             row.request.future.cancel()
 
     def _advance(
@@ -174,7 +175,7 @@ class Scheduler:
     ) -> None:
         """Gives each sample of a complete prefill a block table of its own."""
         # Prefills that wait for it begin now, because the table may be freed below.
-        self._begin_ready_prefills()
+        self._begin_ready_prefills(self._prefills)
         # The cache of a failed prompt may hold NaN and must not enter the prefix cache.
         broken = all(row.failed for row in prefill.rows)
         running = [row for row in prefill.rows if row not in finished]
@@ -281,24 +282,23 @@ class Scheduler:
 
         With ``only_if_kept`` it returns ``None`` if the prefix cache has no room for its work.
         """
-
-        def holds(row: SampledSequence) -> bool:
-            return (owner_of(row.request), row.request.sampler) == place
-
         # A sequence in prefill loses the least work, so it is preempted before a decoding one.
         for prefill in reversed(self._prefills):
             for row in reversed(prefill.rows):
-                if holds(row):
+                if _holds(place, row):
                     prefill.rows.remove(row)
                     self._drop_empty_prefills()
                     self._waiting.add(WaitingRequest.of(row), first=True)
                     return row
-        table = next(table for table, row in reversed(self._rows.items()) if holds(row))
+        table = self._newest(place)
         row, fits = self._rows[table], self._prefixes.spare >= table.capacity
         if only_if_kept and not fits:
             return None
         self._preempt(table, keep=fits)
         return row
+
+    def _newest(self, place: Place) -> BlockTable:
+        return next(table for table, row in reversed(self._rows.items()) if _holds(place, row))
 
     def _preempt(self, table: BlockTable, *, keep: bool) -> None:
         """Returns a decoding sequence to the queue; it resumes later after its sampled tokens."""
@@ -327,25 +327,22 @@ class Scheduler:
         prefill.source, prefill.shared = self._prefixes.find(
             prefill.sampler, prefill.tokens, before, self._worth_waiting
         )
-        self._begin_if_ready(prefill)
+        self._begin_ready_prefills([prefill])
 
-    def _begin_ready_prefills(self) -> None:
+    def _begin_ready_prefills(self, prefills: Iterable[Prefill]) -> None:
         """Begins the prefills whose common prefix is computed by now."""
-        for prefill in self._prefills:
-            self._begin_if_ready(prefill)
-
-    def _begin_if_ready(self, prefill: Prefill) -> None:
-        if not prefill.ready:
-            return
-        source = prefill.source
-        if source is None or source.table is None:
-            prefill.table = self._cache.new(len(prefill.tokens))
-        else:
-            (prefill.table,) = self._cache.fork(source.table, prefill.shared)
-            self._cache.grow(prefill.table, len(prefill.tokens))
-        prefill.source = None
-        _count_cached(prefill.rows[:1], prefill.shared)
-        _count_cached(prefill.rows[1:], len(prefill.tokens))
+        for prefill in prefills:
+            if not prefill.ready:
+                continue
+            source = prefill.source
+            if source is None or source.table is None:
+                prefill.table = self._cache.new(len(prefill.tokens))
+            else:
+                (prefill.table,) = self._cache.fork(source.table, prefill.shared)
+                self._cache.grow(prefill.table, len(prefill.tokens))
+            prefill.source = None
+            _count_cached(prefill.rows[:1], prefill.shared)
+            _count_cached(prefill.rows[1:], len(prefill.tokens))
 
     def _grow_full_tables(self) -> None:
         """Appends a block to the tables that are full.
@@ -356,12 +353,7 @@ class Scheduler:
             if table not in self._rows or table.length < table.capacity:
                 continue
             while self._free_room() < BLOCK and len(self._rows) > 1:
-                largest = Shares(self._rows.values()).largest()
-                newest = next(
-                    table
-                    for table, row in reversed(self._rows.items())
-                    if (owner_of(row.request), row.request.sampler) == largest
-                )
+                newest = self._newest(Shares(self._rows.values()).largest())
                 self._preempt(newest, keep=False)
                 if newest is table:
                     break
@@ -411,9 +403,6 @@ class Scheduler:
     def _running_rows(self) -> list[SampledSequence]:
         return [*self._rows.values(), *(row for p in self._prefills for row in p.rows)]
 
-    def _all_rows(self) -> list[SampledSequence]:
-        return [*self._running_rows(), *(row for w in self._waiting for row in w.rows)]
-
     def _clear(self) -> None:
         """Clears the KV cache and all running sequences."""
         base = self._base
@@ -426,6 +415,10 @@ class Scheduler:
         self._rows: dict[BlockTable, SampledSequence] = {}
         self._budget = self._free_tokens()
         release_cached_memory(base.device)
+
+
+def _holds(place: Place, row: SampledSequence) -> bool:
+    return (owner_of(row.request), row.request.sampler) == place
 
 
 def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:
