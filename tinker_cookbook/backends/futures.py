@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import tinker
 
+from tinker_cookbook.engine.sampling.requests import settle
+
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
@@ -97,8 +99,7 @@ def chain(
         try:
             inner = then()
         except BaseException as error:
-            if out.set_running_or_notify_cancel():
-                out.set_exception(error)
+            settle(out, error=error)
             return
         out.add_done_callback(lambda _: inner.cancel())  # no effect once it is done
         inner.add_done_callback(end)
@@ -109,11 +110,9 @@ def chain(
         except CancelledError:
             out.cancel()
         except BaseException as error:
-            if out.set_running_or_notify_cancel():
-                out.set_exception(error)
+            settle(out, error=error)
         else:
-            if out.set_running_or_notify_cancel():
-                out.set_result(result)
+            settle(out, result)
 
     first.add_done_callback(begin)
     return out
@@ -183,14 +182,10 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:
-            if not ready.set_running_or_notify_cancel():
-                return
             if creation.cancelled():
-                ready.set_exception(CancelledError())
-            elif (error := creation.exception()) is not None:
-                ready.set_exception(error)
+                settle(ready, error=CancelledError())
             else:
-                ready.set_result(cast("C", self))
+                settle(ready, self, creation.exception())
 
         self._creation.add_done_callback(pass_on)
         return ready

@@ -16,17 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 _EXIT_SECONDS = 5.0
 """Seconds that the end of the process waits for a sampling step or an interrupted operation."""
 
 
-@dataclass(frozen=True)
-class _Operation:
-    work: Callable[[], Any]
-    future: Future[Any]
+_Operation = tuple[Callable[[], Any], Future[Any]]
 
 
 class Worker:
@@ -52,7 +48,7 @@ class Worker:
         future: Future[Any] = Future()
         with self._wake:
             self._require_open()
-            self._lanes.setdefault(lane, deque()).append(_Operation(work, future))
+            self._lanes.setdefault(lane, deque()).append((work, future))
             self._wake.notify()
         return future
 
@@ -76,8 +72,8 @@ class Worker:
             self._closed = True
             dropped, self._lanes = self._lanes, {}
             self._wake.notify()
-        for operation in itertools.chain(*dropped.values()):
-            operation.future.cancel()
+        for _, future in itertools.chain(*dropped.values()):
+            future.cancel()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -124,18 +120,18 @@ class Worker:
             last.result()
 
     def _operate(self, operation: _Operation) -> None:
-        future = operation.future
+        work, future = operation
         if not future.set_running_or_notify_cancel():
             return
         self._pause_began = time.monotonic()
         try:
-            result = operation.work()
+            result = work()
         except BaseException as error:
             future.set_exception(error)
-            del error, future, operation  # a traceback would keep tensors alive
+            del error, work, future, operation  # a traceback would keep tensors alive
         else:
             future.set_result(result)
-            del result, future, operation
+            del result, work, future, operation
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = None
 

@@ -61,26 +61,22 @@ class _Gathered:
         self._buffers: dict[object, torch.Tensor] = {}
         self._biases: dict[object, torch.Tensor] = {}
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Returns the keys [R * kv heads, n * BLOCK, D] of a layer."""
-        return self._gather("keys", self._cache.keys[layer])
-
-    def values(self, layer: int) -> torch.Tensor:
-        """Returns the values [R * kv heads, n * BLOCK, D] of a layer."""
-        return self._gather("values", self._cache.values[layer])
-
-    def _gather(self, kind: str, pool: torch.Tensor) -> torch.Tensor:
-        heads, width = pool.shape[1], pool.shape[3]
-        if heads not in self._rows:
-            head = torch.arange(heads, device=pool.device)
-            self._rows[heads] = (self._table[:, None] * heads + head[:, None]).flatten()
-        rows = self._rows[heads]
-        # All layers use the same memory: on a CPU, new memory costs more than the copy.
-        if (out := self._buffers.get((kind, heads, width))) is None:
-            out = self._buffers[kind, heads, width] = pool.new_empty(len(rows), BLOCK * width)
-        # One copy of BLOCK * width adjacent numbers for each block and head.
-        torch.index_select(pool.view(-1, BLOCK * width), 0, rows, out=out)
-        return out.view(self.count * heads, -1, width)
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and the values [R * kv heads, n * BLOCK, D] of a layer."""
+        out = []
+        for kind, pool in enumerate((self._cache.keys[layer], self._cache.values[layer])):
+            heads, width = pool.shape[1], pool.shape[3]
+            if heads not in self._rows:
+                head = torch.arange(heads, device=pool.device)
+                self._rows[heads] = (self._table[:, None] * heads + head[:, None]).flatten()
+            rows, key = self._rows[heads], (kind, heads, width)
+            # All layers use the same memory: on a CPU, new memory costs more than the copy.
+            if key not in self._buffers:
+                self._buffers[key] = pool.new_empty(len(rows), BLOCK * width)
+            # One copy of BLOCK * width adjacent numbers for each block and head.
+            torch.index_select(pool.view(-1, BLOCK * width), 0, rows, out=self._buffers[key])
+            out.append(self._buffers[key].view(self.count * heads, -1, width))
+        return out[0], out[1]
 
 
 class _DecodeGroup(_Gathered):
@@ -98,7 +94,8 @@ class _DecodeGroup(_Gathered):
 
     def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
         """Writes the attention of each sequence's token to ``out`` [T, heads, D]."""
-        query, keys = call.query, self.keys(call.layer)
+        query = call.query
+        keys, values = self.read(call.layer)
         kv_heads = len(keys) // self.count
         if (bias := self._biases.get((call.window, kv_heads))) is None:
             bias = causal_bias(self._at, self._key_at, call.window)
@@ -106,7 +103,7 @@ class _DecodeGroup(_Gathered):
             self._biases[call.window, kv_heads] = bias
         mine = query[self._first].reshape(len(keys), -1, query.shape[-1])
         weights = _weights(call, mine, keys, bias, self.count)
-        found = torch.bmm(weights, self.values(call.layer))
+        found = torch.bmm(weights, values)
         out[self._first] = found.view(self.count, *out.shape[1:])
 
 
@@ -125,7 +122,7 @@ class _PrefillChunk(_Gathered):
     def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
         """Writes the causal attention of the chunk's tokens to ``out`` [T, heads, D]."""
         run, query = self._run, call.query
-        keys, values = self.keys(call.layer), self.values(call.layer)
+        keys, values = self.read(call.layer)
         here = slice(run.first, run.first + run.count)
         before = run.position % BLOCK
         after = -(run.position + run.count) % BLOCK

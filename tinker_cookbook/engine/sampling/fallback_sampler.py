@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +20,13 @@ _MOST_REQUESTS = 8
 """Maximum number of running requests; each has its own cache."""
 
 
-@dataclass(eq=False)
-class _Running:
-    request: SampleRequest
-    steps: Iterator[None]
-
-
 class FallbackSampler:
     """Scheduler for models with recurrent state; same methods as ``Scheduler``, on the engine's
     worker."""
 
     def __init__(self) -> None:
         self._waiting = FairQueue()
-        self._running: list[_Running] = []
+        self._running: dict[SampleRequest, Iterator[None]] = {}
 
     @property
     def busy(self) -> bool:
@@ -49,36 +42,32 @@ class FallbackSampler:
         alone."""
         # One request of each owner runs at a time.
         self._waiting.drop_done()
-        shares = Shares(row for one in self._running for row in one.request.rows[:1])
+        shares = Shares(row for request in self._running for row in request.rows[:1])
         for waiting in self._waiting.in_turn(shares):
             if len(self._running) >= _MOST_REQUESTS:
                 break
             if not shares.owners[owner_of(waiting.request)]:
                 self._waiting.take(waiting, len(waiting.rows))
                 shares.add(waiting.request)
-                self._running.append(_Running(waiting.request, _sampling(waiting.request)))
-        for running in list(self._running):
+                self._running[waiting.request] = _sampling(waiting.request)
+        for request, steps in list(self._running.items()):
             try:
-                next(running.steps)
+                next(steps)
             except StopIteration:
-                self._running.remove(running)
+                del self._running[request]
             except Exception as error:
-                running.request.fail(error)
-                self._running.remove(running)
+                request.fail(error)
+                del self._running[request]
 
     def give_up(self, error: Exception) -> None:
         """Fails every request."""
-        for request in self._requests():
+        for request in (*self._running, *(waiting.request for waiting in self._waiting)):
             request.fail(error)
 
     def cancel_all(self) -> None:
         """Cancels every request."""
-        for request in self._requests():
+        for request in (*self._running, *(waiting.request for waiting in self._waiting)):
             request.future.cancel()
-
-    def _requests(self) -> list[SampleRequest]:
-        waiting = [waiting.request for waiting in self._waiting]
-        return [one.request for one in self._running] + waiting
 
 
 def _sampling(request: SampleRequest) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -54,6 +54,16 @@ class SamplingSettings:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
 
 
+def settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    """Sets the result, or the error, of a future that is neither done nor cancelled."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
 @dataclass
 class Sample:
     """Result of one sample: token ids, log-probabilities, and stop reason."""
@@ -95,14 +105,12 @@ class SampleRequest:
         # Request and rows reference each other. Without this, the sampler and its cached prefixes
         # would stay in memory until the garbage collector runs.
         samples, self.rows = [row.sample for row in self.rows], []
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_result(samples)
+        settle(self.future, samples)
 
     def fail(self, error: Exception) -> None:
         """Sets ``error`` on the future."""
         self.rows = []
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
+        settle(self.future, error=error)
 
 
 class SampledSequence:
@@ -202,22 +210,12 @@ class ScoreRequest:
         """Returns the tokens that the model has to compute."""
         return self.tokens[:-1] if self.draw is None else self.tokens
 
-    def finish(self, scores: PromptScores) -> None:
-        """Sets the result, unless the request was cancelled."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_result(scores)
-
-    def fail(self, error: BaseException) -> None:
-        """Sets ``error`` on the future."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
     def follow(self, operation: Future[None]) -> None:
         """Copies an error or cancellation of the worker's operation to the future."""
         if operation.cancelled():
             self.future.cancel()
         elif (error := operation.exception()) is not None:
-            self.fail(error)
+            settle(self.future, error=error)
 
 
 def sample_request(

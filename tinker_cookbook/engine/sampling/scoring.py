@@ -18,7 +18,7 @@ from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_together
-from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest
+from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest, settle
 from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.micro_batch import hidden_states, plan_for
@@ -93,7 +93,8 @@ class Scorer:
         """Scores a batch; on an error tries each half, until the request at fault fails alone."""
         if not requests:
             return
-        base = requests[0].sampler.base
+        sampler = requests[0].sampler
+        base = sampler.base
         try:
             for request, scores in zip(requests, self._answers(requests), strict=True):
                 logprobs = scores.logprobs
@@ -104,25 +105,26 @@ class Scorer:
                 )
                 # NaN comes from the weights of a diverged run.
                 if any(part is not None and np.isnan(part).any() for part in checked):
-                    request.fail(request.sampler.diverged(len(request.tokens)))
+                    settle(request.future, error=sampler.diverged(len(request.tokens)))
                 else:
-                    request.finish(scores)
+                    settle(request.future, scores)
             return
         except Exception as error:
             short = out_of_memory(error)
             reason = str(error)
             if len(requests) == 1 and not short:
-                requests[0].fail(error)
+                settle(requests[0].future, error=error)
                 return
         # Outside of the handler: its traceback would keep the activations alive.
         release_cached_memory(base.device)
         if len(requests) == 1:
             self._most_tokens = None  # only this request was too long
-            requests[0].fail(
-                OutOfMemoryError(
+            settle(
+                requests[0].future,
+                error=OutOfMemoryError(
                     f"a prompt of {len(requests[0].tokens)} tokens does not fit into the memory of "
                     f"{base.device}: {reason}; shorten it"
-                )
+                ),
             )
             return
         logger.warning("Scoring %d prompts at once failed (%s); halving.", len(requests), reason)
