@@ -42,24 +42,19 @@ def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
     return out
 
 
-def for_custom_loss(
-    data: Sequence[tinker.Datum], *, trained_only: bool = False
-) -> list[tinker.Datum]:
-    """Returns the datums reduced to what the engine reads for a custom loss: tokens, targets
-    and, for one that is ``trained_only``, the weights that say which are trained."""
+def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> list[Example]:
+    """Engine examples for a custom loss: tokens, targets and, with ``trained_only``, weights."""
     out = []
     for index, datum in enumerate(data):
-        given = datum.loss_fn_inputs
-        needed = ("target_tokens", "weights") if trained_only else ("target_tokens",)
-        for name in needed:
-            if name not in given:
+        tokens, inputs = tokens_of(datum.model_input, f"datum {index}: model_input"), {}
+        for name in ("target_tokens", "weights") if trained_only else ("target_tokens",):
+            if name not in datum.loss_fn_inputs:
                 reason = "; a loss_fn with trained_only needs it" if name == "weights" else ""
                 raise DataValidationError(f"datum {index}: loss_fn_inputs lacks {name!r}{reason}")
-        inputs = {name: given[name] for name in needed}
+            inputs[name] = datum.loss_fn_inputs[name].to_numpy()
         if not trained_only:
-            weights = np.zeros(given["target_tokens"].to_numpy().shape, dtype=np.float32)
-            inputs["weights"] = types.TensorData.from_numpy(weights)
-        out.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+            inputs["weights"] = np.zeros(inputs["target_tokens"].shape, dtype=np.float32)
+        out.append(Example(tokens, inputs))
     return out
 
 
@@ -119,29 +114,29 @@ def sample_response_of(
     target_logprobs: types.TensorData | None,
     sequence_ids: Sequence[str],
 ) -> types.SampleResponse:
-    """Returns the SDK's response; ``sequence_ids`` names the sequences, no two of any clients
-    alike."""
+    """Returns the SDK's response; ``sequence_ids`` are unique among all clients."""
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)
+    sequences = []
+    for sample, sequence_id in zip(samples, sequence_ids, strict=True):
+        best = None
+        if sample.topk:
+            ids, values = (np.stack(part) for part in zip(*sample.topk, strict=True))
+            best = TopkLogprobs(ids.astype(np.int32), values)
+        sequences.append(
+            types.SampledSequence(
+                stop_reason="stop" if sample.stop_reason == "stop" else "length",
+                sequence_id=sequence_id,
+                tokens_np=np.asarray(sample.tokens, dtype=np.int32),
+                logprobs_np=np.asarray(sample.logprobs, dtype=np.float32),
+                topk_logprobs_np=best,
+            )
+        )
     return types.SampleResponse(
-        sequences=[_sequence_of(s, i) for s, i in zip(samples, sequence_ids, strict=True)],
+        sequences=sequences,
         prompt_logprobs_np=scores.logprobs,
         topk_prompt_logprobs_np=topk,
         target_prompt_logprobs=target_logprobs,
         prompt_cache_hit_tokens=samples[0].cached_prompt_tokens,
-    )
-
-
-def _sequence_of(sample: Sample, sequence_id: str) -> types.SampledSequence:
-    topk = None
-    if sample.topk:
-        ids = np.stack([ids for ids, _ in sample.topk]).astype(np.int32)
-        topk = TopkLogprobs(ids, np.stack([values for _, values in sample.topk]))
-    return types.SampledSequence(
-        stop_reason="stop" if sample.stop_reason == "stop" else "length",
-        sequence_id=sequence_id,
-        tokens_np=np.asarray(sample.tokens, dtype=np.int32),
-        logprobs_np=np.asarray(sample.logprobs, dtype=np.float32),
-        topk_logprobs_np=topk,
     )

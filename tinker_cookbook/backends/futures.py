@@ -76,8 +76,7 @@ class SampleFuture(LocalFuture[T]):
         self._abandon.atexit = False
 
     def future(self) -> ConcurrentFuture[T]:
-        """Returns the underlying ``concurrent.futures.Future``; the request is no longer cancelled
-        with this object."""
+        """Returns the underlying future; the request is no longer cancelled with this object."""
         self._abandon.detach()
         return self._future
 
@@ -177,8 +176,7 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
         return cast("C", self)
 
     def future(self) -> ConcurrentFuture[C]:
-        """Returns a ``concurrent.futures.Future`` of the client. Cancelling it does not affect the
-        client."""
+        """Returns a future of the client; cancelling it does not affect the client."""
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:

@@ -41,12 +41,8 @@ _LOCAL_INSTEAD = "or train on this machine with backend=local"
 
 
 def hosted_credentials_present() -> bool:
-    """Returns whether there is a key, a stored login, or a command that gives one; well-formed
-    or not.
-
-    Looks where the SDK looks: ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file that
-    ``tinker auth login`` writes. Neither imports the SDK nor touches the network.
-    """
+    """Returns whether there are credentials, well-formed or not, in the places that the SDK reads:
+    ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file of ``tinker auth login``."""
     if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD"):
         return True
     try:
@@ -56,8 +52,7 @@ def hosted_credentials_present() -> bool:
 
 
 def hosted_requested() -> bool:
-    """Returns whether the environment asks for the hosted API: credentials, or
-    ``TINKER_BASE_URL``."""
+    """Returns whether the environment has credentials or ``TINKER_BASE_URL``."""
     return bool(os.environ.get("TINKER_BASE_URL")) or hosted_credentials_present()
 
 

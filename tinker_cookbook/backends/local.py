@@ -143,8 +143,8 @@ class LocalServiceClient(AsyncNames):
     ) -> LocalSamplingClient:
         """Samples from the checkpoint ``model_path`` or from the plain ``base_model``.
 
-        ``record_stability_info`` needs no action here: ``stable_reinforce`` reads the sampler's
-        log-probabilities from each datum, and every sample names its sequence.
+        ``record_stability_info`` needs no action here, because ``stable_reinforce`` reads the
+        sampler's log-probabilities from each datum.
         """
         if (model_path is None) == (base_model is None):
             raise BackendError(

@@ -73,10 +73,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Adds the gradient of ``loss_fn(data, logprobs) -> (loss, metrics)``.
 
-        ``logprobs`` holds one tensor [T] a datum; real autograd runs through ``loss_fn``, on the
-        engine's thread. A function with a ``group_size`` is called for whole groups at a time
-        and one that is ``trained_only`` gets no log-probabilities of prompts
-        (``protocols.CustomLoss``).
+        ``logprobs`` has one tensor [T] per datum. ``loss_fn`` runs with autograd on the engine's
+        thread; see ``protocols.CustomLoss`` for its attributes.
         """
 
         def call(
@@ -86,7 +84,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
             trained_only = bool(getattr(loss_fn, "trained_only", False))
-            examples = convert.examples_of(convert.for_custom_loss(data, trained_only=trained_only))
+            examples = convert.custom_examples_of(data, trained_only=trained_only)
             group_size = getattr(loss_fn, "group_size", None)
             return convert.loss_output_of(
                 run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
@@ -150,9 +148,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalSamplingClient:
         """Returns a sampling client for the weights after the operations submitted so far.
 
-        Nothing is written: the client holds the present tensors, and later steps leave them alone.
-        ``record_stability_info`` needs no action here: ``stable_reinforce`` reads the sampler's
-        log-probabilities from each datum, and every sample names its sequence.
+        Nothing is written: the client shares the present tensors, which later steps do not change.
+        ``record_stability_info`` needs no action here, because ``stable_reinforce`` reads the
+        sampler's log-probabilities from each datum.
         """
         refuse("kind", None if kind == "snapshot" else kind)
 
@@ -213,8 +211,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         *,
         backward: bool,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Returns ``forward_backward`` or ``forward`` of the engine's ``examples``, which are made
-        on the engine's thread."""
+        """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker."""
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
             output = run.forward_backward(examples(), loss_fn, loss_fn_config, backward=backward)

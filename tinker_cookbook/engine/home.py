@@ -7,13 +7,11 @@ from pathlib import Path
 
 
 def home_dir() -> Path:
-    """Returns the root of the engine's files: ``TINKER_COOKBOOK_HOME``, else
-    ``~/.tinker_cookbook``."""
+    """Returns ``TINKER_COOKBOOK_HOME``, else ``~/.tinker_cookbook``."""
     return Path(os.environ.get("TINKER_COOKBOOK_HOME") or "~/.tinker_cookbook").expanduser()
 
 
 def models_dir() -> Path:
-    """Returns the folder of converted models: ``TINKER_COOKBOOK_MODELS``, else
-    ``home_dir()/models``."""
+    """Returns ``TINKER_COOKBOOK_MODELS``, else ``home_dir()/models``, for converted models."""
     chosen = os.environ.get("TINKER_COOKBOOK_MODELS")
     return Path(chosen).expanduser() if chosen else home_dir() / "models"

@@ -32,8 +32,7 @@ class BatchPlan:
         prefills: Sequence[Prefill],
         step_tokens: int,
     ) -> BatchPlan | None:
-        """Plans one token for each of ``rows``, then prefill up to ``step_tokens``; ``None`` if
-        empty."""
+        """Plans one token per row, then prefill up to ``step_tokens``; ``None`` if empty."""
         plan = cls()
         # Rows of one sampler are neighbours, so that its adapter is applied in one product.
         samplers: dict[Sampler, list[BlockTable]] = {}

@@ -66,8 +66,7 @@ class Shares:
         self.runs[owner, request.sampler] += count
 
     def largest(self, owner: Hashable | None = None) -> Place:
-        """Returns the owner with most running sequences, or ``owner``, and its sampler with
-        most."""
+        """Returns ``owner``, or the one with most sequences, and its sampler with most."""
         if owner is None:
             owner = max(self.owners, key=self.owners.__getitem__)
         return max((run for run in self.runs if run[0] == owner), key=self.runs.__getitem__)

@@ -21,8 +21,7 @@ _MOST_REQUESTS = 8
 
 
 class FallbackSampler:
-    """Scheduler for models with recurrent state; same methods as ``Scheduler``, on the engine's
-    worker."""
+    """Scheduler for models with recurrent state; has the methods of ``Scheduler``."""
 
     def __init__(self) -> None:
         self._waiting = FairQueue()
@@ -38,8 +37,7 @@ class FallbackSampler:
         self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
-        """Samples one token for each sequence of the running requests. An error fails its request
-        alone."""
+        """Samples one token for each running sequence; an error fails its request alone."""
         # One request of each owner runs at a time.
         self._waiting.drop_done()
         shares = Shares(row for request in self._running for row in request.rows[:1])

@@ -60,8 +60,7 @@ class Prefill:
 
 
 class PrefixCache:
-    """Cached prefixes of at most ``budget`` tokens beyond the running sequences; evicts the least
-    recently used."""
+    """Cached prefixes, at most ``budget`` tokens beyond running sequences, with LRU eviction."""
 
     def __init__(self, cache: PagedCache, budget: int) -> None:
         self._cache = cache

@@ -227,8 +227,7 @@ def sample_request(
     decode: Callable[[list[int]], str] | None = None,
     topk_sample: int = 0,
 ) -> SampleRequest:
-    """Returns a checked request for ``num_samples`` completions of ``prompt`` (at least one token
-    id)."""
+    """Returns a checked request for ``num_samples`` completions of ``prompt``."""
     tokens = _checked(sampler, prompt)
     if num_samples < 1:
         raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")

@@ -190,8 +190,7 @@ def _sample_hot(
 
 
 def _first_above(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns each row's first index whose cumulative sum exceeds ``at``, and the remainder of
-    ``at``."""
+    """Returns each row's first index whose sum exceeds ``at``, and the remainder of ``at``."""
     # Sums of sums differ in the last digit; past the end there would be no token.
     at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
     index = torch.searchsorted(cumulative, at[:, None], right=True)

@@ -47,8 +47,7 @@ _ROOM_OF_SAMPLE = 2 * BLOCK  # tokens that a new sample is expected to need afte
 
 
 class _Restart(Exception):  # noqa: N818
-    """Raised after the requests at fault have failed; the others continue after their sampled
-    tokens."""
+    """Raised after the requests at fault have failed; the others keep their sampled tokens."""
 
 
 class Scheduler:
@@ -391,8 +390,7 @@ class Scheduler:
         return None
 
     def _restart_all(self) -> None:
-        """Returns all sequences to the queue; sampled tokens are kept, the KV cache is
-        recomputed."""
+        """Returns all sequences to the queue; only their KV cache is computed again."""
         for row in reversed(self._running_rows()):
             if row.ended:  # the error came after its last token
                 row.request.row_ended()

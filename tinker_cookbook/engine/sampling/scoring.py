@@ -213,8 +213,7 @@ def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> N
 
 
 def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
-    """Fills in the most probable tokens, separately for each k, because the order of ties may
-    depend on k."""
+    """Fills in the most probable tokens, for each k alone: the order of ties may depend on k."""
     head, lora = sampler.base.head, sampler.unembed_pair()
     for k in sorted({request.topk for request, _, _ in scored} - {0}):
         wanted = [item for item in scored if item[0].topk == k]
@@ -237,8 +236,7 @@ def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
 def _logprobs(
     sampler: Sampler, hidden: torch.Tensor, places: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] from the hidden states at
-    ``places``."""
+    """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] at ``places`` of ``hidden``."""
     out = np.empty(targets.shape, dtype=np.float32)
     lora = sampler.unembed_pair()
     for index in _chunks(sampler.base, len(places)):
