@@ -138,14 +138,16 @@ class AsyncNames:
         for name, method in list(vars(cls).items()):
             public = inspect.isfunction(method) and not name.startswith("_")
             if public and not name.endswith("_async") and not hasattr(cls, f"{name}_async"):
-                setattr(cls, f"{name}_async", _async_twin(method))
+                setattr(cls, f"{name}_async", async_twin(method))
 
 
-def _async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
+def async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the async form of a client's method; see ``AsyncNames``."""
+
     @functools.wraps(method)
-    async def twin(self: AsyncNames, *args: Any, **kwargs: Any) -> Any:
+    async def twin(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = method(self, *args, **kwargs)
-        if self.async_gives_futures and isinstance(out, LocalFuture):
+        if isinstance(out, LocalFuture) and getattr(type(self), "async_gives_futures", False):
             return out
         return await out if isinstance(out, tinker.APIFuture) else out
 

@@ -6,18 +6,20 @@ works on a separate thread, so archiving gigabytes does not block the event loop
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tinker
 from tinker import types
 
-from tinker_cookbook.backends.futures import AsyncNames, LocalFuture
+from tinker_cookbook.backends.futures import LocalFuture, async_twin
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointInfo,
     CheckpointStore,
@@ -49,7 +51,7 @@ class ArchiveUrl:
     """When the checkpoint expires, and its archive with it."""
 
 
-class LocalRestClient(AsyncNames):
+class LocalRestClient:
     """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
 
     All runs on this disk are the user's own, so both access scopes show them all.
@@ -210,6 +212,10 @@ class LocalRestClient(AsyncNames):
         )
 
     def __getattr__(self, name: str) -> Any:
+        # Older SDKs have a second name ``NAME_async`` for each method.
+        method = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
+        if name.endswith("_async") and not name.startswith("_") and method is not None:
+            return partial(async_twin(method), self)
         hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
         raise AttributeError(
             f"LocalRestClient has no {name!r}"
