@@ -106,13 +106,11 @@ class Scheduler:
 
     def give_up(self, error: Exception) -> None:
         """Fails every request; a new scheduler has to take over."""
-        _fail(self._running_rows(), error)
-        _fail((row for waiting in self._waiting for row in waiting.rows), error)
+        _fail(self._all_rows(), error)
 
     def cancel_all(self) -> None:
         """Cancels every request."""
-        waiting = (row for waiting in self._waiting for row in waiting.rows)
-        for row in (*self._running_rows(), *waiting):
+        for row in self._all_rows():
             row.request.future.cancel()
 
     def _advance(
@@ -400,6 +398,9 @@ class Scheduler:
 
     def _running_rows(self) -> list[SampledSequence]:
         return [*self._rows.values(), *(row for p in self._prefills for row in p.rows)]
+
+    def _all_rows(self) -> list[SampledSequence]:
+        return [*self._running_rows(), *(row for w in self._waiting for row in w.rows)]
 
     def _clear(self) -> None:
         """Clears the KV cache and all running sequences."""
