@@ -46,6 +46,7 @@ def compute_advantages(
         advantages_G = np.zeros_like(rewards_G)
         # Dividing by the tiny standard deviation of equal rewards would scale rounding errors up.
         if not is_constant(rewards_G):
+            # The group's mean is the baseline: only differences within the group are learned.
             advantages_G = rewards_G - rewards_G.mean()
             if normalization == "std":
                 advantages_G /= rewards_G.std(ddof=1)

@@ -241,6 +241,7 @@ class PolicyTrainingConfig(TrainingConfig):
                     f"x {stream.num_minibatches} = {parts}"
                 )
         if self.async_config is not None:
+            # The dataset's batch size does not matter here: an asynchronous run forms its own.
             check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
 
     def _check_loss(self) -> None:

@@ -86,7 +86,7 @@ def trajectory_to_data(
     chunks = ChunkKeys()
     data = []
     for turns in _runs(traj, chunks):
-        # Join the arrays of the turns; the targets are all tokens of the run but the first.
+        # Join the turns. Nothing predicts the first token, so targets begin at the second ([1:]).
         keys = np.concatenate([part for turn in turns for part in (turn.new, turn.action)])
         answered = any(len(turn.action) for turn in turns)
         if not (answered or (keep_unanswered and len(keys) > 1)):
@@ -140,6 +140,7 @@ def assemble_training_data(
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
+                # Runs without an action token are left out, because nothing in them is trained.
                 made = trajectory_to_data(
                     traj, float(advantage), include_provenance, keep_unanswered=False
                 )
@@ -201,6 +202,7 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
         turns.append(
             _Turn(seen[offset:], action, sampled, masked, transition.ac.sequence_id, offset)
         )
+        # The next turn extends this one if its prompt begins with all of it, token by token.
         before = np.concatenate([seen, action])
     if turns:
         yield turns
@@ -208,6 +210,7 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
 
 def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.float32]:
     tokens, given = transition.ac.tokens, transition.ac.maybe_logprobs
+    # A masked turn is not trained, so it may lack log-probabilities.
     if not tokens or (given is None and transition.masked):
         return np.zeros(len(tokens), dtype=np.float32)
     try:
@@ -219,6 +222,7 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
             f"turn {number}: its action has {len(tokens)} tokens, but log-probabilities of shape "
             f"{logprobs.shape}; expected one for each token"
         )
+    # One NaN or infinity would make the whole gradient NaN.
     wrong = np.flatnonzero(~np.isfinite(logprobs))
     if wrong.size:
         raise DataValidationError(
@@ -247,6 +251,7 @@ def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum
 
 def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
     """Raises ``DataValidationError`` if ``loss_fn`` needs provenance that a datum lacks."""
+    # Only this loss uses the sampled sequence of each token.
     if loss_fn != "stable_reinforce":
         return
     for index, datum in enumerate(data_D):

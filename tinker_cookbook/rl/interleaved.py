@@ -61,6 +61,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
         """Builds the sources and mixes their training data."""
         self.check()
         built = await asyncio.gather(*(source() for source in self.sources))
+        # In a thread, because the first and the last batch of each source are built.
         train = await asyncio.to_thread(
             _InterleavedRLDataset,
             [dataset for dataset, _ in built],
@@ -115,6 +116,7 @@ class _InterleavedRLDataset(RLDataset):
         for source, number in self._samples_N[start : start + self._groups_per_batch]:
             groups = self._sources[source]
             cycle, within = divmod(number, groups.total)
+            # The order depends only on seed, source and cycle, so a resumed run continues it.
             order = cycle_permutation(groups.total, f"{self._seed}:{source}", cycle)
             batch.append(groups.get(order[within]))
         return batch

@@ -55,6 +55,7 @@ def compute_kl_sample_train(
     learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
     sampled = sampled_logprobs(data_D)
     learner = trained_values(data_D, learner_D, "training_logprobs_D")
+    # Rounding on-policy; off-policy it grows with the staleness of the data.
     metrics = _kl_metrics("optim/kl_sample_train", sampled - learner)
     return {**metrics, "optim/entropy": float(-sampled.mean())} if metrics else {}
 
@@ -72,6 +73,7 @@ def _kl_metrics(prefix: str, difference: _Array) -> dict[str, float]:
     if not difference.size:
         return {}
     return {
+        # v1 is the unbiased estimate; a v2 far above it shows that few tokens changed a lot.
         f"{prefix}_v1": float(difference.mean()),
         f"{prefix}_v2": float(np.square(difference).mean() / 2),
     }
@@ -109,6 +111,7 @@ class KLPenalty(AdvantageAdjuster):
 
     async def adjust(self, rollouts: RolloutData) -> Adjustment:
         """Lowers the advantages of tokens that the reference finds less probable."""
+        # Before the penalty, which changes all advantages, some of them only by rounding.
         rewarded = any(values.any() for values in advantages_of(rollouts.data_D))
         reference_D = await score_datums(self._reference, rollouts.data_D)
         mean, penalty = add_penalty(rollouts.data_D, reference_D, self._coef, self._discount)
@@ -136,6 +139,7 @@ def add_penalty(
     if not difference.size:
         return Mean(), difference
     mean = Mean(float(difference.sum()), difference.size)
+    # Without a baseline all tokens of a policy far from its reference would be pushed down.
     centred = coef * (float(difference.mean()) - difference)
     return mean, add_to_advantages(data_D, centred, discount)
 
@@ -155,6 +159,7 @@ def add_to_advantages(
     added = [np.empty(0)]
     for datum, mask, part in zip(data_D, masks_D, np.split(values, ends[:-1]), strict=True):
         here = np.zeros(len(mask))
+        # Observations and masked turns get no value.
         here[mask != 0] = part
         if discount > 0:
             # The mask, because observations between two actions would get a share of later values.
@@ -170,6 +175,7 @@ def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
 
     ``gamma`` is from 0 to 1. The result is a float64 array, or a tensor like ``x``.
     """
+    # A tensor keeps its dtype and device.
     if hasattr(x, "detach"):
         y = discounted_future_sum_vectorized(x.detach().cpu().numpy(), gamma)
         return x.new_tensor(y)
@@ -217,6 +223,7 @@ def trained_values(
                 f"{name}, datum {index}: got log-probabilities of shape {values.shape}, expected "
                 f"{mask.shape}, one for each target"
             )
+        # Only trained tokens count: elsewhere the sampler's log-probabilities are 0.
         parts.append(values[mask != 0])
         if not np.isfinite(parts[-1]).all():
             raise DataValidationError(
@@ -272,6 +279,7 @@ async def _score(
 ) -> tuple[list[_Array], TokenUsage]:
     """Returns log-probabilities [T] of each datum's targets; NaN if the client returns none."""
     scores_D, usage = await score_sequences(client, [whole_sequence(datum) for datum in data_D])
+    # Score i + 1 belongs to target i, because targets are shifted by one token.
     return [np.array(scores[1:], dtype=np.float64) for scores in scores_D], usage
 
 

@@ -172,6 +172,7 @@ def sampled_config(kind: type[C], cli: SampledSettings, recipe_name: str, **deri
     if normalization == "auto":
         loss = loss_fn if asynchronous is None else asynchronous.loss_fn
         normalization = "sum" if stream or loss in LOSSES_WITH_PENALTY else "tokens"
+    # Off becomes ``None``, so that the model's preset decides.
     tolerance: bool | RetryOnFailure | None = cli.rollout_error_tolerance or None
     if cli.rollout_max_retries is not None:
         tolerance = RetryOnFailure(max_retries=cli.rollout_max_retries)
@@ -197,6 +198,7 @@ async def run(cli: RLSettings, config: train.Config) -> None:
 
     A wrong setting together with ``behavior_if_log_dir_exists="delete"`` deletes nothing.
     """
+    # With a KL penalty this is allowed, so it is a note here and no error.
     if cli.group_size == 1:
         get_console().print(f"group_size=1: every group {GROUP_OF_ONE}", soft_wrap=True)
     config.check()

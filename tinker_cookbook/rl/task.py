@@ -79,6 +79,7 @@ class TaskDatasetBuilder(RLDatasetBuilder):
                 partial(self.env, problem, renderer=renderer), self.group_size
             )
 
+        # One environment now, so that a wrong ``env`` fails before a model is loaded.
         made = self.env(self.problems[0], renderer=renderer)
         if not isinstance(made, Env):
             raise ConfigurationError(
@@ -116,6 +117,7 @@ def run(
             sampled or deleted.
     """
     try:
+        # ``asyncio.run`` fails within a running loop, as in a notebook.
         asyncio.get_running_loop()
     except RuntimeError:
         work = run_async(env, problems, model_name, test_problems=test_problems, **settings)
@@ -143,6 +145,7 @@ async def run_async(
         if key not in fields:
             hint = hint_for(name, fields) or nearest(name, [*fields, *aliases])
             raise ConfigurationError(f"{name}: rl.run has no such setting{hint}")
+        # An alias and the name itself may both be given.
         if key in named:
             raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
         named[key] = value

@@ -147,11 +147,13 @@ async def run(
     set_rollout_executor(rollout_executor)
     # 2. Open the run folder, connect, and create or restore the training client.
     async with training_session(config) as session:
+        # A finished run that is started again does not need a model.
         if is_complete(session, total_steps):
             return
         client = await session.start(total_steps)
         epoch = epoch_steps(config, len(train_set), batch_size)
         session.print(*length_notes(total_steps, epoch, config))
+        # May load files, which would block the event loop.
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
         loss = config.training_loss_fn()
@@ -178,6 +180,7 @@ async def run(
                     train_set, worker, config, total_steps, log_path, session.start_step
                 )
             else:
+                # A resumed run continues with the batch after its last update.
                 batches = problem_batches(train_set, config.seed, session.start_step, total_steps)
                 source = BatchSource(
                     batches, worker, config.num_substeps, config.stream_minibatch_config
@@ -227,6 +230,7 @@ def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int)
     """Returns the iterations of ``num_batches`` batches of the dataset."""
     if config.async_config is None:
         return num_batches
+    # An asynchronous run counts updates of its own batch size over the same groups.
     size = (config.stream_minibatch_config or config.async_config).groups_per_batch
     return max(1, num_batches * batch_size // size)
 

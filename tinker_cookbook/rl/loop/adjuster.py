@@ -100,6 +100,7 @@ def submit_loss(
     Raises:
         DataValidationError: The loss needs provenance that a datum lacks.
     """
+    # Before ``data_for_loss``, so that the error names the datum and what to change.
     check_provenance(data_D, loss_fn)
     data = data_for_loss(data_D, loss_fn)
     return client.forward_backward(data, loss_fn, loss_fn_config)  # type: ignore[arg-type]

@@ -176,6 +176,7 @@ class AsyncSource(GroupSource):
     ) -> RolloutBatch | None:
         """Returns finished groups, the oldest first; see :meth:`GroupSource.collect`."""
         self.update_weights(snapshot)
+        # Groups left in the queue by earlier iterations are already finished.
         self._worker.begin(self._size, done=len(self._queue))
         self._current = []
         seconds = 0.0
@@ -187,6 +188,7 @@ class AsyncSource(GroupSource):
             if not self._streams:
                 self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
             groups, self._queue = self._queue[:size], self._queue[size:]
+            # Only at the end of a dataset that is read once.
             if not groups:
                 break
             for index, group in enumerate(groups, len(self._current)):
@@ -203,6 +205,7 @@ class AsyncSource(GroupSource):
             await consume(groups)
         if not self._current:
             return None
+        # Failed groups count for the update during whose sampling they failed.
         failed, self._failed = self._failed, 0
         metrics: Metrics = {
             "async/groups_queued": len(self._queue),
@@ -213,11 +216,13 @@ class AsyncSource(GroupSource):
     async def _wait_for(self, num_groups: int, step: int) -> None:
         """Waits until ``num_groups`` groups are finished, or no more will finish."""
         while True:
+            # Background tasks cannot raise into the loop, so their error is raised here.
             if self._error is not None:
                 raise self._error
             # A whole batch of failures in a row means that nothing will succeed.
             if self._failed_in_a_row >= self._size:
                 raise all_failed(step, self._failed_in_a_row)
+            # At the end of the data the last update trains what is left.
             if len(self._queue) >= num_groups or (self._used_up and not self._running):
                 return
             self._changed.clear()
@@ -229,6 +234,7 @@ class AsyncSource(GroupSource):
         # ``collect`` then gets the same snapshot again.
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
+            # The trained groups no longer count, so the feeder may start others with these weights.
             self._in_training, self._current = 0, []
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
@@ -240,7 +246,9 @@ class AsyncSource(GroupSource):
 
     def save(self, log_path: Path, step: int) -> None:
         """Saves the queue, the position in the data, and the unfinished groups."""
+        # A group that was cancelled after the last update does not have to run again.
         begun = [group.place for task, group in self._running.items() if not task.cancelling()]
+        # Groups of the last process that have not started again yet.
         begun += self._problems.again
         write_queue(log_path, step, QueueState(self._problems.position, begun, self._queue))
 
@@ -279,9 +287,11 @@ class AsyncSource(GroupSource):
         del self._running[task]
         if not task.cancelled():
             if (error := task.exception()) is not None:
+                # Later errors are often consequences of the first.
                 self._error = self._error or error
             elif (group := task.result()) is None:
                 self._failed += 1
+                # Reset by each success: single failures are tolerated, a broken environment is not.
                 self._failed_in_a_row += 1
             else:
                 self._failed_in_a_row = 0
@@ -340,6 +350,7 @@ def read_queue(log_path: Path, step: int) -> QueueState | None:
     try:
         head, *rest = read_rows(path)
         if head["version"] != _VERSION or head["step"] != step or head["num_groups"] != len(rest):
+            # A truncated file has fewer groups than its first line states.
             raise ValueError(f"its first line is {head} and {len(rest)} groups follow")
         batch, index = head["position"]
         begun = [(int(place[0]), int(place[1])) for place in head["in_flight"]]

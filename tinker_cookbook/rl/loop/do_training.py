@@ -100,6 +100,7 @@ async def do_sync_training(
         cost_tracker,
         error_counter,
     )
+    # The caller's client may rely on one request for each sample (``SnapshotPolicy.separate``).
     worker = RolloutWorker(config, session.progress.sampling, strategy, separate=True)
     batches = problem_batches(dataset, config.seed, start_batch, end_batch)
     source = BatchSource(batches, worker, config.num_substeps, config.stream_minibatch_config)
@@ -116,6 +117,7 @@ def _requires(
     ) -> Callable[P, Coroutine[Any, Any, None]]:
         @functools.wraps(loop)
         async def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            # Callers pass the config by position or by name.
             config = inspect.signature(loop).bind(*args, **kwargs).arguments["config"]
             if getattr(config, setting) is None:
                 raise ConfigurationError(
@@ -199,6 +201,7 @@ async def run_loop(
     session.total_steps = num_batches
     with Reporter(session.config, session, session.progress, tokenizer) as reporter:
         loop = Loop(session.config, session, source, reporter, adjuster, session.record)
+        # The source cancels running groups before the last evaluation.
         async with source:
             await loop.run(session.end_step)
         await session.finish()
@@ -244,6 +247,7 @@ class CallerSession:
         self._step += 1
         groups = [rollouts.group for rollouts in collected.groups]
         if self.errors is not None:
+            # The counter expects ``None`` for each skipped group.
             for group in [*groups, *[None] * collected.num_failed]:
                 self.errors.ingest(group)
             self._counted = dict(self.errors.get_metrics())
@@ -296,6 +300,7 @@ class CallerSession:
         before_save: Callable[[], None] | None = None,
     ) -> None:
         """Writes the row of the batch, saves a rolling checkpoint, and evaluates for the next."""
+        # In the official loops the row of batch i is step i.
         self.write_row({**self._evaluated, **metrics, **self._counted}, step - 1)
         self._discarded.step_logged()
         if self.checkpoint_mgr is not None:
@@ -337,8 +342,10 @@ def drop_constant_reward_group(
     """
     if trajectory_group is None or not config.remove_constant_reward_groups:
         return trajectory_group
+    # An advantage compares the members of a group: equal rewards give nothing to learn.
     if not all_same(trajectory_group.get_total_rewards()):
         return trajectory_group
+    # Its advantages are all 0, so it has no gradient, but its tokens were sampled.
     count_discarded_rollout(cost_tracker, trajectory_group)
     if discarded_log is not None:
         discarded_log.discarded(step)

@@ -69,6 +69,7 @@ class Loop:
     async def run(self, total_steps: int) -> None:
         """Runs from the session's first iteration to the last, or until no groups are left."""
         start = self._session.start_step
+        # A resumed run already has row 0, the evaluation before training.
         if start == 0:
             await self._reporter.record_start()
         snapshot: PolicySnapshot | None = await self._snapshot(start)
@@ -96,13 +97,16 @@ class Loop:
             self._reporter.training()
             async with scope_span("train_step"):
                 trained = await update.finish()
+            # Only the wait after the last group: earlier training overlapped with sampling.
             training = time.monotonic() - began - collected.sampling_seconds
+            # Before the snapshot: a checkpoint that is saved with it includes the caller's counts.
             if self._on_trained is not None:
                 self._on_trained(collected, update)
             # 3. Take the new weights, with which an asynchronous source continues at once.
             snapshot = await self._snapshot(step + 1)
             source.update_weights(snapshot)
             if config.compute_post_kl and update.data:
+                # The same tokens with the new weights show how far the update moved the policy.
                 after_D = await score_datums(snapshot.client, update.data)
                 trained.update(post_kl_metrics(update.data, after_D))
         except BaseException:  # Ctrl-C too: save the transcripts of what was sampled
@@ -116,6 +120,7 @@ class Loop:
             metrics,
             epoch=collected.epoch,
             counters=counters,
+            # The line of a checkpoint is written last, so the source's state must exist before it.
             before_save=lambda: source.save(local_path(config.log_path), step + 1),
         )
         return snapshot
@@ -124,6 +129,7 @@ class Loop:
         client = await self._session.sampling_client(
             record_stability_info=self._config.records_stability_info()
         )
+        # Rollouts may still run while later updates train, so they sample from fixed weights.
         return PolicySnapshot(client, step)
 
 
@@ -166,6 +172,7 @@ class Update:
             began = time.monotonic()
             adjustment = await self._adjuster.adjust(rollouts)
             self._scoring_seconds += time.monotonic() - began
+            # A reference or a teacher also gives a signal where the rewards of a group are equal.
             has_signal = adjustment.has_signal
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
@@ -174,8 +181,10 @@ class Update:
         pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
             part = [datum for _, datum in pairs]
+            # ``has_signal`` ignores rounding but covers all groups; this covers the substep.
             rewarded = any(values.any() for values in advantages_of(part))
             if self._config.loss_normalization == "tokens":
+                # The part is a whole substep: the config refuses ``tokens`` with streaming.
                 part = divide_by_action_tokens(part)
             if self._substep != number:
                 self._close_substep()
@@ -190,6 +199,7 @@ class Update:
             else:
                 output = self._adjuster.submit(self._client, ready, self._config)
             self._passes.append(output)
+            # In the order of the passes, whose outputs ``finish`` pairs with the data.
             self.data += ready
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
@@ -198,6 +208,7 @@ class Update:
         results = [group.group for group in groups]
         advantages_P = compute_advantages(results, config.advantage_normalization)
         for group, advantages in zip(groups, advantages_P, strict=True):
+            # Transcripts show the advantages, also those of groups that are dropped below.
             group.advantages = advantages
         # Groups with a constant reward have advantages of 0; the config may drop them.
         varying = indices_of_varying_groups(results)
@@ -211,12 +222,15 @@ class Update:
         # Data that got no signal until the end of the substep are not trained.
         self._untrained += self._waiting
         if self._has_pass:
+            # Not awaited: the backend runs the operations of a client in order, so the passes of
+            # the next substep already use the updated weights.
             self._optim_steps.append(self._client.optim_step(self._adam))
         self._waiting, self._has_pass = [], False
 
     async def finish(self) -> Metrics:
         """Closes the last substep, waits for all operations and returns the metrics."""
         self._close_substep()
+        # Everything is in the queue now, so waiting no longer leaves the backend idle.
         outputs = [await output for output in self._passes]
         optim_steps = [await step for step in self._optim_steps]
         metrics: Metrics = {
@@ -233,6 +247,7 @@ class Update:
         if logprobs_D:
             metrics.update(compute_kl_sample_train(self.data, logprobs_D))
         else:
+            # Compared with themselves their KL is always 0, so only the entropy is kept.
             sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
             found = compute_kl_sample_train(self._untrained, sampled_D)
             metrics.update({key: v for key, v in found.items() if key == "optim/entropy"})

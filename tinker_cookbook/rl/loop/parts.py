@@ -61,6 +61,7 @@ def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
         for trajectory in group.trajectories_G
         for turn in trajectory.transitions
     ]
+    # Each turn's prompt is the whole conversation; a cached prefix costs less.
     cached = sum(turn.ac.prompt_cache_hit_tokens for turn in turns)
     return TokenUsage(
         sampled=sum(len(turn.ac.tokens) for turn in turns),
@@ -115,6 +116,7 @@ async def prepare_minibatch(
             data_D, kl_reference_client, kl_penalty_coef, kl_discount_factor
         )
         metrics.update(penalty)
+        # The tokens that the reference scored count as a cost of this step.
         usage = usage + scored
     return data_D, metrics, usage
 
@@ -141,12 +143,14 @@ async def train_step(
     """
     if num_substeps < 1:
         raise ConfigurationError(f"num_substeps: got {num_substeps}, expected at least 1")
-    check_provenance(data_D, loss_fn)  # of all data, before the first step
+    # Of all data before the first step, so that an error leaves the weights unchanged.
+    check_provenance(data_D, loss_fn)
     if not data_D:
         return []
     # Submit all operations before the first is awaited, so that the backend is never idle.
     adam = tinker.AdamParams(learning_rate=learning_rate, **_ADAM)
     passes, steps = [], []
+    # With fewer datums than substeps no substep may be empty.
     for part in split_list(data_D, min(num_substeps, len(data_D))):
         passes.append(submit_loss(training_client, part, loss_fn, loss_fn_config))
         steps.append(training_client.optim_step(adam))
@@ -175,6 +179,7 @@ async def save_checkpoint_and_get_sampling_client(
     options: dict[str, Any] = {"record_stability_info": True} if record_stability_info else {}
     if (
         checkpoint_mgr is not None
+        # Nothing was trained since the process started, so there is nothing new to save.
         and i_batch > start_batch
         and checkpoint_mgr.should_save_periodic(i_batch)
     ):
@@ -279,6 +284,7 @@ async def compute_full_batch_metrics_and_get_sampling_client(
     """
     metrics: dict[str, Any] = dict(compute_kl_sample_train(data_D, training_logprobs_D))
     if cost_tracker is not None:
+        # Before the checkpoint is saved, whose loop state has the totals.
         metrics.update(cost_tracker.record_step(usage + training_usage(data_D)))
     reuse = sampling_client_reuse
     # Saving the weights takes time; skip it if nothing will be sampled from them.
@@ -302,6 +308,7 @@ async def compute_full_batch_metrics_and_get_sampling_client(
         moved, scored = await compute_post_kl(data_D, client)
         metrics.update(moved)
         if cost_tracker is not None:
+            # The step is already counted; this adds the tokens that the new weights scored.
             metrics.update(cost_tracker.extend_step(scored))
     return client, metrics
 
@@ -368,7 +375,33 @@ async def train_on_data(
         config.loss_fn_config,
         metrics,
     )
-    client, after = await compute_full_batch_metrics_and_get_sampling_client(
+    client, after = await _finish_step(
+        config,
+        i_batch,
+        training_client,
+        checkpoint_mgr,
+        data_D,
+        logprobs_D,
+        usage,
+        cost_tracker,
+        sampling_client_reuse,
+    )
+    return client, metrics | after
+
+
+async def _finish_step(
+    config: PolicyTrainingConfig,
+    i_batch: int,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    data_D: list[tinker.Datum],
+    logprobs_D: list[torch.Tensor],
+    usage: TokenUsage,
+    cost_tracker: CostTracker | None,
+    sampling_client_reuse: SamplingClientReuse | None = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Returns a client of the weights after batch ``i_batch``, and the metrics of the batch."""
+    return await compute_full_batch_metrics_and_get_sampling_client(
         training_client,
         checkpoint_mgr,
         i_batch + 1,
@@ -380,7 +413,6 @@ async def train_on_data(
         cost_tracker,
         sampling_client_reuse,
     )
-    return client, metrics | after
 
 
 @scope
@@ -419,6 +451,7 @@ async def do_train_step_streaming_and_get_sampling_client(
             builders = [one.env_group_builder for one in kept]
             results = [one.trajectory_group for one in kept]
             part_D, found, used = await prepare_minibatch(builders, results, tokenizer, *penalty)
+            # Not awaited: gradients accumulate until the optimizer step of the substep.
             passes.append(submit_loss(training_client, part_D, loss_fn, config.loss_fn_config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used
@@ -427,21 +460,14 @@ async def do_train_step_streaming_and_get_sampling_client(
             optim_steps.append(training_client.optim_step(adam))
     if not groups:
         return None
+    # Wait only now, when all operations are in the backend's queue.
     logprobs_D = [each.to_torch() for done in passes for each in logprobs_of(await done)]
     for step in optim_steps:
         metrics.update({f"optim/{name}": v for name, v in ((await step).metrics or {}).items()})
-    client, after = await compute_full_batch_metrics_and_get_sampling_client(
-        training_client,
-        checkpoint_mgr,
-        i_batch + 1,
-        data_D,
-        logprobs_D,
-        config.compute_post_kl,
-        config.records_stability_info(),
-        usage,
-        cost_tracker,
+    client, after = await _finish_step(
+        config, i_batch, training_client, checkpoint_mgr, data_D, logprobs_D, usage, cost_tracker
     )
-    # The metrics of a minibatch cover only its groups.
+    # The metrics of a minibatch cover only its groups, so those of the batch replace them.
     tags_G = [one.env_group_builder.logging_tags() for one in groups]
     metrics.update(compute_trajectory_metrics([one.trajectory_group for one in groups], tags_G))
     return client, metrics | after, groups

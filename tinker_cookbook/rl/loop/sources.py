@@ -133,6 +133,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
         try:
             if self.separate and num_samples > 1:
                 requests = (
+                    # Requests with equal seeds would return equal samples.
                     self.derived(i).sample_many(model_input, stop, 1, max_tokens=max_tokens)
                     for i in range(num_samples)
                 )
@@ -217,6 +218,7 @@ class RolloutWorker:
                 raise
             logger.warning("group %d of batch %d is skipped: %s", group.index, group.batch, error)
             return None
+        # Staleness is counted from the weights that sampled the group, not from when it finished.
         group.group.sampling_client_step = snapshot.step
         group.tags = list(group.builder.logging_tags())
         group.seconds = time.monotonic() - began
@@ -306,6 +308,7 @@ class BatchSource(GroupSource):
         batch = await self._prefetcher.next()
         for group in batch:
             group.substep = group.index * self._num_substeps // len(batch)
+        # The size is rounded up, so that a substep has at most ``num_minibatches`` parts.
         parts = _Parts(batch, -(-len(batch) // (self._num_substeps * (self._num_minibatches or 1))))
         self._worker.begin(len(batch))
         tasks = {
@@ -332,6 +335,7 @@ class BatchSource(GroupSource):
             raise all_failed(step, len(batch))
         # Training sees the groups in the order of the batch, whichever finished first.
         groups.sort(key=lambda group: group.index)
+        # Taken before the whole batch is submitted, so that training does not count as sampling.
         seconds = self._worker.seconds
         if not self._num_minibatches:
             await consume(groups)

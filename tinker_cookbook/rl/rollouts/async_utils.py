@@ -102,6 +102,7 @@ async def _cancel_within_grace(tasks: list[asyncio.Future[Any]]) -> None:
         task.cancel()
     if not tasks:
         return
+    # Code that catches the cancellation must not block the run, so the wait is limited.
     _, stubborn = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
     for task in stubborn:
         logger.warning("%s ignored its cancellation and is abandoned", task)
@@ -125,6 +126,7 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     done: Future[T] = Future()
 
     def work() -> None:
+        # The caller was cancelled before the thread began.
         if not done.set_running_or_notify_cancel():
             return
         try:

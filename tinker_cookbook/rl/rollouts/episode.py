@@ -195,12 +195,14 @@ class Episode:
         self._first_turn_begun = True
         self._started = time.monotonic()
         timeout = self._config.limits.rollout_timeout_seconds
+        # The clock starts here: waiting for the first prompts of other members does not count.
         self._deadline = None if timeout is None else self._started + timeout
         with located_at(lambda: self.place):
             if self._overflow is not None:
                 # The first prompt leaves no room for a response.
                 metrics = self._overflow.metrics
                 self._metrics.update(_without_stop_reason(metrics))
+                # An environment may name another reason than the overflow.
                 reason = stop_reason_from_metrics(metrics) or StopReason.CONTEXT_OVERFLOW
                 reward = checked_reward(self._overflow.reward, self.place)
                 return await self._finish(reason, tinker.ModelInput.empty(), reward)
@@ -215,10 +217,12 @@ class Episode:
                     reason = await self._resolve(self._reason_before(ob, budget), ob)
                     if reason is not None:
                         break
-                    # 2. Sample a response and pass it to the environment.
+                    # 2. Sample a response and pass it to the environment. The teacher's prompt is
+                    # rendered before the response is part of the conversation.
                     teacher_ob = await teacher_observation(self.env)
                     action = await self._sample(ob, stop, budget)
                     extra = ActionExtra(stop_reason=action.stop_reason)
+                    # The environment gets a copy: training needs exactly the sampled tokens.
                     step = await self._wait("env", call_step(self.env, list(action.tokens), extra))
                     self._record(ob, action, step, teacher_ob)
                     ob, stop = step.next_observation, step.next_stop_condition
@@ -226,17 +230,20 @@ class Episode:
                     if step.episode_done:
                         truncated = action.stop_reason == "length"
                         reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
+                        # Without a reported reason, only a truncated response counts as a limit.
                         default = StopReason.MAX_TOKENS if truncated else StopReason.COMPLETED
                         reason = await self._resolve(reported or default, ob)
                         if reason is not None:
                             by_env = True
                             break
+                    # A hook may continue an episode that the environment has ended.
                     self._turns[-1].episode_done = False
                     reason = await self._resolve(self._reason_between(), ob)
                     if reason is not None:
                         break
                     ob, stop = await self._begin_turn(ob, stop)
             except _OutOfTimeError:
+                # The unfinished turn is dropped; finished turns are kept and graded.
                 reason = StopReason.ROLLOUT_TIMEOUT
             return await self._finish(reason, ob, await self._grade(reason, ob, by_env))
 
@@ -290,12 +297,14 @@ class Episode:
         limits = self._config.limits
         budgets: list[TurnBudget] = []
         if limits.max_trajectory_tokens is not None:
+            # The prompt already holds all earlier turns.
             left = limits.max_trajectory_tokens - ob.length
             budgets.append(TurnBudget(left, StopReason.MAX_TOKENS))
         if limits.max_sampled_tokens is not None:
             left = limits.max_sampled_tokens - self._sampled
             budgets.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
         if limits.max_turn_tokens is not None:
+            # This limit truncates a response but does not end the episode, so it has no reason.
             budgets.append(TurnBudget(limits.max_turn_tokens))
         if skip_exhausted:
             budgets = [budget for budget in budgets if not budget.exhausted]
@@ -342,6 +351,7 @@ class Episode:
         )
         action = await self._wait("sampling", work, seconds, timeout)
         logprobs = action.maybe_logprobs
+        # A policy of user code may return tokens and log-probabilities that do not fit.
         if logprobs is not None and len(logprobs) != len(action.tokens):
             raise DataValidationError(
                 f"the policy returned {len(action.tokens)} tokens and {len(logprobs)} "
@@ -360,10 +370,12 @@ class Episode:
         step: StepResult,
         teacher_ob: Observation | None,
     ) -> None:
+        # Environments are user code; an error here names the turn, a later one could not.
         if not isinstance(step, StepResult):
             raise DataValidationError(f"step returned {type(step).__name__}, expected a StepResult")
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
+        # A masked turn stays in the sequence as context but is not trained.
         masks = parse_errors is not None and parse_errors.mask_error_turns
         self._turns.append(
             Transition(
@@ -396,6 +408,7 @@ class Episode:
             logs={} if self._overflow is None else dict(self._overflow.logs),
             seconds=self._seconds,
         )
+        # Last, before cleanup closes what the environment holds, such as a sandbox.
         await self._hooks.on_artifacts(self._state(ob, trajectory))
         return trajectory
 
@@ -403,6 +416,7 @@ class Episode:
         """Returns the reward of the whole episode; 0 if the grader timed out."""
         termination = self._config.termination_policy
         if not isinstance(self.env, SupportsGrading) or termination.skips_grading(reason):
+            # An environment that ends its episode has graded it by the reward of its last step.
             if by_env:
                 await self._hooks.on_grade(self._state(ob))
             return 0.0
@@ -416,6 +430,7 @@ class Episode:
             timed_out = 1.0
         self._seconds["grading"] += time.monotonic() - started
         if seconds is not None:
+            # Reported as 0 too, so that the mean over episodes is the share of timeouts.
             self._metrics["grader_timeout"] = timed_out
         self._metrics.update(metrics)
         reward = checked_reward(reward, f"{self.place}, grade")

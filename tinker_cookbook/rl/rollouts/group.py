@@ -121,6 +121,7 @@ async def _group_rewards(
             "whether the grader still responds"
         ),
     )
+    # Builders are user code: a missing reward would shift those of the other members.
     if len(graded_G) != len(trajectories_G):
         raise DataValidationError(
             f"got {len(graded_G)} rewards, expected {len(trajectories_G)}, one for each trajectory"
@@ -131,6 +132,7 @@ async def _group_rewards(
         value, metrics = graded_G[i]
         place = f"compute_group_rewards of {type(builder).__name__}, member {i}"
         reward = checked_reward(value, place)
+        # Metrics of the group replace those of the episode with the same name.
         metrics = {**trajectory.metrics, **metrics}
         if termination.clamps(trajectory.stop_reason) and trajectory.reward + reward > 0:
             # The final reward cancels the rewards of the steps, so that the total is 0.
@@ -208,6 +210,7 @@ async def _run_in_executor(
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
+        # The caller was cancelled before this thread began, when there was no task to cancel.
         if cancelled:
             raise asyncio.CancelledError
         return await do_group_rollout(builder, policy, **settings)
@@ -235,6 +238,7 @@ def _pickled(value: Any, what: str) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:
+        # The usual cause gets its own message.
         client = getattr(value, "sampling_client", None)
         if type(client).__module__.startswith("tinker_cookbook.backends.local"):
             raise ConfigurationError(
@@ -272,10 +276,12 @@ async def do_group_rollout_and_filter_constant_reward(
         with logtree.optional_enable_logging(enable_logging):
             group = await run_group(env_group_builder, policy, strategy=strategy, config=config)
     except Exception as error:
+        # A tolerant strategy skips the group instead of ending the run.
         if not (isinstance(error, AllTrajectoriesFailedError) or strategy.catches_group_errors):
             raise
         logger.warning("a group is skipped: %s", error)
         return None
+    # Equal rewards have advantages of 0, so the group would train nothing.
     if do_remove_constant_reward_groups and is_constant(group.get_total_rewards()):
         return None
     return group

@@ -113,6 +113,7 @@ def configure(env: Env, config: RolloutConfig) -> None:
     follows = isinstance(env, SupportsRolloutConfig)
     if follows:
         env.begin_rollout(config)
+    # An environment that cannot follow a setting is used as it is, so the user is warned.
     missing = []
     if (calls := config.limits.max_tool_calls) is not None:
         if isinstance(env, SupportsToolCallLimit):

@@ -62,6 +62,7 @@ class RolloutLimits:
     @chz.validate
     def _check(self) -> None:
         for name in chz.chz_fields(type(self)):
+            # Seconds may be a fraction; counts are at least 1.
             if name.endswith("_seconds"):
                 _check_seconds("limits." + name, getattr(self, name))
             else:

@@ -122,6 +122,7 @@ class MemberStrategy(RolloutStrategy):
             await stop_tasks(prompts.requests)
         # 3. Keep the successful members, in the order of the group.
         errors = [error for _, _, errors in outcomes_G for error in errors]
+        # Environments go with their trajectories, because the group's rewards need both.
         succeeded = [
             (trajectory, env) for trajectory, env, _ in outcomes_G if trajectory is not None
         ]
@@ -152,10 +153,12 @@ class MemberStrategy(RolloutStrategy):
                 # Log lines of the environment belong to this member.
                 with logtree.scope_div(data__member=member):
                     if attempt == 0:
+                        # A retry does not wait for the others: only first attempts share a request.
                         await prompts.open(episode, timeout)
                     else:
                         with located_at(lambda: make_env):
                             env = await builder.make_env(member)
+                        # An environment runs one episode, so a retry needs a new one.
                         episode = episode.again(env, attempt)
                     return await bounded(episode.run(), timeout, timeout_error), episode.env, errors
             except Exception as error:
@@ -166,6 +169,7 @@ class MemberStrategy(RolloutStrategy):
                     logger.warning("rollout of member %d failed%s: %s", member, last, error)
         if not self.drops_failed_members:
             raise errors[-1]
+        # The strategy decides with ``check_successes`` whether enough members are left.
         return None, episode.env, errors
 
 
@@ -203,6 +207,7 @@ class MinViableGroup(MemberStrategy):
     def check_successes(self, succeeded: int, size: int, errors: Sequence[Exception]) -> None:
         """Raises ``AllTrajectoriesFailedError`` if fewer than ``min_successful`` succeeded."""
         required = self.min_successful
+        # A group smaller than the minimum needs all its members.
         required = math.ceil(0.75 * size) if required is None else min(required, size)
         if succeeded < required:
             raise AllTrajectoriesFailedError(
@@ -262,6 +267,7 @@ class _FirstPrompts:
 
     def _start_requests(self) -> None:
         """Starts one sampling request for all members with the same first prompt."""
+        # In the order of the members, so that the request does not depend on which opened first.
         episodes = sorted(self._opened, key=lambda episode: episode.member)
         if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
             return  # each response is a separate request, which should fail alone
@@ -279,6 +285,7 @@ class _FirstPrompts:
         for members in equal.values():
             first = members[0]
             assert first.prompt is not None
+            # No member has sampled anything yet, so the first one's budget serves all of them.
             budget = first.token_budget(first.prompt[0])
             if len(members) == 1 or budget.exhausted:
                 continue
@@ -294,6 +301,7 @@ async def _sample_many(
     policy: TokenCompleter, prompt: tuple[Observation, StopCondition], num_samples: int
 ) -> list[TokensWithLogprobs]:
     samples = await policy.sample_many(*prompt, num_samples)
+    # A policy of user code may return too few, and a member would get no response.
     if len(samples) != num_samples:
         raise BackendError(
             f"the policy returned {len(samples)} samples, expected num_samples={num_samples}"
