@@ -1,4 +1,4 @@
-"""On-policy distillation from several teachers, each on a dataset of its own.
+"""On-policy distillation from several teachers, one for each dataset.
 
     python -m recipes.distillation.on_policy_multi_teacher
     python -m recipes.distillation.on_policy_multi_teacher model_name=… lora_rank=128 \\

@@ -180,7 +180,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     seed: int = chz.field(default=0, doc="Seed of the order of problems")
 
     def check(self) -> None:
-        """Raises for a setting that cannot work, and for a file that is not there."""
+        """Raises for a setting that cannot work, and for a missing file."""
         if self.env not in HUB_NAMES:
             raise ConfigurationError(
                 f"env: got {self.env!r}, expected one of {', '.join(HUB_NAMES)}"
@@ -225,7 +225,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
         if not training:
             raise DataValidationError(
                 f"dataset_path={self.dataset_path}: every problem is in the test part too; "
-                "expected problems of its own to train on"
+                "expected other problems to train on"
             )
         test = random.Random(self.seed).sample(test, min(self.num_test, len(test)))
 

@@ -66,7 +66,7 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
         if self.test_size >= len(train):
             raise ConfigurationError(
                 f"test_size: got {self.test_size}, expected less than {len(train)}, the rows of "
-                f"{self.path}, which has no held-out split of its own"
+                f"{self.path}, which has no held-out split"
             )
         return _Chosen(train, order[self.test_size :]), test
 
@@ -161,16 +161,16 @@ def get_comparison_builder(
     if dataset == "example" or dataset in _BY_NAME:
         if test_path is not None:
             raise ConfigurationError(
-                f"test_path: got {test_path} beside dataset={dataset}, which has a held-out part "
-                "of its own; leave it out, or name a file as the dataset"
+                f"test_path: got {test_path} with dataset={dataset}, which already has a "
+                "held-out part; leave it out, or name a file as the dataset"
             )
         if dataset != "example":
             builder = _BY_NAME[dataset]
             return builder() if test_size is None else builder(test_size=test_size)
         if test_size is not None:
             raise ConfigurationError(
-                f"test_size: got {test_size} beside dataset=example, whose held-out part is a file "
-                "of its own; leave it out"
+                f"test_size: got {test_size} with dataset=example, whose held-out part is a "
+                "separate file; leave it out"
             )
         return ComparisonBuilderFromJsonl(
             train_path=str(example_data("comparisons.jsonl")),

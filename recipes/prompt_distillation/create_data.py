@@ -31,10 +31,10 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import (
     LANGUAGE_CLASSIFICATION_PROMPT,
-    QUERY_MARK,
+    PLACEHOLDER,
     Task,
     find_task,
-    misspelt_mark,
+    misspelt_placeholder,
     read_teacher_prompt,
 )
 from tinker_cookbook.recipes.prompt_distillation.queries import (
@@ -66,24 +66,28 @@ QUERIES = example_data("languages.jsonl")
 class Config:
     """Settings of the teacher; what is None is derived and printed."""
 
-    output_file: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="Where the conversations go")
+    output_file: str = chz.field(
+        default=DEFAULT_OUTPUT_FILE, doc="File to write the conversations to"
+    )
     input_file: str = chz.field(
         default=str(QUERIES), doc="Queries: text, one a line, or JSONL with query, label, group"
     )
-    max_queries: int | None = number(None, "Answer only the first so many", low=1)
+    max_queries: int | None = number(
+        None, "Answer only this many queries, the first ones of the file", low=1
+    )
 
     teacher_model: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder")
     teacher_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's adapter, where it has one"
+        default=None, doc="tinker:// path of the teacher's adapter, if any"
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
 
     task: str | None = chz.field(
-        default=None, doc="language or language_by_examples; default: what the teacher can do"
+        default=None, doc="language or language_by_examples; default: depends on the teacher"
     )
     teacher_prompt_file: str | None = chz.field(
         default=None,
-        doc="A prompt of yours instead: text, {query} where the query goes, or .json messages",
+        doc="Your own prompt: text with {query} for the query, or .json messages",
     )
     answer_regex: str | None = chz.field(
         default=None, doc="Regex whose first group is the answer; default: the task's"
@@ -92,7 +96,9 @@ class Config:
         default=None, doc="Answers that count: a,b or Good=a,Bad=b; default: the task's"
     )
 
-    temperature: float = chz.field(default=0.0, doc="Of the teacher's softmax; 0 is greedy")
+    temperature: float = chz.field(
+        default=0.0, doc="Sampling temperature of the teacher; 0 is greedy"
+    )
     top_p: float = chz.field(default=1.0, doc="Nucleus sampling: share of the probability")
     max_tokens: int | None = number(
         None, "Maximum tokens of an answer; default: 5 for language_by_examples, else 1000", low=1
@@ -108,7 +114,7 @@ class Config:
 
     @property
     def model_name(self) -> str:
-        """The teacher, under the name that checks of models know."""
+        """The teacher, under the name that ``check_model`` expects."""
         return self.teacher_model
 
 
@@ -143,7 +149,7 @@ def resolve(config: Config) -> Config:
 
 
 def task_of(config: Config) -> Task:
-    """Returns the prompt and which answers count; ``config`` is resolved."""
+    """Returns the prompt and the rules for its answers; ``config`` is resolved."""
     if config.task is not None:
         task = find_task(config.task)
     else:
@@ -156,7 +162,7 @@ def task_of(config: Config) -> Task:
 
 
 def settings_of(config: Config, task: Task) -> dict[str, Any]:
-    """Returns what the answers depend on."""
+    """Returns the settings that the answers depend on."""
     names = (
         "teacher_model",
         "teacher_path",
@@ -186,7 +192,7 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
         return
     longest = max(queries, key=lambda query: len(query.text))
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.teacher_model))
-    prompt = renderer.build_generation_prompt(task.prompt.ask(longest.text)).length
+    prompt = renderer.build_generation_prompt(task.prompt.messages_for(longest.text)).length
     if prompt + int(config.max_tokens or 1) > context:
         raise ConfigurationError(
             f"max_tokens: got {config.max_tokens}, but the prompt has {prompt} tokens with the "
@@ -196,7 +202,7 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
         )
 
 
-async def ask_teacher(
+async def answer_queries(
     config: Config,
     client: SamplingClient,
     task: Task,
@@ -224,7 +230,7 @@ async def ask_teacher(
         nonlocal done
         for query in waiting:
             samples = await complete.derived(int(query.id, 16)).sample_many(
-                renderer.build_generation_prompt(task.prompt.ask(query.text)),
+                renderer.build_generation_prompt(task.prompt.messages_for(query.text)),
                 renderer.get_stop_sequences(),
                 config.samples_per_query,
             )
@@ -250,18 +256,18 @@ async def ask_teacher(
         display.stop()
 
 
-def _shown(query: Query, words: str, target: str | Reason) -> str:
-    lines = [" ".join(text.split()) for text in (query.text, words)]
+def _shown(query: Query, answer_text: str, target: str | Reason) -> str:
+    lines = [" ".join(text.split()) for text in (query.text, answer_text)]
     text, answer = (line if len(line) <= 70 else f"{line[:70]}…" for line in lines)
     outcome = f"dropped, {target.value}" if isinstance(target, Reason) else f"learned: {target}"
     known = "" if query.label is None else f" (right: {query.label})"
     return f"  {text} -> {answer}  [{outcome}{known}]"
 
 
-def say_summary(output: DistillationFile, labels: Mapping[str, str] | None = None) -> None:
-    """Prints counts of answers and labels, and how often the teacher is right.
+def print_summary(output: DistillationFile, labels: Mapping[str, str] | None = None) -> None:
+    """Prints counts of answers and labels, and the accuracy of the teacher.
 
-    ``labels`` are the answers that may occur; one that never does is pointed out.
+    ``labels`` are the possible answers; a label without any answer is reported.
     """
     for line in _summary(output, labels):
         get_console().print(line, markup=False, soft_wrap=True)
@@ -293,7 +299,7 @@ def _summary(output: DistillationFile, labels: Mapping[str, str] | None) -> Iter
 
 
 def check_kept(output: DistillationFile) -> None:
-    """Raises ``DataValidationError`` where no answer counts: there is nothing to train on."""
+    """Raises ``DataValidationError`` if no answer was kept: there is nothing to train on."""
     if output.kept:
         return
     reasons = Counter(row["reason"] for row in output.dropped)
@@ -312,16 +318,16 @@ def target_of(row: Row) -> str:
 
 
 async def main(config: Config) -> None:
-    """Has a teacher answer queries."""
+    """Samples a teacher's answers to queries and writes them to ``output_file``."""
     config = resolve(config)
     task = task_of(config)
     AnswerReader(task.answer_regex, task.labels)  # raises for a wrong pattern before any work
     labels = None if task.labels is None else set(task.labels.values())
     queries = read_queries(config.input_file, labels)[: config.max_queries]
-    if (mistake := misspelt_mark(task.prompt)) is not None:
-        _say(
-            f"warning: the prompt has {mistake}, which stays as it is; did you mean {QUERY_MARK}, "
-            "where the query goes? It follows as a message of its own now"
+    if (mistake := misspelt_placeholder(task.prompt)) is not None:
+        _print(
+            f"warning: the prompt has {mistake}, which stays as it is; did you mean {PLACEHOLDER}, "
+            "which is replaced by the query? Without it the query is appended as a user message"
         )
     check_length(config, task, queries)
     with DistillationFile(
@@ -331,31 +337,31 @@ async def main(config: Config) -> None:
         if missing:
             await _answer(config, task, output, missing)
         output.finish()
-        say_summary(output, task.labels)
+        print_summary(output, task.labels)
         check_kept(output)
 
 
 async def _answer(
     config: Config, task: Task, output: DistillationFile, missing: list[Query]
 ) -> None:
-    """Connects and has the teacher answer the missing queries."""
-    _say("settings:")
+    """Connects to the backend and samples answers to the missing queries."""
+    _print("settings:")
     for name in chz.chz_fields(Config):
-        _say(f"  {name} = {getattr(config, name)}")
+        _print(f"  {name} = {getattr(config, name)}")
     if output.kept or output.dropped:
-        _say(f"continuing: {len(output.kept)} answers kept, {len(output.dropped)} dropped so far")
+        _print(f"continuing: {len(output.kept)} answers kept, {len(output.dropped)} dropped so far")
     with connect(
         config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
     ) as connection:
-        _say(connection.describe())
+        _print(connection.describe())
         if config.teacher_path is not None:
             opened = connection.service.create_sampling_client(model_path=config.teacher_path)
         else:
             opened = connection.service.create_sampling_client(base_model=config.teacher_model)
-        await ask_teacher(config, await opened, task, output, missing)
+        await answer_queries(config, await opened, task, output, missing)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     get_console().print(line, markup=False, soft_wrap=True)
 
 

@@ -29,11 +29,11 @@ class AnsweredQuery:
     group: str
     label: str | None
     conversations: list[list[Message]] = field(default_factory=list)
-    """One for each answer that counts."""
+    """One for each answer that was kept."""
 
     @property
     def teacher(self) -> str | None:
-        """The teacher's most frequent answer; ``None`` where none of its answers counts."""
+        """The teacher's most frequent answer; ``None`` if all were dropped."""
         answers = Counter(get_text_content(messages[-1]).strip() for messages in self.conversations)
         return answers.most_common(1)[0][0] if answers else None
 
@@ -41,7 +41,7 @@ class AnsweredQuery:
 def read_answers(path: str, labels: Collection[str] | None = None) -> list[AnsweredQuery]:
     """Returns the queries of a file that ``create_data`` made, also those with dropped answers.
 
-    Any file of conversations that end in an answer will do; rows may have ``id``, ``group`` and
+    Any file of conversations that end in an answer works too; rows may have ``id``, ``group`` and
     ``label``. Raises ``DataError``, with the line, for an answer that is none of ``labels``.
     """
     file = Path(path).expanduser()
@@ -145,9 +145,9 @@ class StudentAccuracyBuilder:
         right = [query.label for query in held_out]
         teacher = [query.teacher for query in held_out]
         known = [pair for pair in zip(teacher, right, strict=True) if pair[1] is not None]
-        beside: dict[str, float] = {}
+        constants: dict[str, float] = {}
         if known:
-            beside["teacher_accuracy"] = sum(answer == label for answer, label in known) / len(
+            constants["teacher_accuracy"] = sum(answer == label for answer, label in known) / len(
                 known
             )
         return AnswerAccuracyEvaluator(
@@ -155,5 +155,5 @@ class StudentAccuracyBuilder:
             {"agreement": teacher, "accuracy": right},
             self.dataset.renderer,
             self.max_tokens,
-            beside=beside,
+            constants=constants,
         )

@@ -1,8 +1,8 @@
 """The file of distilled conversations, which a stopped run continues.
 
-``NAME.jsonl`` holds the answers that count, as conversations without the prompt. The folder
+``NAME.jsonl`` holds the kept answers, as conversations without the prompt. The folder
 ``NAME.jsonl.run/`` has ``config.json`` (the settings the answers depend on) and ``dropped.jsonl``
-(the answers that do not count, and why). A killed run leaves whole rows only. At the end the rows
+(the other answers, each with its reason). A killed run leaves whole rows only. At the end the rows
 are sorted by query, so that the file does not depend on the order of the answers.
 """
 
@@ -29,13 +29,13 @@ def run_folder(output_file: str | Path) -> Path:
 
 
 def read_dropped(output_file: str | Path) -> list[Row]:
-    """Returns the answers that did not count: ``id``, ``sample``, ``query``, ``answer``,
+    """Returns the dropped answers: ``id``, ``sample``, ``query``, ``answer``,
     ``reason``, and ``label`` and ``group`` where known."""
     return read_rows(run_folder(output_file) / "dropped.jsonl")
 
 
 def read_settings(output_file: str | Path) -> dict[str, Any]:
-    """Returns the settings that the answers were made with; empty where they are not known."""
+    """Returns the settings that the answers were sampled with; empty if they are unknown."""
     rows = read_rows(run_folder(output_file) / "config.json")
     return rows[0] if rows else {}
 
@@ -91,7 +91,7 @@ class DistillationFile:
         before = read_settings(self.path)
         if not before:
             write_atomically(self.folder / "config.json", encode_row(self._settings))
-        # Through JSON, because that is how the earlier settings were kept.
+        # The earlier settings were read from JSON, so compare in that form: tuples become lists.
         now = json.loads(encode_row(self._settings))
         changed = [
             f"{key} was {_shown(before.get(key))} and is {_shown(now.get(key))}"
@@ -100,42 +100,42 @@ class DistillationFile:
         ]
         if changed:
             raise ConfigurationError(
-                f"output_file: {self.path} was begun with other settings: {'; '.join(changed)}. "
+                f"output_file: {self.path} was created with other settings: {'; '.join(changed)}. "
                 f"Give another output_file=…, repeat the settings, or delete {self.path.name} and "
                 f"{self.folder.name} to start over"
             )
         self.kept, self.dropped = read_rows(self.path), read_dropped(self.path)
-        strangers = [row for row in self.kept + self.dropped if row.get("id") not in self._order]
-        if strangers:
+        unknown = [row for row in self.kept + self.dropped if row.get("id") not in self._order]
+        if unknown:
             raise ConfigurationError(
-                f"input_file: {self.path} has {len(strangers)} answers to queries that are not "
+                f"input_file: {self.path} has {len(unknown)} answers to queries that are not "
                 "among these; expected the same queries, to which others may be added. Give "
-                "another output_file=…, or the input_file it was begun with"
+                "another output_file=…, or the input_file that it was created with"
             )
 
     def missing(self) -> list[Query]:
-        """Returns the queries of which answers are still wanted."""
+        """Returns the queries that have fewer answers than ``samples_per_query``."""
         have = Counter(row["id"] for row in self.kept + self.dropped)
         return [query for query in self._queries if have[query.id] < self._samples]
 
     def add(self, query: Query, answers: Sequence[tuple[str, str | Reason]]) -> None:
-        """Writes a query's answers: for each the teacher's words, and the student's target or why
-        the answer is dropped. Answers that a stopped run wrote already are skipped."""
+        """Writes a query's answers: for each the teacher's text, and the student's target or the
+        reason why it is dropped. Answers that a stopped run wrote already are skipped."""
         have = {row["sample"] for row in self.kept + self.dropped if row["id"] == query.id}
-        for sample, (words, target) in enumerate(answers):
+        for sample, (text, target) in enumerate(answers):
             if sample in have:
                 continue
             about: Row = {"id": query.id, "sample": sample}
             known = {"label": query.label, "group": query.group}
             about |= {key: value for key, value in known.items() if value is not None}
             if isinstance(target, Reason):
-                row = {**about, "query": query.text, "answer": words, "reason": target.value}
+                row = {**about, "query": query.text, "answer": text, "reason": target.value}
                 append_row(self.folder / "dropped.jsonl", row)
                 self.dropped.append(row)
             else:
                 turns = [("user", query.text), ("assistant", target)]
-                messages = [{"role": role, "content": text} for role, text in turns]
-                row = {"messages": messages, **about, "answer": words}
+                messages = [{"role": role, "content": content} for role, content in turns]
+                row = {"messages": messages, **about, "answer": text}
                 append_row(self.path, row)
                 self.kept.append(row)
 

@@ -1,6 +1,6 @@
-"""Prompts of the teacher, and which of its answers count.
+"""Prompts of the teacher, and the rules that select its answers.
 
-Two prompts for one task, the language of a text, come with the recipe. ``language`` is the long
+The recipe has two prompts for one task, naming the language of a text. ``language`` is the long
 one: rules for code, numbers and mixed text, answers of two letters. It needs a model that can
 follow rules; SmolLM2-135M-Instruct got 0 of 48 texts right with it (answers of 24 tokens at most).
 ``language_by_examples`` shows texts with the names of their languages, which so small a model can
@@ -26,7 +26,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.renderers import Message, normalize_messages
 
-QUERY_MARK = "{query}"
+PLACEHOLDER = "{query}"
 
 LANGUAGE_NAMES = {
     "ar": "Arabic",
@@ -121,39 +121,39 @@ class TeacherPrompt:
 
     messages: tuple[Message, ...]
 
-    def ask(self, query: str) -> list[Message]:
+    def messages_for(self, query: str) -> list[Message]:
         """Returns the teacher's prompt for ``query``."""
         filled = [
-            Message(role=m["role"], content=str(m["content"]).replace(QUERY_MARK, query))
+            Message(role=m["role"], content=str(m["content"]).replace(PLACEHOLDER, query))
             for m in self.messages
         ]
-        if not self.has_mark:
+        if not self.has_placeholder:
             filled.append(Message(role="user", content=query))
         return filled
 
     @property
-    def has_mark(self) -> bool:
-        """Whether the query has a place of its own in the messages."""
-        return any(QUERY_MARK in str(m["content"]) for m in self.messages)
+    def has_placeholder(self) -> bool:
+        """Whether the messages contain ``{query}``."""
+        return any(PLACEHOLDER in str(m["content"]) for m in self.messages)
 
 
-def misspelt_mark(prompt: TeacherPrompt) -> str | None:
-    """Returns what looks like ``{query}`` in a prompt that has no such mark, or ``None``."""
-    if prompt.has_mark:
+def misspelt_placeholder(prompt: TeacherPrompt) -> str | None:
+    """Returns a likely misspelling of ``{query}`` in a prompt without it, or ``None``."""
+    if prompt.has_placeholder:
         return None
     text = "\n".join(str(message["content"]) for message in prompt.messages)
     words = re.findall(r"\{(\w+)\}", text)
-    close = get_close_matches(QUERY_MARK.strip("{}"), [word.lower() for word in words], n=1)
+    close = get_close_matches(PLACEHOLDER.strip("{}"), [word.lower() for word in words], n=1)
     return f"{{{close[0]}}}" if close else None
 
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and which answers to it count."""
+    """A prompt, and the rules that select and translate its answers."""
 
     prompt: TeacherPrompt
     answer_regex: str | None
-    """Regex of the part of an answer that counts; None: all of it."""
+    """Regex of the part of an answer that is kept; None: all of it."""
     labels: Mapping[str, str] | None
     """Possible answers, each with the student's target for it; None: any answer."""
 
@@ -211,10 +211,10 @@ def read_teacher_prompt(path: str) -> TeacherPrompt:
         ) from error
     if not text:
         raise DataValidationError(
-            f"teacher_prompt_file: {file} is empty; expected what the teacher is to be told"
+            f"teacher_prompt_file: {file} is empty; expected the teacher's instructions"
         )
     if file.suffix != ".json":
-        role = "user" if QUERY_MARK in text else "system"
+        role = "user" if PLACEHOLDER in text else "system"
         return TeacherPrompt((Message(role=role, content=text),))
     expected = 'expected a list such as [{"role": "system", "content": "…"}, …]'
     try:

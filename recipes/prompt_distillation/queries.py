@@ -81,7 +81,7 @@ def parse_labels(text: str) -> dict[str, str]:
         if not answer or not target or answer.casefold() in {label.casefold() for label in labels}:
             raise ConfigurationError(
                 f"labels: got {text!r}, expected different words such as positive,negative, or "
-                "Good=positive,Bad=negative for answers that the student is to put otherwise"
+                "Good=positive,Bad=negative for answers with another target"
             )
         labels[answer] = target
     return labels

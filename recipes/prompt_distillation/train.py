@@ -40,9 +40,9 @@ from tinker_cookbook.utils.terminal import get_console
 class CLIConfig(RecipeSettings):
     """Settings of the student; what is None is derived and printed."""
 
-    file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File that create_data made")
+    file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File written by create_data")
     labels: str | None = chz.field(
-        default=None, doc="Answers that may occur: a,b; default: those of create_data"
+        default=None, doc="Possible answers: a,b; default: the labels of create_data"
     )
     test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
     split_seed: int = chz.field(
@@ -92,7 +92,7 @@ def build_config(cli: CLIConfig) -> train.Config:
     dataset = build_dataset(cli)
     dataset.split  # noqa: B018  (read now, so that a bad line is refused before anything is loaded)
     evaluators = []
-    # Without labels the answers are free text, of which equality measures nothing: test/nll does.
+    # Free text rarely matches word for word, so without labels only test/nll is measured.
     if dataset.labels is not None and dataset.split[1]:
         evaluators.append(StudentAccuracyBuilder(dataset=dataset, max_tokens=cli.answer_max_tokens))
     return resolve(
@@ -112,17 +112,17 @@ def report(rows: list[Row]) -> list[str]:
     if len(measured) < 2:
         return []
     first, last = measured[0], measured[-1]
-    lines = ["on the queries held out:"]
+    lines = ["on held-out queries:"]
     if "test/accuracy" in last:
         lines += [
-            f"  right, teacher with prompt          {_share(last, 'teacher_accuracy', 'accuracy')}",
-            f"  right, student without, before      {_share(first, 'accuracy')}",
-            f"  right, student without, after       {_share(last, 'accuracy')}",
+            f"  accuracy, teacher with prompt       {_share(last, 'teacher_accuracy', 'accuracy')}",
+            f"  accuracy, student without, before   {_share(first, 'accuracy')}",
+            f"  accuracy, student without, after    {_share(last, 'accuracy')}",
         ]
     if "test/agreement" in last:
         lines += [
-            f"  as the teacher, student, before     {_share(first, 'agreement')}",
-            f"  as the teacher, student, after      {_share(last, 'agreement')}",
+            f"  agreement with teacher, before      {_share(first, 'agreement')}",
+            f"  agreement with teacher, after       {_share(last, 'agreement')}",
         ]
     return lines
 

@@ -169,7 +169,7 @@ def test_the_student_learns_and_is_compared_with_the_teacher(runs, trained):
     assert first["test/agreement"] == 0.0
     assert last["test/agreement"] > 0.0
     assert last["test/cut_off"] == 0.0
-    for line in ("right, teacher with prompt", "as the teacher, student, after"):
+    for line in ("accuracy, teacher with prompt", "agreement with teacher, after"):
         assert line in trained
 
 

@@ -64,7 +64,7 @@ def test_labels_may_be_put_otherwise():
 
 
 def test_the_long_prompt_knows_every_label_and_holds_the_query():
-    (message,) = TASKS["language"].prompt.ask("Wo bist du?")
+    (message,) = TASKS["language"].prompt.messages_for("Wo bist du?")
     assert message["role"] == "user"
     assert message["content"].endswith("Wo bist du?")
     for code, name in LANGUAGE_NAMES.items():
@@ -72,7 +72,7 @@ def test_the_long_prompt_knows_every_label_and_holds_the_query():
 
 
 def test_the_examples_show_every_label():
-    messages = TASKS["language_by_examples"].prompt.ask("Wo bist du?")
+    messages = TASKS["language_by_examples"].prompt.messages_for("Wo bist du?")
     shown = {m["content"] for m in messages if m["role"] == "assistant"}
     assert shown == set(LANGUAGE_NAMES.values())
     assert messages[-1] == {"role": "user", "content": "Wo bist du?"}
@@ -91,15 +91,21 @@ def test_the_default_task_is_what_the_teacher_can_do(stories_model, monkeypatch)
 def test_prompts_from_files(tmp_path):
     text = tmp_path / "prompt.txt"
     text.write_text("Be brief.\n")
-    system, user = read_teacher_prompt(str(text)).ask("Hi {there}")
+    system, user = read_teacher_prompt(str(text)).messages_for("Hi {there}")
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi {there}"})
     text.write_text("Say it in French: {query}!")
-    assert read_teacher_prompt(str(text)).ask("Hi")[0]["content"] == "Say it in French: Hi!"
+    assert (
+        read_teacher_prompt(str(text)).messages_for("Hi")[0]["content"] == "Say it in French: Hi!"
+    )
     chat = tmp_path / "prompt.json"
     chat.write_text(
         json.dumps([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
     )
-    assert [m["content"] for m in read_teacher_prompt(str(chat)).ask("3")] == ["1", "2", "3"]
+    assert [m["content"] for m in read_teacher_prompt(str(chat)).messages_for("3")] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '[{"role": "user"}]', "[3]"])
@@ -205,12 +211,12 @@ def test_the_teachers_accuracy_counts_dropped_answers_as_wrong(tmp_path, stories
     path = tmp_path / "d.jsonl"
     rows_of(path)
     builder = builder_of(path, stories_model, test_fraction=0.5)
-    beside = StudentAccuracyBuilder(dataset=builder)()._beside
-    assert beside == {"teacher_accuracy": 0.5}  # of each group one query is a's and one is b's
+    constants = StudentAccuracyBuilder(dataset=builder)()._constants
+    assert constants == {"teacher_accuracy": 0.5}  # of each group one query is a's and one is b's
     (tmp_path / "d.jsonl.run").mkdir()
     held_out = {asked.group for asked in builder.split[1]}
     lost = {"id": "x", "query": "?", "label": "a", "reason": "empty", "group": min(held_out)}
     (tmp_path / "d.jsonl.run" / "dropped.jsonl").write_text(json.dumps(lost) + "\n")
     builder = builder_of(path, stories_model, test_fraction=0.5)
-    beside = StudentAccuracyBuilder(dataset=builder)()._beside
-    assert beside == {"teacher_accuracy": pytest.approx(5 / 11)}
+    constants = StudentAccuracyBuilder(dataset=builder)()._constants
+    assert constants == {"teacher_accuracy": pytest.approx(5 / 11)}

@@ -8,7 +8,7 @@ import pytest
 from recipes import rl_basic, sl_basic
 from recipes.prompt_distillation import create_data
 from recipes.prompt_distillation.create_data import check_length, resolve, task_of
-from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_mark
+from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_placeholder
 from recipes.prompt_distillation.queries import Query
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
@@ -33,21 +33,21 @@ class File:
 
 def test_a_file_without_a_row_is_an_error(tmp_path, capsys):
     none_kept = File(tmp_path, [], ["cut off", "cut off", "no match"])
-    create_data.say_summary(none_kept, {"yes": "yes"})
+    create_data.print_summary(none_kept, {"yes": "yes"})
     assert "written to" not in capsys.readouterr().out
     with pytest.raises(DataValidationError, match=r"none of the 3 answers counts \(2 cut off, 1"):
         create_data.check_kept(none_kept)
     some = File(tmp_path, ["yes"], [])
     create_data.check_kept(some)
-    create_data.say_summary(some, None)
+    create_data.print_summary(some, None)
     assert "written to" in capsys.readouterr().out
 
 
 def test_labels_that_never_occur(tmp_path, capsys):
     file = File(tmp_path, ["no", "no"], [])
-    create_data.say_summary(file, {"Yes": "yes", "no": "no"})
+    create_data.print_summary(file, {"Yes": "yes", "no": "no"})
     assert "warning: labels: no answer kept is yes, so" in capsys.readouterr().out
-    create_data.say_summary(file, {"no": "no"})
+    create_data.print_summary(file, {"no": "no"})
     assert "warning" not in capsys.readouterr().out
 
 
@@ -61,7 +61,7 @@ def test_labels_that_never_occur(tmp_path, capsys):
     ],
 )
 def test_a_misspelt_place_of_the_query(text, mark):
-    assert misspelt_mark(TeacherPrompt((Message(role="user", content=text),))) == mark
+    assert misspelt_placeholder(TeacherPrompt((Message(role="user", content=text),))) == mark
 
 
 def test_a_prompt_too_long_for_the_context_is_refused_before_loading(stories_model, tmp_path):

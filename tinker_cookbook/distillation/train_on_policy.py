@@ -113,19 +113,19 @@ class Config(PolicyTrainingConfig):
             )
         if self.kl_penalty_coef == 0:
             raise ConfigurationError(
-                "kl_penalty_coef: got 0, with which the teachers teach nothing; expected more "
+                "kl_penalty_coef: got 0, so the teachers would have no effect; expected more "
                 "(1 is usual), or rl.train for rewards alone"
             )
         if self.remove_constant_reward_groups:
             raise ConfigurationError(
-                "remove_constant_reward_groups: got True, which would take the groups away that "
-                "the teachers teach on whatever their reward is; expected False"
+                "remove_constant_reward_groups: got True, which would remove groups that the "
+                "teachers train on whatever their reward is; expected False"
             )
         if self.center_teacher_kl and self.stream_minibatch_config is not None:
             raise ConfigurationError(
                 "center_teacher_kl: got True with stream_minibatch_config, but the mean is over "
-                "the whole batch, which is not there when the first minibatch trains; leave one of "
-                "them out"
+                "the whole batch, which is incomplete when the first minibatch trains; leave one "
+                "out"
             )
         for i, part in enumerate(self.dataset_configs):
             if part.groups_per_batch < 1:
@@ -157,7 +157,7 @@ class Config(PolicyTrainingConfig):
             if self.sees_other_prompt(part):
                 raise ConfigurationError(
                     f"n_teacher_targets: got {self.n_teacher_targets}, but the teacher of "
-                    f"dataset_configs[{i}] has a prompt or a chat format of its own; expected 0, "
+                    f"dataset_configs[{i}] has another prompt or chat format; expected 0, "
                     "or a teacher that sees what the student does (its own model or checkpoint)"
                 )
 

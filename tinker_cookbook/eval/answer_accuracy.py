@@ -25,7 +25,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
     the share of equal answers, and ``NAME/num_R``, the number of questions that count.
     ``NAME/cut_off`` is the share of answers that did not end within ``max_tokens``; it should fall
     to 0. ``read`` extracts the part of an answer that is compared; ``last_answers`` has these of
-    the latest evaluation. ``beside`` holds constants to log with each evaluation.
+    the latest evaluation. ``constants`` are values to log with each evaluation.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         max_tokens: int = 16,
         name: str = "test",
         read: Callable[[str], str] = str.strip,
-        beside: Mapping[str, float] | None = None,
+        constants: Mapping[str, float] | None = None,
     ) -> None:
         if max_tokens < 1:
             raise ConfigurationError(f"max_tokens: got {max_tokens}, expected at least 1")
@@ -51,7 +51,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         self._prompts = [renderer.build_generation_prompt(list(q)) for q in questions]
         self._references = {key: list(expected) for key, expected in references.items()}
         self._renderer, self._max_tokens, self._read = renderer, max_tokens, read
-        self._name, self._beside = name, dict(beside or {})
+        self._name, self._constants = name, dict(constants or {})
         self.last_answers: list[str] = []
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
@@ -74,4 +74,4 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
             if known:
                 metrics[reference] = sum(a == wanted for a, wanted in known) / len(known)
             metrics[f"num_{reference}"] = float(len(known))
-        return {f"{self._name}/{key}": value for key, value in (metrics | self._beside).items()}
+        return {f"{self._name}/{key}": value for key, value in (metrics | self._constants).items()}

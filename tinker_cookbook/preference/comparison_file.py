@@ -146,7 +146,7 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
     if first.strip() or not rest:
         raise DataFormatError(
             f"{place}: got a text that begins {text[:40]!r}, expected a dialogue that begins "
-            f"'\\n\\nHuman: …', or else a 'prompt' beside it, as in {EXPECTED}"
+            f"'\\n\\nHuman: …', or else a separate 'prompt', as in {EXPECTED}"
         )
     turns: list[Message] = []
     for speaker, text in zip(rest[::2], rest[1::2], strict=True):

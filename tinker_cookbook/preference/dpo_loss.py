@@ -60,7 +60,7 @@ class PairLoss:
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigurationError(
                 f"label_smoothing: got {self.label_smoothing}, expected 0 to less than 0.5: at one "
-                "half the labels would say nothing"
+                "half the labels would carry no information"
             )
         if self.label_smoothing and self.name != "dpo":
             raise ConfigurationError(

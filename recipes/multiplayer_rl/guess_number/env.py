@@ -1,8 +1,8 @@
-"""A number is thought of; the model guesses, and is told each time whether it is higher or lower.
+"""Guess a hidden number: after each guess the model learns whether the number is higher or lower.
 
 The smallest game of several turns in which the second answer should depend on the first. Halving
 what is left always wins where ``2 ** max_turns > high - low + 1``; guessing at random, without
-saying a number twice, wins ``max_turns / (high - low + 1)`` of the games.
+repeating a number, wins ``max_turns / (high - low + 1)`` of the games.
 """
 
 from __future__ import annotations

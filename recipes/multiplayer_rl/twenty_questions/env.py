@@ -1,4 +1,4 @@
-"""Twenty questions: the model asks about a hidden word, another model answers yes or no.
+"""Twenty questions: the model guesses a hidden word, another model answers its questions.
 
 The answerer is any ``MessageCompleter``: another model, this one untrained, a person, a rule. It
 sees the word and one question at a time, and only a Yes or No of its answer is passed on.

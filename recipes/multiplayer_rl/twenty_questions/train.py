@@ -69,7 +69,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(config: CLIConfig) -> None:
-    """Trains the model that asks the questions."""
+    """Trains the model that guesses the word."""
     await run(config, build_config(config))
 
 

@@ -67,7 +67,7 @@ async def main(config: CLIConfig) -> None:
             sft, rm = finished(config, "sft"), finished(config, "rm")
             await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
             result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
-            _say(
+            _print(
                 f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
                 f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
                 f"{result['num_comparisons']:.0f} held-out prompts\n"
@@ -136,13 +136,13 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
             "behavior_if_log_dir_exists=delete, the others off, or give another log_path"
         )
     if last is not None and last.final and not changed:
-        _say(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
+        _print(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
         return
-    _say(f"{_TITLES[stage]}: {config.log_path}")
+    _print(f"{_TITLES[stage]}: {config.log_path}")
     await train(config)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     get_console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -40,7 +40,7 @@ C = TypeVar("C", bound=TrainingConfig)
 # One token of a comparison is trained where an answer has dozens: steps are noisier.
 _RM_FRACTION_OF_SFT_LR = 0.4
 # Pairwise comparison gives a nonzero advantage in every group, so updates are larger than with
-# right-or-wrong rewards. The demo model gets 1e-4; at 3e-4 its answers shrink to a word.
+# right-or-wrong rewards. The demo model gets 1e-4; at 3e-4 its answers shrink to one word.
 _RL_FRACTION_OF_SFT_LR = 0.075
 
 
@@ -160,7 +160,7 @@ def _stage(kind: type[C], cli: CLIConfig, stage: str, **derived: Any) -> C:
     """Builds the config of a stage; settings without a stage in their name hold for all stages."""
     limits = (cli.max_steps, getattr(cli, f"{stage}_max_steps"))
     derived["max_steps"] = min((limit for limit in limits if limit is not None), default=None)
-    # Each stage is a run of its own at Weights & Biases and at the backend.
+    # Each stage is a separate run at Weights & Biases and at the backend.
     for name in ("wandb_name", "session_name"):
         if getattr(cli, name) is not None:
             derived[name] = f"{getattr(cli, name)}-{stage}"

@@ -25,8 +25,8 @@ async def measure_win_rate(
     """Returns the metrics of ``ComparisonEvaluator`` on held-out prompts; writes win_rate.json.
 
     ``win_rate`` compares stage 3 with stage 1 by the reward model that stage 3 was trained on: it
-    tells that training worked, not that people would agree. ``control_win_rate`` compares stage 1
-    with other samples of its own, 0.5 up to chance. The same weights are not measured twice.
+    shows that training worked, not that people would agree. ``control_win_rate`` compares two sets
+    of samples of stage 1, 0.5 up to chance. A result in the file is reused for the same weights.
     """
     file = cli.folder / FILE
     request = {

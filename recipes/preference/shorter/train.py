@@ -42,7 +42,7 @@ class CLIConfig(RLSettings):
 
     groups_per_batch: int = chz.field(default=4, doc="Questions a step")
     learning_rate: float | None = chz.field(
-        default=1e-4, doc="What the other RL recipes take (3e-4) ends in answers of one word"
+        default=1e-4, doc="The 3e-4 of the other RL recipes leads to answers of one word"
     )
     max_tokens: int = chz.field(default=64, doc="Maximum tokens to sample in an answer")
     tournament_pattern: TournamentPattern = chz.field(

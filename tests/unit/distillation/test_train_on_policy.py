@@ -255,7 +255,7 @@ def test_a_teacher_that_is_not_there(model, prompts, tmp_path, path, error, mess
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl_penalty_coef": 0}, "kl_penalty_coef: got 0, with which the teachers teach nothing"),
+        ({"kl_penalty_coef": 0}, "kl_penalty_coef: got 0, so the teachers would have no effect"),
         ({"remove_constant_reward_groups": True}, "remove_constant_reward_groups: got True"),
         ({"reward_coef": float("nan")}, "reward_coef: got nan"),
         ({"dataset_configs": []}, "dataset_configs: got none"),
@@ -282,7 +282,7 @@ def test_settings_that_cannot_work(model, prompts, tmp_path, settings, message):
 
 def test_distributions_of_a_teacher_that_sees_something_else(model, prompts, tmp_path):
     hinted = part(model, prompts, TeacherConfig(base_model=model, system_prompt="Be odd."))
-    message = "teacher of dataset_configs.0. has a prompt or a chat format of its own"
+    message = "teacher of dataset_configs.0. has another prompt or chat format"
     with pytest.raises(ConfigurationError, match=message):
         config(model, tmp_path, hinted, **TARGETS).check()
 

@@ -56,7 +56,7 @@ def test_shares_of_equal_answers(client, renderer, greedy):
         "accuracy": [None, greedy[1], "wrong"],
         "nothing": [None] * 3,
     }
-    metrics, evaluator = evaluate(client, renderer, references, beside={"teacher_accuracy": 0.5})
+    metrics, evaluator = evaluate(client, renderer, references, constants={"teacher_accuracy": 0.5})
     assert evaluator.last_answers == greedy
     assert metrics == {
         "test/cut_off": 1.0,
