@@ -213,5 +213,5 @@ def _load_processor(name: str) -> Any:
         raise ConfigurationError(
             f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
             "files that transformers' AutoImageProcessor reads (set HF_TRUST_REMOTE_CODE=1 if it "
-            "needs own code)"
+            "needs custom code)"
         ) from error

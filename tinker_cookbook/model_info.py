@@ -125,7 +125,7 @@ _FAMILIES = (
     _Family(r"gemma-3-.*-it", "google", "3", ("gemma3",), is_vl=True),
     _Family(r"gemma-3-(270m|1b)", "google", "3", BASE, is_chat=False),
     _Family(r"gemma-3-", "google", "3", BASE, is_chat=False, is_vl=True),
-    # Formats before v3 and after v7 have no renderer of their own.
+    # Formats before v3 and after v7 have no renderer.
     _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", _TEMPLATE),
     _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", _TEMPLATE),
     _Family(r"mistral-small-3\.1-.*instruct", "mistralai", "", _MISTRAL, is_vl=True),
@@ -403,7 +403,7 @@ def _chat_template(folder: Path) -> str:
         template = config.get("chat_template") or ""
     except (OSError, ValueError, AttributeError):
         return ""
-    if isinstance(template, list):  # several named templates, of which the default one is used
+    if isinstance(template, list):  # several named templates; the default one is used
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         return str(named.get("default", ""))
     return str(template)

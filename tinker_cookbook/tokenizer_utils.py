@@ -216,7 +216,7 @@ def _load_checked(folder: Path) -> Tokenizer:
     except Exception as error:  # a parser may raise anything on damaged files
         raise ConfigurationError(
             f"model_name: the tokenizer in {folder} cannot be loaded: {error}; expected files that "
-            "transformers' AutoTokenizer reads (set HF_TRUST_REMOTE_CODE=1 if it needs own code)"
+            "transformers' AutoTokenizer reads (set HF_TRUST_REMOTE_CODE=1 if it needs custom code)"
         ) from error
     # One text is enough: classes differ in pre-tokenization, of which it has every case.
     truth = _raw_ids(folder)

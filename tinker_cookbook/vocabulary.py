@@ -28,6 +28,6 @@ def check_same_vocabulary(model_name: str, other_name: str, setting: str) -> Non
         raise ConfigurationError(
             f"{setting}: got {other_name}, whose vocabulary differs from that of {model_name} in "
             f"{len(wrong)} of {len(own)} tokens (id {first} is {other.get(first)!r} there, not "
-            f"{own[first]!r}); expected a model with the same tokenizer, since it is to score the "
-            "very tokens of the other: choose one of the same family"
+            f"{own[first]!r}); expected a model with the same tokenizer, since it scores the "
+            "tokens of the other: choose one of the same family"
         )

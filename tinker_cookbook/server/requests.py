@@ -164,7 +164,7 @@ class OrderedDispatcher:
         self._end_gap()
 
     def _begin_ready(self) -> None:
-        """Begins the operations whose turn it is; starts the timer of a gap before the next."""
+        """Begins the operations that are next in order; starts the timer of a missing one."""
         # One operation at a time: while one begins in a thread, the others wait for its end.
         while self._waiting and self._beginning is None:
             first = min(self._waiting)

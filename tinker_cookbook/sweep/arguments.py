@@ -1,5 +1,4 @@
-"""The sweep's command line: a recipe, its settings, of which some have several values, and keys of
-the sweep."""
+"""The sweep's command line: a recipe, its settings, some with several values, and sweep keys."""
 
 from __future__ import annotations
 
@@ -162,8 +161,8 @@ def make_points(settings: Mapping[str, Sequence[str]]) -> tuple[Point, ...]:
     points: dict[str, Point] = {}
     for values in itertools.product(*settings.values()):
         chosen = dict(zip(settings, values, strict=True))
-        own = {key: chosen[key] for key in swept}
-        point = Point(run_name(own), chosen, own)
+        swept_values = {key: chosen[key] for key in swept}
+        point = Point(run_name(swept_values), chosen, swept_values)
         if point.name.lower() in points:
             raise ConfigurationError(
                 f"{', '.join(swept)}: got two runs of the name {point.name}, expected values that "

@@ -23,10 +23,10 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Starts ``python -m module words`` as a child that sends itself ``at_death`` when this process
     ends; ``popen`` are further arguments of ``subprocess.Popen``."""
-    own = [sys.executable, "-m", "tinker_cookbook.sweep.child", str(int(at_death)), module]
+    command = [sys.executable, "-m", "tinker_cookbook.sweep.child", str(int(at_death)), module]
     # In a new session: Ctrl-C on the terminal reaches the sweep only.
     outputs = {"stderr": subprocess.STDOUT, "start_new_session": True, **popen}
-    return subprocess.Popen[bytes]([*own, *words], stdin=subprocess.PIPE, **outputs)
+    return subprocess.Popen[bytes]([*command, *words], stdin=subprocess.PIPE, **outputs)
 
 
 def main(argv: list[str]) -> None:

@@ -230,8 +230,8 @@ class Server:
     def environment(self) -> dict[str, str]:
         """Returns the environment of a run."""
         # PYTHONUNBUFFERED: the output of a killed run is in its log file.
-        own = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "PYTHONUNBUFFERED": "1"}
-        environment = {**os.environ, **own}
+        added = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **added}
         if self.process is not None:
             environment.pop("TINKER_CREDENTIAL_CMD", None)  # it gives the key of another server
             for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the loopback address

@@ -40,7 +40,7 @@ _REFRESHES_PER_SECOND = 4
 
 
 class Pace:
-    """Speed over the last 20 updates: a slow first step or an evaluation is soon left behind."""
+    """Speed over the last 20 updates: a slow first step or an evaluation soon drops out."""
 
     def __init__(self, now: float, step: int) -> None:
         self._seen: deque[tuple[float, int, int]] = deque([(now, step, 0)], maxlen=_WINDOW + 1)

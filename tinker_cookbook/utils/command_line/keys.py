@@ -167,8 +167,8 @@ def also_named(**aliases: str) -> Any:
     """
 
     def mark(config_class: C) -> C:
-        own = {alias.replace("__", "."): key for alias, key in aliases.items()}
-        setattr(config_class, _ALIASES, {**aliases_of(config_class), **own})
+        added = {alias.replace("__", "."): key for alias, key in aliases.items()}
+        setattr(config_class, _ALIASES, {**aliases_of(config_class), **added})
         return config_class
 
     return mark
@@ -178,5 +178,5 @@ def aliases_of(config_class: type[Any]) -> dict[str, str]:
     """Returns alias -> field name of a class and its bases."""
     aliases: dict[str, str] = getattr(config_class, _ALIASES, {})
     # A subclass may have a field of the same name.
-    own = chz.chz_fields(config_class)
-    return {alias: key for alias, key in aliases.items() if alias not in own}
+    fields = chz.chz_fields(config_class)
+    return {alias: key for alias, key in aliases.items() if alias not in fields}

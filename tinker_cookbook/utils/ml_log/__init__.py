@@ -70,7 +70,7 @@ def setup_logging(
         do_configure_logging_module: Send Python's log messages to ``logs.log`` and the console.
         resume_step: Updates in the checkpoint that the run continues from; rows of later steps are
             cut; -1 (no checkpoint) cuts all, ``None`` keeps all.
-        print_metrics: Print metrics too; loops with a display of their own pass False.
+        print_metrics: Print metrics too; loops with their own display pass False.
 
     Raises:
         ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.

@@ -136,7 +136,7 @@ def _dump_record(record: Any) -> dict[str, Any]:
     if name is None:  # a class defined in a function: no import can find it
         return _lost(record)
     if chz.is_chz(record):
-        # Of each field: the value after the munger, and the one before it.
+        # Names of the attributes with the value after the munger, and before it.
         names = [(f.logical_name, f.x_name) for f in chz.chz_fields(record).values()]
     else:
         names = [(f.name, f.name) for f in dataclasses.fields(record) if f.init]

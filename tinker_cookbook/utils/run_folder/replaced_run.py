@@ -104,7 +104,7 @@ def settle(log_dir: str | os.PathLike[str]) -> None:
 
 
 def recover(log_dir: str | os.PathLike[str]) -> None:
-    """Settles what a killed process left behind for ``log_dir``.
+    """Settles what a killed process left for ``log_dir``.
 
     Raises:
         ConfigurationError: Another process is replacing the run in ``log_dir``.
@@ -169,7 +169,7 @@ def _decide(folder: Path, aside: Path) -> None:
 
 
 def _discard(aside: Path) -> None:
-    # Renamed first, so that a partly removed folder is never taken for a run.
+    # Renamed first, so that a partly removed folder is never mistaken for a run.
     gone = aside.with_name(aside.name.replace(".replaced-", ".discarded-"))
     aside.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
