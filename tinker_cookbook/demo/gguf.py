@@ -68,6 +68,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     reader = GGUFReader(source)
     fields = {key: field.contents() for key, field in reader.fields.items()}
     for key, known in _KNOWN.items():
+        # The names of tensors and the order of rows below are those of this architecture only.
         if fields.get(key) != known:
             raise DataFormatError(
                 f"{source}: {key} is {fields.get(key)!r}, but only {known!r} can be converted "
@@ -92,9 +93,11 @@ def convert_gguf(source: Path, folder: Path) -> None:
         shape = tuple(int(size) for size in reversed(tensor.shape))  # GGUF: the inner axis first
         flat = dequantize(tensor.data, tensor.tensor_type)
         array = np.array(flat, dtype=np.float32).reshape(shape)
+        # Only q and k have rotary pairs, so only their rows are in another order.
         if kind in heads:
             array = _halves_from_pairs(array, heads[kind])
         weights[name] = torch.from_numpy(array).to(torch.bfloat16).contiguous()
+    # A file without an output head shares the head's weights with the embedding.
     for file, content in _json_files(fields, tied="lm_head.weight" not in weights).items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / file).write_text(text + "\n", encoding="utf-8")
@@ -173,6 +176,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     ]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    # Control and user-defined tokens are matched whole, before the text is split.
     for token, kind in zip(tokens, types, strict=True):
         if kind == _TOKEN_CONTROL:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])

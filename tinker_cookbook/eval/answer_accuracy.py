@@ -71,6 +71,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         metrics = {"cut_off": num_cut_off / len(answers)}
         for reference, expected in self._references.items():
             known = [pair for pair in zip(answers, expected, strict=True) if pair[1] is not None]
+            # Without a known answer there is no share to report.
             if known:
                 metrics[reference] = sum(a == wanted for a, wanted in known) / len(known)
             metrics[f"num_{reference}"] = float(len(known))

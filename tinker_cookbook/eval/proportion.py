@@ -18,7 +18,7 @@ def wilson_interval(
 
     It stays within 0 and 1 and is right for small n and shares near the ends (Wilson 1927; Brown,
     Cai and DasGupta 2001). It takes the trials as independent. Fractional ``successes``, sums of
-    scores from 0 to 1, give an interval that is somewhat too wide.
+    scores from 0 to 1, give an interval that is slightly too wide.
 
     Raises:
         DataValidationError: ``total`` is not positive or ``successes`` not in 0 to ``total``.
@@ -31,6 +31,7 @@ def wilson_interval(
     middle = share + spread / 2
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    # Rounding may put the ends slightly outside 0 and 1.
     return max(0.0, low), min(1.0, high)
 
 

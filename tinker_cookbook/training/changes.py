@@ -44,8 +44,9 @@ def changed_settings(log_path: str, config: Any) -> dict[str, str]:
     file = Path(log_path) / CONFIG_FILE
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none, or one that a person has edited
+    except (OSError, ValueError):  # no file, or one that was edited by hand
         return {}
+    # Through JSON as the file was, so that a tuple equals the list that was written.
     now = json.loads(json.dumps(dump_config(config)))
     changes = [change for change in _changes(before, now, "") if _leaf(change[0]) not in _FREE]
     return {name: f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in changes}
@@ -59,6 +60,7 @@ def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
     """
     changes = changed_settings(log_path, config)
     refused = {name: line for name, line in changes.items() if _leaf(name) not in _LENGTH}
+    # Another length changes only the learning rates, so it is allowed and reported.
     if refused and not allowed:
         # Several settings often have the same name and value (the renderer's name, say).
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
@@ -76,7 +78,9 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
     if isinstance(before, dict) and isinstance(now, dict):
         if LOST_KEY in before or LOST_KEY in now:
             return  # functions without a name cannot be compared
+        # Objects of one class are compared by their settings, others as a whole.
         if before.get(TYPE_KEY) == now.get(TYPE_KEY):
+            # A key that only one side has comes from another version of the code.
             for key in before.keys() & now.keys() - {TYPE_KEY, KINDS_KEY}:
                 yield from _changes(before[key], now[key], f"{name}.{key}" if name else key)
             return

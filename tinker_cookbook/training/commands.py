@@ -23,6 +23,7 @@ def continue_command(log_path: str) -> str | None:
     # The interpreter as it was called: another "python" may not have the package.
     at = program.index("-m") + 2
     words, given = program[:at], program[at:]
+    # Both keys are set below.
     words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
     # The loops of the library have no such key: they continue the run in log_path.
@@ -52,6 +53,7 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     local = kind == "local"
     python = getattr(sys, "orig_argv", ["python"])[0]
     lines: list[str] = []
+    # A local run has no server, so the first command starts one.
     if local:
         url = "http://127.0.0.1:8000"
         serve = [python, "-m", "tinker_cookbook.server", f"model_name={settings.model_name}"]

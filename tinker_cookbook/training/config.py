@@ -31,6 +31,7 @@ def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[A
 
     def check(settings: Any, attribute: str) -> None:
         value = getattr(settings, attribute)
+        # A comparison with NaN is false, so NaN fails too.
         if value is not None and not low <= value < below:
             name = attribute.removeprefix("X_")  # chz validates the raw attribute
             upper = "" if below == math.inf else f" and less than {below:g}"
@@ -93,7 +94,7 @@ class RunSettings:
     save_every_tokens: int = number(0, "Trained tokens between checkpoints")
     save_every_seconds: float = number(0, "Seconds between checkpoints")
     rolling_save_every: int = number(
-        0, "Steps between rolling checkpoints, of which only the newest is kept"
+        0, "Steps between rolling checkpoints; only the newest is kept"
     )
     rolling_ttl_seconds: int | None = number(7200, "Lifetime of rolling ones", low=1)
     ttl_seconds: int | None = number(
@@ -158,6 +159,7 @@ class TrainingConfig(RunSettings):
             "weights",
             "the run that saved the weights",
         )
+        # An unknown schedule raises here, not at the first update.
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:

@@ -43,6 +43,7 @@ def compute_schedule_lr_multiplier(
         return (step + 1) / warmup_steps
     if lr_schedule == "constant":
         return 1.0
+    # Before the division, which is by zero if all steps are warmup steps.
     if step >= total_steps:
         return 0.0
     done = (step - warmup_steps) / (total_steps - warmup_steps)

@@ -56,7 +56,9 @@ Metrics = dict[str, float | int | str]
 async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
     """Checks the settings, locks the folder, opens the log; closes the backend at the end."""
     config.check()
+    # A killed process may have left the run that it was replacing under another name.
     replaced_run.recover(config.log_path)
+    # Locked before anything is read: two processes must not write to one run.
     with RunLock(config.log_path):
         last = get_last_checkpoint(config.log_path)
         changes: list[str] = []
@@ -68,6 +70,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             config.wandb_project,
             config.wandb_name,
             config,
+            # Rows after the checkpoint are removed, because the run writes them again.
             resume_step=last.batch if last is not None else -1,
             print_metrics=False,
         )
@@ -75,6 +78,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
         session.print(*changes)
         try:
             yield session
+        # BaseException, so that Ctrl-C prints the command to continue, too.
         except BaseException as error:
             session.print(*session.continue_lines(error))
             session.close(error)
@@ -140,6 +144,7 @@ class TrainingSession:
                 rolling_ttl_seconds=config.rolling_ttl_seconds,
             ),
             total_steps,
+            # A resumed run saves at the same numbers of tokens as one that was never stopped.
             tokens_done=self.restored("cumulative_tokens", 0),
             rest_client=service.create_rest_client(),
         )
@@ -175,12 +180,15 @@ class TrainingSession:
         ``before_save`` writes what else belongs to a checkpoint, if one is due. The checkpoint's
         line is written last, so it proves that the rest is complete.
         """
+        # The row is written before the checkpoint: rows after the last line can be removed and
+        # written again.
         self.write_row({**metrics, **await self.evaluate(step)}, step)
         self._finished_any = True
         reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
         if reason is not None:
             if before_save is not None:
                 before_save()
+            # The rows must be on the disk before a checkpoint's line refers to them.
             self._log.sync()
             async with scope_span("save_checkpoint"):
                 record = await self.checkpoints.save_async(step, epoch, reason, counters)
@@ -284,6 +292,7 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
         if isinstance(evaluator, TrainingClientEvaluator):
             metrics.update(await evaluator(client))
             continue
+        # Taken at the first use, because evaluators of losses need none.
         if snapshot is None:
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))

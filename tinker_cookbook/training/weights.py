@@ -56,6 +56,7 @@ async def check_weights(service: ServiceClient, path: str, settings: Any) -> Non
     info = await service.create_rest_client().get_weights_info_by_tinker_path(path)
     saved, wanted = base_name(info.base_model), base_name(settings.model_name)
     folders = [Path(name).expanduser() for name in (saved, wanted)]
+    # Two paths may lead to one folder.
     same_folder = all(map(Path.is_dir, folders)) and folders[0].samefile(folders[1])
     if saved != wanted and not same_folder:
         raise CheckpointError(

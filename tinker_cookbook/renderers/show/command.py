@@ -190,7 +190,10 @@ def sample_conversation(renderer: Renderer, train_on_what: TrainOnWhat) -> Conve
     for part in left_out:
         # Add the part again, to get the reason why the renderer refuses it.
         reason = _refusal(renderer, parts | {part})
-        reason = reason or "this renderer takes it, but not together with what else was left out"
+        reason = (
+            reason
+            or "the renderer accepts it, but not together with the other parts that were left out"
+        )
         source += f"\nwithout {part}: {reason}"
     # Without a flag train_on_what=customized selects nothing.
     if train_on_what is TrainOnWhat.CUSTOMIZED:
