@@ -116,17 +116,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
 
         @cache
         def request() -> SampleRequest:
-            sampler = self._made.result()
-            settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
-            decode = self._decode if settings.stop_strings else None
-            made = sample_request(
-                sampler,
-                tokens,
-                num_samples,
-                settings,
-                decode=decode,
-                topk_sample=topk_sample_logprobs,
-            )
+            made = self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
             made.on_token = on_token
             return made
 
@@ -193,6 +183,16 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     def get_base_model(self) -> str:
         """Returns the name of the base model."""
         return self._base_model
+
+    def _request(
+        self, tokens: np.ndarray, num_samples: int, params: types.SamplingParams, topk: int
+    ) -> SampleRequest:
+        sampler = self._made.result()
+        settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
+        decode = self._decode if settings.stop_strings else None
+        return sample_request(
+            sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
+        )
 
     def _score(
         self,

@@ -55,27 +55,8 @@ def read_together(
     complete: dict[int, BlockTable] = {}  # by the last place of the segment
     hidden: torch.Tensor | None = None
     while waiting:
-        # Segments whose prefix is complete, up to the token limit of a pass.
-        runs: list[Run] = []
-        parts: list[np.ndarray] = []
-        count = 0
-        for segment in waiting:
-            if count == STEP_TOKENS:
-                break
-            before, length = len(segment.path), len(segment.path) + len(segment.places)
-            if segment.table is None:
-                if not before:
-                    segment.table = cache.new(length)
-                elif (prefix := complete.get(int(segment.path[-1]))) is not None:
-                    (segment.table,) = cache.fork(prefix, before)
-                    cache.grow(segment.table, length)
-                else:
-                    continue
-            done = segment.table.length - before
-            part = segment.places[done : done + STEP_TOKENS - count]
-            runs.append(Run(segment.table, before + done, count, len(part)))
-            parts.append(part)
-            count += len(part)
+        runs, parts = _next_runs(waiting, complete, cache)
+        count = sum(map(len, parts))
         places = np.concatenate(parts)
         fill = (0, -count % 32 if base.ragged else filling(count))
         found = base.hidden_of_batch(
@@ -101,3 +82,31 @@ def read_together(
             pause()
     assert hidden is not None
     return hidden, row.where
+
+
+def _next_runs(
+    waiting: Sequence[_Segment], complete: dict[int, BlockTable], cache: PagedCache
+) -> tuple[list[Run], list[np.ndarray]]:
+    """Returns runs of segments whose prefix is complete, up to the limit of a pass, and the places
+    of their tokens."""
+    runs: list[Run] = []
+    parts: list[np.ndarray] = []
+    count = 0
+    for segment in waiting:
+        if count == STEP_TOKENS:
+            break
+        before, length = len(segment.path), len(segment.path) + len(segment.places)
+        if segment.table is None:
+            if not before:
+                segment.table = cache.new(length)
+            elif (prefix := complete.get(int(segment.path[-1]))) is not None:
+                (segment.table,) = cache.fork(prefix, before)
+                cache.grow(segment.table, length)
+            else:
+                continue
+        done = segment.table.length - before
+        part = segment.places[done : done + STEP_TOKENS - count]
+        runs.append(Run(segment.table, before + done, count, len(part)))
+        parts.append(part)
+        count += len(part)
+    return runs, parts
