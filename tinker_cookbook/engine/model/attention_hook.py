@@ -58,6 +58,7 @@ def register(
     """Registers an attention function and its mask function (default: no mask)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    # transformers looks for the mask function under the same name.
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask or (lambda *args, **kwargs: None))
 
@@ -66,6 +67,8 @@ def register(
 def use_layout(config: Any, layout: Layout) -> Iterator[None]:
     """Lets the model of ``config`` attend as ``layout`` describes, inside the block."""
     register(_NAME, _forward)
+    # transformers reads the name at every call, so a switch in the config is enough. It is undone
+    # below: passes without a layout use the model's usual attention.
     usual, token = config._attn_implementation, _layout.set(layout)
     config._attn_implementation = _NAME
     try:
@@ -90,6 +93,7 @@ def _forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
     layout, layer = _layout.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    # ``attention_mask`` is ignored: the layout defines which tokens are visible.
     layout.windows_seen[layer] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -99,6 +103,7 @@ def _forward(
 
 def causal_bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
+    # A token sees itself, and a window of n counts it.
     seen = key <= query[:, None]
     if window is not None:
         seen &= key > query[:, None] - window

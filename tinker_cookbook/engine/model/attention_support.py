@@ -42,6 +42,7 @@ class _Probe(BatchLayout):
         _, heads, width = call.key.shape
         plain = call.softcap is None and call.sinks is None
         self.shapes[call.layer] = LayerShape(heads, width, call.value.shape[2], plain)
+        # Zeros are enough: only the shapes matter here.
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
 
 
@@ -54,7 +55,7 @@ def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
         tokens = torch.arange(2, device=base.device)
         base.hidden_of_batch(tokens, tokens, probe, Segments([]))
         shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-        # Is the result of a batch that of each sequence alone?
+        # Does a batch give the same results as each sequence alone?
         if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, shapes):
             return shapes
         reason = "its layers keep more than keys and values"
@@ -66,13 +67,16 @@ def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
 
 def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> bool:
     """Returns whether all layers called the attention, each of a known kind and with its window."""
+    # Multimodal models keep the settings of their language model in ``text_config``.
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
+    # A layer that never called the attention keeps another state (recurrent layers).
     if sorted(windows) != list(range(count)):
         return False
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
     if not {"full_attention", "sliding_attention"}.issuperset(kinds):
         return False
+    # A window that the model gives only as a mask would be lost, because no mask is used.
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
@@ -80,6 +84,7 @@ def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares batched prefill and decode with each sequence alone."""
     device = base.device
     cache = PagedCache(shapes, base.dtype, device)
+    # Several lengths, so that wrong rows, positions or masks change the result.
     sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     lengths = [row.shape[1] - 1 for row in sequences]
     tables = [cache.new(length + 1) for length in lengths]
@@ -109,6 +114,7 @@ def check_tree_attention(base: BaseModel) -> bool:
     alone."""
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
+    # ``shortest=1``: the common prefix has only three tokens.
     row = lay_out(sequences, shortest=1)
     layout = TreeLayout.of([row], base.device)
     try:
@@ -133,6 +139,7 @@ def _row(base: BaseModel, sequence: np.ndarray) -> Tensor:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Returns whether most positions [T, H] agree; rounding may affect single ones."""
+    """Returns whether most positions [T, H] agree."""
+    # The median: rounding in bfloat16 puts single positions far off, a wrong mask all of them.
     error = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return error.median().item() <= (1e-4 if found.dtype == torch.float32 else 0.1)

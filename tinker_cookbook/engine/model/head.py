@@ -92,14 +92,16 @@ class Head:
     @property
     def chunk_rows(self) -> int:
         """Number of positions in a chunk."""
+        # Logits are fp32; a chunk has at least 8 rows, however large the vocabulary is.
         budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
         return max(8, budget // (4 * self.weight.shape[0]))
 
     def logits(self, hidden: Tensor, lora: LoraPair | None) -> Tensor:
-        """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
+        """Returns fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
         z = self._product(hidden)
         if lora is not None:
             low = F.linear(hidden.to(lora[0].dtype), lora[0])
+            # Added in fp32, like the frozen product: both enter the same logit.
             z.addmm_(low.float(), lora[1].float().t())
         return self._scaled(z)
 
@@ -108,7 +110,7 @@ class Head:
         return self._scaled(add_low_rank(self._product(hidden), hidden, parts))
 
     def _product(self, hidden: Tensor) -> Tensor:
-        # In bfloat16 a logit of 20 is off by up to 0.06, differently in sampler and trainer.
+        # In bfloat16 a logit of 20 is off by up to 0.06, and sampler and trainer round differently.
         z = self.weight.forward.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
@@ -129,7 +131,7 @@ class Head:
         lora: LoraPair | None,
         kept: SavedSoftmax | None = None,
     ) -> Tensor:
-        """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K]).
+        """Returns fp32 log-probabilities in the shape of ``targets`` ([T] or [T, K]).
 
         ``kept`` receives the softmax for a backward pass over the same positions.
         """
@@ -137,7 +139,8 @@ class Head:
         for rows in self._chunks(len(hidden)):
             softmax = self._softmax(hidden[rows], targets[rows], lora)
             out[rows] = softmax.logprobs
-            if kept is not None and self.softcap is None:  # the cap's slope is as large again
+            # With a cap its slope, which needs as much memory again, would have to be saved too.
+            if kept is not None and self.softcap is None:
                 kept.add(rows, softmax)
         return out
 
@@ -163,7 +166,7 @@ class Head:
         logprobs_out: Tensor | None = None,
         kept: SavedSoftmax | None = None,
     ) -> HeadGradients:
-        """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
+        """Returns gradients, given those of the log-probabilities (``upstream``, like ``targets``).
 
         ``kept`` is the softmax that ``logprobs`` saved; it is consumed.
 
@@ -171,6 +174,7 @@ class Head:
         in the same pass: a loss that is linear in them knows its gradient beforehand and needs
         the logits only once.
         """
+        # Positions without a gradient (prompts) keep these zeros and cost nothing.
         grads = HeadGradients(torch.zeros_like(hidden))
         if lora is not None:
             grads.a = torch.zeros_like(lora[0], dtype=torch.float32)
@@ -183,14 +187,17 @@ class Head:
             target, g = targets[at], upstream[at]
             if target.dim() == 1:
                 target, g = target[:, None], g[:, None]
+            # ``dz = g (onehot - softmax)``; with K targets of a position their gradients add up.
             dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
             dz.scatter_add_(1, target, g)
+            # Chain rule in reverse order of ``_scaled``: first the cap, then the scale.
             if softmax.cap_slope is not None:
                 dz.mul_(softmax.cap_slope)
             if self.scale != 1.0:
                 dz.mul_(self.scale)
             grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], lora, grads)
         if logprobs_out is not None:
+            # Without a gradient only the log-probability is needed, and no softmax is kept.
             rest = (~needed).nonzero()[:, 0]
             logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
         return grads
@@ -204,6 +211,7 @@ class Head:
         kept: SavedSoftmax | None,
     ) -> Iterator[tuple[Tensor, _Softmax]]:
         """Yields chunks of the positions in the mask ``needed`` [T] with their softmax."""
+        # Positions whose softmax was saved need no second product with [V, H].
         rest = needed.clone()
         for at, softmax in kept.take() if kept is not None else ():
             wanted = needed[at]
@@ -222,6 +230,7 @@ class Head:
         self, hidden: Tensor, targets: Tensor, lora: LoraPair | None, *, slope: bool = False
     ) -> _Softmax:
         z = self.logits(hidden, lora)
+        # Before the exponentials overwrite the logits.
         at_target = z.gather(1, targets if targets.dim() == 2 else targets[:, None])
         cap_slope = 1 - (z / self.softcap) ** 2 if slope and self.softcap is not None else None
         # In place, because passes over [T, V] cost most of the head's time besides products.
@@ -233,11 +242,13 @@ class Head:
     def _through_layer(
         self, dz: Tensor, hidden: Tensor, lora: LoraPair | None, grads: HeadGradients
     ) -> Tensor:
+        # The frozen matrix gets no gradient; only the hidden states and the adapter do.
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
         a, b = lora
         d_low = dz @ b
+        # Sums over chunks are fp32: a large sum in bfloat16 would lose small terms.
         grads.b += (dz.t() @ F.linear(hidden, a)).float()
         grads.a += (d_low.t() @ hidden).float()
         return d_hidden.addmm_(d_low, a)

@@ -64,12 +64,14 @@ def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
     shapes: dict[str, dict] = {}
     for file in files:
         with open(file, "rb") as stream:
+            # A safetensors file begins with the length of its JSON header: no tensor is read.
             length = int.from_bytes(stream.read(8), "little")
             shapes |= json.loads(stream.read(length))
     shapes.pop("__metadata__", None)
     total = 0
     for entry in shapes.values():
         kind = entry["dtype"]
+        # Loading converts floats to ``dtype`` and leaves integers.
         item = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
         total += prod(entry["shape"]) * item
     # A tied unembedding counts twice, because the head's copy is reordered for products.

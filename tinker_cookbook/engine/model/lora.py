@@ -113,6 +113,7 @@ class AdapterLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., out] of ``x`` [..., in]."""
         rows = x.reshape(-1, self.in_features)
+        # Sampling applies several adapters in one call and needs no graph.
         segments = self._active.segments
         if segments is not None:
             layout = self._frozen.forward
@@ -137,7 +138,7 @@ class _AdaptedProduct(torch.autograd.Function):
         a: Tensor | None,
         b: Tensor | None,
     ) -> Tensor:
-        # ``a`` and ``b`` are those of ``term``: autograd must see them as inputs.
+        # ``a`` and ``b`` are the tensors of ``term``; autograd tracks only tensor arguments.
         ctx.weight, ctx.term = weight, term
         if term is None:
             return weight.forward.product(x, bias)
@@ -149,16 +150,19 @@ class _AdaptedProduct(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, term = upstream[0].contiguous(), ctx.term
         if term is None:
+            # No adapter on this layer: the gradient only passes through.
             d_x = ctx.weight.backward.product(gradient) if ctx.needs_input_grad[0] else None
             return d_x, None, None, None, None, None
         x, low = ctx.saved_tensors  # read once: activation checkpointing allows no more
         if ctx.needs_input_grad[0]:
+            # ``d_x = g W + (g B) A`` in one call; ``g B`` is also what the gradient of ``A`` needs.
             d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
         else:  # the first layer: nothing before it is trained
             d_x, d_low = None, gradient @ term.b.detach()
         rank = term.a.shape[0]
+        # The kernel pads the rank to whole panels with zeros.
         d_low, low = d_low[:, :rank], low[:, :rank]
-        # The same product either way round; the faster one depends on the dtype.
+        # Both forms are the same product; which one is faster depends on the dtype.
         half = low.dtype != torch.float32
         d_b = _outer(low, gradient).t() if half else _outer(gradient, low)
         return d_x, None, None, None, _outer(d_low, x), d_b
@@ -184,7 +188,7 @@ class Adapter:
     ) -> Adapter:
         """Creates an adapter without effect: ``A`` uniform as in ``nn.Linear``, ``B`` zero."""
         covered = spec.covered(targets)
-        # Before anything is allocated: a rank of some thousands takes minutes and all memory.
+        # Before anything is allocated: a rank of several thousand takes minutes and all memory.
         check_rank(spec.rank, max(min(t.in_features, t.out_features) for t in covered))
         # Random numbers of the CPU: a seed gives the same adapter on every device.
         generator = torch.Generator().manual_seed(seed)
@@ -224,8 +228,10 @@ class Adapter:
                         f"{source}: tensor {key!r} has shape {tuple(saved[key].shape)}, expected "
                         f"{shape}; the checkpoint is of another model"
                     )
+                # A copy: training changes it in place, and the source may be shared.
                 loaded.append(saved[key].to(device=device, dtype=torch.float32, copy=True))
             tensors[target.name] = (loaded[0], loaded[1])
+        # Ignoring tensors would load an adapter that computes something else than was trained.
         if surplus := sorted(set(saved) - expected):
             raise CheckpointError(
                 f"{source}: {len(surplus)} tensors match no layer of the model, the first is "
@@ -256,7 +262,8 @@ class Adapter:
         }
 
     def parameter_gradients(self, of_terms: TermGradients) -> dict[str, Tensor]:
-        """Gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
+        """Returns gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
+        # ``terms`` holds B times the scaling, so the chain rule multiplies its gradient with it.
         scaling = self.spec.scaling
         return _by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
 

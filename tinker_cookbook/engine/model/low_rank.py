@@ -33,12 +33,13 @@ class LowRank:
 
     def add(self, out: Tensor, x: Tensor) -> None:
         """Adds the term for ``x`` [T, in] to ``out``, computed in fp32 with values of the model's
-        dtype: small products of few rows are faster so."""
+        dtype: on a CPU products of few rows are faster in fp32."""
         a, b = self.by_column
         count, x = len(x), x.float()
         if surplus := filling(count):
             x = F.pad(x, (0, 0, 0, surplus))
         low = F.linear(x, a)
+        # In place where no padding has to be cut off and no rounding follows.
         if out.dtype == torch.float32 and not surplus:
             out.addmm_(low, b.t())
         else:
@@ -64,7 +65,7 @@ class Segments:
     """Which tokens of a batch have which adapter.
 
     ``stretches`` are (terms, first, end) of consecutive tokens, once the batch is in ``order``
-    [T]; ``back`` [T] is the inverse. Without an order the batch keeps its own.
+    [T]; ``back`` [T] is the inverse. Without ``order`` the batch is not permuted.
     """
 
     stretches: Sequence[tuple[Terms, int, int]]
@@ -80,6 +81,7 @@ class Segments:
         self, name: str, x: Tensor, product: Callable[[Tensor, list[Part]], Tensor]
     ) -> Tensor:
         """Returns ``product`` of the inputs ``x`` [T, in] of layer ``name`` and of its terms."""
+        # The last stretch may end beyond the batch (``of_one``).
         parts = [
             (terms[name], first, min(end, len(x)))
             for terms, first, end in self.stretches
@@ -89,7 +91,7 @@ class Segments:
 
 
 def filling(rows: int) -> int:
-    """Rows of padding with which a product has a multiple of 8."""
+    """Returns how many rows of padding make ``rows`` a multiple of 8."""
     # torch computes products of a few rows with other kernels, which round differently, and a
     # sample must not depend on the rest of its batch. Measured with MKL and oneDNN on x86: for
     # multiples of 4 a row's result is the same to the bit. And oneDNN makes a kernel for each

@@ -73,7 +73,7 @@ class ResolvedModel:
     folder: Path
     source: Source
     note: str
-    """A sentence for the person who starts the run."""
+    """A sentence about the source, for the log."""
 
 
 def base_name(name: str) -> str:
@@ -91,7 +91,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
             require (and download) only these.
 
     Raises:
-        ModelNotFoundError: names each place that was tried, and the next step.
+        ModelNotFoundError: lists everything that was tried, and the next step.
     """
     name = base_name(name).strip()
     local = Path(name).expanduser()
@@ -99,6 +99,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
         return ResolvedModel(name, _checked_folder(local, need), "local folder", f"folder {local}")
     organization, slash, model = name.partition("/")
     is_hub_name = slash and organization and model and "/" not in model
+    # Checked before any network access: a mistyped path must not wait for the Hub.
     if not is_hub_name or name.startswith((".", "~", "/")):
         elsewhere = ""
         if need == "tokenizer" and local.is_absolute():
@@ -134,6 +135,7 @@ def _checked_folder(folder: Path, need: Need) -> Path:
     missing = missing_parts(folder, need)
     if not missing:
         return folder.resolve()
+    # A common mistake: the path of a trained adapter as the model.
     if (folder / "adapter_config.json").is_file():
         raise ModelNotFoundError(
             f"model_name: {folder} holds a LoRA adapter, not a model; give the base model as "
@@ -141,20 +143,21 @@ def _checked_folder(folder: Path, need: Need) -> Path:
         )
     raise ModelNotFoundError(
         f"model_name: folder {folder} is not a complete model in transformers format; missing: "
-        f"{', '.join(missing)}; save the model with save_pretrained() and its tokenizer beside it"
+        f"{', '.join(missing)}; save the model and its tokenizer there with save_pretrained()"
     )
 
 
 def _from_hub_cache(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
     from huggingface_hub import try_to_load_from_cache
 
-    # Not snapshot_download(local_files_only=True): it takes a copy without the repository's other
-    # weight formats for a broken one.
+    # Not snapshot_download(local_files_only=True): it takes a copy that lacks the repository's
+    # other weight formats for a broken one.
     cached = (try_to_load_from_cache(name, file) for file in _CACHE_PROBES)
     found = next((path for path in cached if isinstance(path, str)), None)
     if found is None:
         tried.append("Hub cache: no copy")
         return None
+    # A file of the snapshot gives the folder of the revision that the cache refers to.
     folder = Path(found).parent
     if missing := missing_parts(folder, need):
         tried.append(f"Hub cache: incomplete copy in {folder}; missing: {', '.join(missing)}")
@@ -167,9 +170,11 @@ def _from_hub(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if constants.HF_HUB_OFFLINE:
-        tried.append("Hub: not asked, because HF_HUB_OFFLINE is set")
+        tried.append("Hub: not tried, because HF_HUB_OFFLINE is set")
         return None
     try:
+        # The list of files first: an offline machine fails here within the timeout, and only one
+        # weight format is downloaded.
         info = HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS)
         files = [sibling.rfilename for sibling in info.siblings or []]
         folder = Path(snapshot_download(name, allow_patterns=_wanted(files, need)))
@@ -178,7 +183,7 @@ def _from_hub(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
     except RepositoryNotFoundError:
         tried.append("Hub: no such model, or a private one (set HF_TOKEN)")
     except Exception as error:  # the HTTP client differs between versions of huggingface_hub
-        line = (str(error).splitlines() or ["no further word"])[0]
+        line = (str(error).splitlines() or ["no message"])[0]
         tried.append(f"Hub ({constants.ENDPOINT}): {type(error).__name__}: {line}")
     else:
         if missing := missing_parts(folder, need):
@@ -289,7 +294,7 @@ def merge_note(base_model: str, train_unembed: bool) -> str | None:
         folder = resolve_model(base_model, allow_download=False, need="config").folder
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ModelNotFoundError, OSError, ValueError):
-        return None  # a model that is not on this machine: nothing is known of it
+        return None  # the model is not on this machine, so nothing is known about it
     if not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return None
     return (

@@ -79,6 +79,8 @@ def check_examples(
                 f"{', '.join((*loss.required, *loss.optional))}"
                 f"{nearest(name, (*loss.required, *loss.optional))}"
             )
+        # A micro-batch concatenates each field over its sequences: a field of only some would not
+        # line up with the tokens.
         if frozenset(present & set(loss.optional)) != optional:
             raise DataValidationError(
                 f"{where}: optional loss_fn_inputs differ from those of datum 0 "
@@ -90,6 +92,8 @@ def check_examples(
 
 def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> None:
     targets = example.targets
+    # Only cross_entropy can sum over K targets of a position; other losses compare one token with
+    # its sampled log-probability.
     if targets.ndim not in (1, 2) or (targets.ndim == 2 and loss.name != "cross_entropy"):
         raise DataValidationError(
             f"{where}: target_tokens has shape {targets.shape}, expected ({len(example)},)"
@@ -103,6 +107,8 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
                 f"{where}: {name} has shape {values.shape}, expected "
                 f"{(len(example), *expected[1:])} to match model_input's {len(example)} tokens"
             )
+        # One NaN would make the summed gradient of the whole batch NaN. Here the datum and the
+        # position are still known.
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             position = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
             raise DataValidationError(
@@ -114,6 +120,7 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
 def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) -> None:
     if tokens.size == 0:
         raise DataValidationError(f"{where}: {name} is empty, expected at least one token")
+    # Floats would be cut to integers later, without an error.
     if tokens.dtype.kind not in "iu":
         raise DataValidationError(
             f"{where}: {name} has type {tokens.dtype}, expected integers (token ids)"
@@ -123,6 +130,7 @@ def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) ->
 
 def check_token_range(what: str, tokens: np.ndarray, vocab_size: int) -> None:
     """Raises ``DataValidationError`` if ``tokens`` (at least one) are not all in the vocabulary."""
+    # The embedding would raise for such an id too, but without naming the datum.
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise DataValidationError(

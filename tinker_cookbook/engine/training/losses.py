@@ -102,6 +102,7 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {self.name} has no public default for it; "
                     f"{self.advice}"
                 )
+        # After the defaults are filled in: one given bound may cross the default of the other.
         low, high = known.get(_CLIP[0]), known.get(_CLIP[1])
         if low is not None and high is not None and low > high:
             raise ConfigurationError(
@@ -125,10 +126,13 @@ def _ppo(lp: Tensor, inputs: LossInputs) -> Tensor:
 
 def _clipped_surrogate(ratio: Tensor, inputs: LossInputs) -> Tensor:
     advantages = inputs["advantages"]
+    # The minimum keeps the gradient where the ratio has moved against the advantage; clipping
+    # removes it only where the ratio has already moved far enough.
     return -torch.minimum(ratio * advantages, inputs.clip(ratio) * advantages).sum()
 
 
 def _cispo(lp: Tensor, inputs: LossInputs) -> Tensor:
+    # Detached, so that a clipped token keeps the gradient of ``lp``; ppo drops it.
     weight = inputs.clip((lp - inputs["logprobs"]).exp()).detach()
     return -(weight * lp * inputs["advantages"]).sum()
 
@@ -238,6 +242,8 @@ def evaluate_custom(
 ) -> tuple[float, dict[str, float], list[Tensor]]:
     """Calls ``loss_fn`` once; returns its value, its metrics, and the gradient for the
     log-probabilities of each datum. Raises ``DataValidationError`` for a result that is no loss."""
+    # The loss is differentiated down to the log-probabilities only; the pass continues from there.
+    # Copies, so that the function cannot change the values that are returned.
     leaves = [values.detach().clone().requires_grad_() for values in logprobs]
     with torch.enable_grad():
         result = loss_fn(indices, leaves)
@@ -257,10 +263,12 @@ def evaluate_custom(
             "loss_fn: the loss does not depend on the log-probabilities it was given; compute it "
             "with torch operations, without .item() or .detach()"
         )
+    # A loss may leave out some datums: their gradient is zero.
     found = torch.autograd.grad(value, leaves, allow_unused=True)
     gradients = []
     for index, leaf, gradient in zip(indices, leaves, found, strict=True):
         gradient = torch.zeros_like(leaf) if gradient is None else gradient.float()
+        # The optimizer would refuse the step as well, but could not name the datum.
         if not torch.isfinite(gradient).all():
             raise DataValidationError(
                 f"loss_fn: its gradient is not finite at datum {index}; check for log(0) or 0/0"

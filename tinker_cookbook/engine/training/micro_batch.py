@@ -33,7 +33,7 @@ the prefix again, which costs more than a large row does."""
 def plan_for(
     base: BaseModel, sequences: Sequence[np.ndarray], token_budget: int, group_size: int = 1
 ) -> list[MicroBatch]:
-    """Micro-batches of ``sequences`` as ``base`` and its device run them best."""
+    """Returns the micro-batches of ``sequences`` that suit ``base`` and its device."""
     shared = token_budget if base.shares_prefixes else 0
     if base.device.type == "cpu":  # elsewhere memory, not speed, sets the budget
         shared *= _SHARED_ROWS
@@ -62,6 +62,8 @@ class MicroBatchPass:
         self._expand: Tensor | None = None
         flat = self._batch.flat
         if self._batch.tree is not None and targets.ndim == 1:
+            # One integer for each pair of position and target, so that ``np.unique`` finds equal
+            # pairs.
             keys = flat.cpu().numpy() * base.vocab_size + targets
             keys, expand = np.unique(keys, return_inverse=True)
             targets = keys % base.vocab_size
@@ -80,6 +82,7 @@ class MicroBatchPass:
         self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: bool
     ) -> None:
         """Computes the loss and, with ``backward``, the gradients."""
+        # The loss computes in fp32, whatever the dtype of the model.
         fields = {
             name: concatenate(
                 [example.inputs[name] for example in self._examples],
@@ -96,6 +99,8 @@ class MicroBatchPass:
             self.gradients = self.backward(-inputs["weights"], fill_logprobs=True)
             self.loss = float(loss.function(self._expanded_logprobs(), inputs))
         else:
+            # The loss reads [T] log-probabilities of a detached leaf, so autograd ends there;
+            # ``backward`` continues through the chunked head, which has a hand-written gradient.
             self.forward(grad=backward, checkpoint=checkpoint)
             leaf = self._expanded_logprobs().clone().requires_grad_(backward)
             value = loss.function(leaf, inputs)
@@ -117,6 +122,7 @@ class MicroBatchPass:
     def forward(self, *, grad: bool, checkpoint: bool, trained_only: bool = False) -> None:
         """Computes hidden states (with a graph if ``grad``) and log-probabilities; with
         ``trained_only`` those of positions without weight are 0, and save their logits."""
+        # Detached: the head computes its gradient without autograd, which would keep [T, V] logits.
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
         # Positions with a weight come first: only their softmax is worth keeping for ``backward``.
@@ -130,21 +136,24 @@ class MicroBatchPass:
             self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
 
     def body(self, *, grad: bool, checkpoint: bool) -> Tensor:
-        """Hidden states [T, H] of the positions that the head needs."""
+        """Returns the hidden states [T, H] of the positions that the head needs."""
         hidden = hidden_states(
             self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
         )
+        # Drops padding, and takes each shared position once for each target. Without either the
+        # index would only copy.
         if len(self._flat) != len(hidden) or self._batch.tree is not None:
             hidden = hidden[self._flat]
         self._hidden = hidden
         return hidden
 
     def backward(self, upstream: Tensor, *, fill_logprobs: bool = False) -> TermGradients:
-        """Gradients of the adapter's terms, for those of the log-probabilities; with
+        """Returns the gradients of the adapter's terms, given those of the log-probabilities; with
         ``fill_logprobs`` the head computes the log-probabilities in the same pass."""
         hidden, base = self._hidden, self._base
         assert hidden is not None, "backward before forward"
         if self._expand is not None:
+            # Sequences that share a position and target add up their gradients there.
             total = upstream.new_zeros(len(self._targets))
             upstream = total.index_add_(0, self._expand, upstream)
         if fill_logprobs:
@@ -163,13 +172,17 @@ class MicroBatchPass:
         self._kept = None
         # 2. Through the body. Checkpointed layers run forward again here.
         out = {}
+        # False if the adapter covers the head alone.
         if hidden.requires_grad:
+            # The layers get detached leaves in the compute dtype (``Adapter.terms``); the run
+            # converts their gradients to those of the fp32 tensors.
             names = [name for name in self._terms if name != base.unembed_name]
             leaves = [side for n in names for side in (self._terms[n].a, self._terms[n].b)]
             with base.adapted(self._terms), base.along_tree(self._batch.tree):
                 found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
             # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
             # the strides, and would silently apply it to the wrong elements.
+            # A layer that the pass did not use has no gradient; it counts as zero.
             filled = [
                 (torch.zeros_like(leaf) if gradient is None else gradient).to(
                     torch.float32, memory_format=torch.contiguous_format
@@ -182,7 +195,7 @@ class MicroBatchPass:
         return out
 
     def logprobs_by_sequence(self) -> list[Tensor]:
-        """Log-probabilities of each sequence, [T] or [T, K]."""
+        """Returns the log-probabilities of each sequence, [T] or [T, K]."""
         return list(self._expanded_logprobs().split([len(e) for e in self._examples]))
 
     def release(self, *, keep_result: bool = False) -> None:
@@ -202,6 +215,7 @@ class MicroBatchPass:
         counts = counts.to(self._targets.device)
         if self._expand is None:
             return counts
+        # A shared position counts if it counts in any of its sequences.
         out = counts.new_zeros(len(self._targets))
         out[self._expand[counts]] = True
         return out
@@ -214,7 +228,7 @@ class MicroBatchPass:
 def hidden_states(
     base: BaseModel, terms: Terms, batch: PaddedBatch, *, grad: bool, checkpoint: bool = False
 ) -> Tensor:
-    """Last hidden states [B * L, H] of all positions of a padded micro-batch."""
+    """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch."""
     layout = {} if batch.positions is None else {"position_ids": batch.positions}
     with (
         torch.set_grad_enabled(grad),

@@ -50,9 +50,11 @@ class AdamW:
         self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
 
     def step(self, gradients: Mapping[str, Tensor], settings: AdamSettings) -> dict[str, float]:
-        """One step; returns ``grad_norm`` (before clipping). Raises ``TrainingError``, and leaves
-        the weights, if the gradient or a weight after the step is NaN or infinite."""
+        """Takes one step and returns ``grad_norm`` (before clipping). Raises ``TrainingError``, and
+        leaves the weights, if the gradient or a weight after the step is NaN or infinite."""
         grads = [gradients[name] for name in self._parameters]
+        # One norm over all tensors, before anything is changed: a NaN or infinity anywhere makes it
+        # non-finite, and the step can still be refused.
         norm = torch.nn.utils.get_total_norm(grads).item()
         if not math.isfinite(norm):
             raise TrainingError(
@@ -61,13 +63,15 @@ class AdamW:
             )
         clip = settings.grad_clip_norm
         if clip > 0 and norm > clip:
+            # In place: the run has given these gradients up.
             for grad in grads:
                 grad.mul_(clip / norm)
         rate, decay, eps = settings.learning_rate, settings.weight_decay, settings.eps
         betas = (settings.beta1, settings.beta2)
         self._optimizer.param_groups[0].update(lr=rate, betas=betas, eps=eps, weight_decay=decay)
-        # An update is at most ``lr * g / eps`` with the largest gradient ``g`` there was. Only
-        # unusual settings come near the end of float32 (3e38); then a copy allows to go back.
+        # An update is at most ``lr * g / eps`` with the largest gradient ``g`` so far. Only
+        # unusual settings come near the end of float32 (3e38). Only then are copies made, from
+        # which weights and moments can be restored.
         may_overflow = eps == 0 or rate * decay > 1 or rate * _LARGEST_GRADIENT / eps > 1e36
         before = self._copies() if may_overflow else None
         for parameter, grad in zip(self._parameters.values(), grads, strict=True):
@@ -76,8 +80,8 @@ class AdamW:
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-            # The first step makes the moments. Where memory ends meanwhile, those of a tensor are
-            # incomplete; the next step makes them again.
+            # The first step makes the moments. If memory runs out then, those of a tensor may be
+            # incomplete; without them the next step makes them again.
             for parameter in self._parameters.values():
                 if len(self._optimizer.state.get(parameter, {})) not in (0, 3):
                     del self._optimizer.state[parameter]
@@ -86,7 +90,7 @@ class AdamW:
         return {"grad_norm": norm}
 
     def _copies(self) -> _Copies:
-        """Weights and moments as they are now."""
+        """Returns copies of the weights and moments."""
         weights = [parameter.detach().clone() for parameter in self._parameters.values()]
         return weights, {name: tensor.clone() for name, tensor in self.state().items()}
 
@@ -98,7 +102,9 @@ class AdamW:
             return
         weights, state = before
         for parameter, weight in zip(self._parameters.values(), weights, strict=True):
+            # In place: the adapter and the optimizer refer to this tensor.
             parameter.copy_(weight)
+        # ``load`` ignores an empty state, so the moments of a refused first step must go here.
         self._optimizer.state.clear()
         self.load(state, "the optimizer")
         raise TrainingError(
@@ -108,7 +114,7 @@ class AdamW:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and step counts by name; empty before the first step."""
+        """Returns moments and step counts by name; nothing before the first step."""
         return {
             f"{name}.{key}": value.detach()
             for name, parameter in self._parameters.items()
@@ -129,5 +135,6 @@ class AdamW:
                         "without its optimizer, or an earlier one"
                     )
                 device = parameter.device
+                # A copy, because the step changes moments in place.
                 state[key] = value.to(device=device, dtype=torch.float32, copy=True)
             self._optimizer.state[parameter] = state

@@ -64,7 +64,9 @@ class MicroBatch:
         return len(self.rows) * self.padded_length
 
     def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
-        """Two smaller micro-batches, or an empty list where one sequence or group is left."""
+        """Returns two smaller micro-batches, or an empty list if one sequence or group is left."""
+        # A shared row holds a whole group; otherwise a group is ``group_size`` rows, which stay
+        # together.
         unit = 1 if self.shared else self.group_size
         if len(self.rows) > unit:
             middle = len(self.rows) // unit // 2 * unit
@@ -87,7 +89,7 @@ def plan(
 ) -> list[MicroBatch]:
     """Groups token sequences so that no micro-batch exceeds ``token_budget`` padded tokens.
 
-    A row longer than the budget gets a micro-batch of its own. Longest first: what does not fit
+    A row longer than the budget is a micro-batch by itself. Longest first: what does not fit
     into memory fails at the start, not after minutes.
 
     Args:
@@ -102,6 +104,7 @@ def plan(
     if group_size == 1:
         groups = [[index] for index in range(len(sequences))]
         if shared_budget and len(sequences) > 1:
+            # A short common prefix (a chat template) is not worth the memory of a longer row.
             groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
         for group in groups:
             row = Row(tuple(group), row_length([sequences[i] for i in group]))
@@ -110,6 +113,7 @@ def plan(
             else:
                 apart.append((row,))
     else:
+        # The loss needs whole groups: a group shares one row or has rows in one micro-batch.
         for start in range(0, len(sequences), group_size):
             members = tuple(range(start, start + group_size))
             tokens = [sequences[i] for i in members]
@@ -121,6 +125,7 @@ def plan(
             apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
     # 2. Shared rows follow one another without padding: fill up each micro-batch.
     out: list[MicroBatch] = []
+    # Indices break ties, so equal batches give equal plans and a resumed run equal bytes.
     for row in sorted(shared, key=lambda row: (-row.length, row.indices)):
         if out and out[-1].padded_tokens + row.length <= token_budget:
             out[-1] = MicroBatch((*out[-1].rows, row), group_size)
@@ -173,6 +178,7 @@ def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device
         is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
         flat = torch.from_numpy(np.flatnonzero(is_token))
         return PaddedBatch(torch.from_numpy(tokens).to(device), flat.to(device), number_of)
+    # Shared rows follow one another in one row; ``tree`` keeps them apart in attention.
     laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
     flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
@@ -186,5 +192,5 @@ def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device
 
 
 def concatenate(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One tensor of several arrays along their first axis."""
+    """Returns one tensor of several arrays, joined along their first axis."""
     return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)

@@ -26,7 +26,7 @@ SMALL_REPETITION = 0.15
 """Share of a row that the next may compute again, where that keeps rows short."""
 
 SHORTEST_SEGMENT = 16
-"""Fewer common tokens are computed for each sequence: a segment of its own would cost more."""
+"""Fewer common tokens are computed for each sequence: a separate segment would cost more."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def group_by_prefix(
     row_length = saved = 0
 
     def close() -> None:
+        # What the sequences would have without sharing.
         total = row_length + saved
         if saved >= MIN_SAVED_TOKENS and saved >= MIN_SAVED_SHARE * total:
             groups.append(group)
@@ -82,8 +83,9 @@ def group_by_prefix(
     for index in _sorted(sequences):
         length = len(sequences[index])
         common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
-        common = max(0, common - SHORTEST_SEGMENT + 1)  # what the row will share at the least
+        common = max(0, common - SHORTEST_SEGMENT + 1)  # the least that the row will share
         fits = row_length + length - common <= max_length
+        # A row that is long enough only grows for a prefix that would be expensive to repeat.
         if enough is not None and row_length >= enough:
             fits = fits and common > SMALL_REPETITION * row_length
         if group and fits and common >= MIN_SAVED_SHARE * length:
@@ -136,24 +138,26 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
                     where[member] = longer
             if longest := [member for member in family if len(sequences[member]) > end]:
                 rest.append((longest, end, longer))
+        # Reversed, so that the row keeps the sorted order of the sequences.
         stack.extend(reversed(rest))
     return TreeRow(np.concatenate(tokens), np.concatenate(positions), all_siblings, where)
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:
-    """Tokens of the shared row of ``sequences``."""
+    """Returns the number of tokens of the shared row of ``sequences``."""
     if len(sequences) == 1:  # most rows of a batch: nothing to lay out
         return len(sequences[0])
     return len(lay_out(sequences).tokens)
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of tokens that two sequences have in common at the beginning."""
+    """Returns the number of tokens that two sequences have in common at the beginning."""
     shorter = min(len(a), len(b))
+    # ``argmax`` finds the first difference, but returns 0 where none exists.
     differs = a[:shorter] != b[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _sorted(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Lexicographic order: big-endian bytes of non-negative ids sort as the ids do."""
+    """Returns the lexicographic order: big-endian bytes of non-negative ids sort as ids do."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())

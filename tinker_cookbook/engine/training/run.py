@@ -55,6 +55,7 @@ class _GradientSums:
                 self.by_name[name][0].add_(a)
                 self.by_name[name][1].add_(b)
             else:
+                # The first micro-batch gives its tensors away: no copy, no sum with zeros.
                 self.by_name[name] = (a, b)
 
 
@@ -90,7 +91,7 @@ class TrainingRun:
         *,
         backward: bool = True,
     ) -> LossOutput:
-        """Log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
+        """Returns log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
 
         When any part of the batch fails, nothing is added, and the next ``optim_step`` refuses.
         """
@@ -123,6 +124,8 @@ class TrainingRun:
         reads no log-probability of a target without weight: these are 0, and save their logits.
         """
         with self._refusing_step_after_failure(True):
+            # A custom loss takes the fields of cross_entropy: targets, and weights that mark what
+            # is trained.
             loss = LOSSES["cross_entropy"]
             check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             if group_size is None:
@@ -144,7 +147,7 @@ class TrainingRun:
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """One AdamW step on the gradients added up so far, which are cleared in any case. Weights
+        """Takes an AdamW step on the gradients added up so far and clears them in any case. Weights
         stay as they are if the gradient is not finite or a pass since the last step failed."""
         # A step may have been submitted before that pass failed: it must not apply the rest.
         gradients, self._gradients = self._gradients, {}
@@ -160,11 +163,13 @@ class TrainingRun:
                 "first"
             )
         if self._shared_with_sampler:
-            # A sampler holds the present tensors: continue with copies.
+            # A sampler refers to the present tensors, which must not change: continue with copies.
+            # Only the data is replaced: the optimizer's state is keyed by the tensor objects.
             for tensor in self.adapter.parameters().values():
                 tensor.data = tensor.data.clone()
             self._shared_with_sampler = False
         metrics = self.optimizer.step(gradients, settings)
+        # A refused step raises above and is not counted.
         self.step += 1
         return metrics
 
@@ -183,6 +188,8 @@ class TrainingRun:
     def replace_by(self, other: TrainingRun) -> None:
         """Takes over weights, optimizer and step of another run, as ``load_state`` does."""
         self.adapter, self.optimizer, self.step = other.adapter, other.optimizer, other.step
+        # Gradients of the old weights must not be applied to the loaded ones. No sampler has seen
+        # the new tensors.
         self._gradients, self._failure, self._shared_with_sampler = {}, None, False
 
     @contextmanager
@@ -191,6 +198,7 @@ class TrainingRun:
             yield
         except Exception as error:
             if backward:
+                # The next step may be in the queue already: it must know of the failure.
                 self._failure = str(error) or type(error).__name__
             if isinstance(error, TinkerCookbookError) or not out_of_memory(error):
                 raise
@@ -220,18 +228,22 @@ class TrainingRun:
         self, data: Sequence[Example], micros: Sequence[MicroBatch], run: _Run, *, backward: bool
     ) -> LossOutput:
         """Adds up losses, metrics and gradients of micro-batches, each run by itself."""
+        # Cast once for all micro-batches.
         terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
         gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
         for micro in micros:
             for part, result in self._with_retries(data, micro, terms, run, backward):
+                # Losses are sums over tokens, so parts add up without weights.
                 total += result.loss
                 gradients.add(result.gradients)
                 for name, value in result.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(value)
                 for index, row in zip(part.indices, result.logprobs_by_sequence(), strict=True):
                     logprobs[index] = row.cpu().numpy()
+            # Between micro-batches the sampler may use the device.
             self._pause()
+        # Only now: a batch that fails in the middle adds nothing to the run.
         self._keep(gradients)
         return LossOutput(logprobs, {**metrics, "loss:sum": total})
 
@@ -257,6 +269,7 @@ class TrainingRun:
         gradients = _GradientSums()
         for micro, one in zip(micros, passes, strict=True):
             if not keep:
+                # Hidden states are enough: the head recomputes the softmax in its backward pass.
                 one.body(grad=True, checkpoint=self._too_long(micro))
             gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
@@ -268,6 +281,7 @@ class TrainingRun:
         self, data: Sequence[Example], micro: MicroBatch, terms: Terms, run: _Run, backward: bool
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
+        # Checkpointing costs a third more work, so it is tried only where halving is impossible.
         halves = micro.halves([example.tokens for example in data])
         attempts = [self._too_long(micro)]
         if backward and not halves and not attempts[0]:
@@ -295,6 +309,8 @@ class TrainingRun:
                 f"{self.base.device}: {reason}; set max_length lower"
             )
         logger.warning("Out of memory at %d tokens; halving.", micro.padded_tokens)
+        # Remembered for this run, and for later runs on the same base model: failing again would
+        # cost a pass.
         self.token_budget = max(1, micro.padded_tokens // 2)
         self.base.limits.most_tokens = self.token_budget
         out = []

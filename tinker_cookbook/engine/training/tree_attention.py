@@ -50,8 +50,11 @@ class _Part(ABC):
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
+        # torch's fused kernel computes bfloat16 gradients on a CPU several times slower than
+        # batched products do.
         if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
             return grouped_attention(q, k, v, self.bias(call.window), call.scale)
+        # Keys are repeated, because torch's ``enable_gqa`` was several times slower on a CPU.
         group = q.shape[1] // k.shape[1]
         causal = self.causal and call.window is None
         # A mask has four dimensions: with three torch does not use its fused kernel.
@@ -70,6 +73,7 @@ class _Batch(_Part):
 
     def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
         super().__init__()
+        # Padded keys come after all tokens of their segment, so the causal rule hides them.
         indices = np.zeros((len(siblings.places), siblings.longest), dtype=np.int64)
         for row, segment in zip(indices, siblings.places, strict=True):
             row[: len(segment)] = segment + start
@@ -117,6 +121,8 @@ class _Whole(_Part):
         ]
 
     def _bias(self, window: int | None) -> Tensor:
+        # Nothing is visible at first. Each segment then sees its path and, causally, itself; keys
+        # are numbered along the path, and so a sliding window counts along it.
         bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
         for path, segment in self._segments:
             key = torch.arange(len(path) + len(segment))
