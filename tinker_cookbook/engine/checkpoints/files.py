@@ -9,7 +9,7 @@ A folder ``NAME`` is replaced in four steps, each durable before the next begins
 
 A crash after the second step leaves no ``NAME`` but a complete ``.old``; ``recover`` renames it
 back. A crash anywhere else leaves ``NAME`` with its old or its new content, and ``recover`` deletes
-the rest. Folders of a running writer are never taken for leftovers, because writers hold the run's
+the rest. ``recover`` never deletes folders of a running writer, because writers hold the run's
 lock, which the kernel releases when a process dies.
 """
 
@@ -50,13 +50,14 @@ def explain_disk_errors(doing: str, root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
+            # The store's folder may not exist yet; the disk is that of its nearest parent.
             existing = next(path for path in (root, *root.parents) if path.exists())
             free = shutil.disk_usage(existing).free
             cause = f"the disk is full ({free} bytes free under {root})"
             advice = "Free some space, or set TINKER_COOKBOOK_HOME to a folder on another disk"
         elif error.errno in _NOT_WRITABLE:
             cause = f"{error.filename or root} cannot be written to ({error.strerror})"
-            advice = "Change its permissions, or set TINKER_COOKBOOK_HOME to a folder of your own"
+            advice = "Change its permissions, or set TINKER_COOKBOOK_HOME to another folder"
         else:
             cause = str(error)
             advice = f"Check the disk that holds {root}"
@@ -69,6 +70,7 @@ def write_durably(path: Path, content: bytes) -> None:
     """Writes a file and syncs it to disk."""
     with open(path, "wb") as file:
         file.write(content)
+        # ``flush`` hands Python's buffer to the system, ``fsync`` the system's to the disk.
         file.flush()
         os.fsync(file.fileno())
 
@@ -78,6 +80,8 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = _temporary(path, "new")
     try:
         write_durably(temporary, content)
+        # Only complete content gets the final name; the folder is synced so that a power cut cannot
+        # undo the rename.
         os.replace(temporary, path)
         sync_folder(path.parent)
     finally:
@@ -107,6 +111,7 @@ def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
         os.rename(new, path)
         sync_folder(path.parent)
     except BaseException:
+        # Also for KeyboardInterrupt: between steps 2 and 3 no folder has the final name.
         if old.exists() and not path.exists():
             os.rename(old, path)
         shutil.rmtree(new, ignore_errors=True)
@@ -137,6 +142,7 @@ def recover(parent: Path) -> None:
     lock."""
     for path in leftovers(parent):
         match = _LEFTOVER.fullmatch(path.name)
+        # The crash was between steps 2 and 3: the previous folder is restored.
         if match and match["role"] == "old" and not (parent / match["name"]).exists():
             os.rename(path, parent / match["name"])
             sync_folder(parent)
@@ -169,9 +175,10 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
         CheckpointError: another process kept the lock for ``timeout`` seconds.
     """
     if sys.platform == "win32":
-        yield  # no flock; two processes on one run are then up to the user
+        yield  # no flock: the user must not start two processes on one run
         return
     try:
+        # Closed on exec, or a child process would keep the lock after this one has ended.
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if exclusive or error.errno not in _NOT_WRITABLE:
@@ -183,6 +190,7 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
     try:
         mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         deadline = time.monotonic() + timeout
+        # ``flock`` itself waits without a limit, so the lock is tried until the deadline.
         while not _locked(handle, mode):
             if time.monotonic() >= deadline:
                 raise CheckpointError(
@@ -208,6 +216,7 @@ def _locked(handle: int, mode: int) -> bool:
 
 
 def _delete(path: Path, gone: Path) -> None:
+    # The rename is the deletion: a crash during ``rmtree`` leaves only a leftover.
     os.rename(path, gone)
     sync_folder(path.parent)
     shutil.rmtree(gone, ignore_errors=True)

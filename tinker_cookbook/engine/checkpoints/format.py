@@ -135,6 +135,7 @@ class StateFile:
 def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None) -> bytes:
     """JSON with sorted keys; raises ``CheckpointError`` for what JSON cannot hold."""
     try:
+        # Sorted keys: equal values give equal bytes, which the checksum relies on.
         return json.dumps(value, indent=indent, sort_keys=True).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(
@@ -148,9 +149,10 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name in sorted(tensors):
+        # Sorted by name: the order of the tensors must not change the bytes.
         tensor = tensors[name].detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        # The format knows no shared storage, and safetensors refuses it rather than copy.
+        # safetensors raises an error for tensors that share storage, so they are copied.
         separate[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
     return safetensors.torch.save(separate, metadata={"format": "pt"})
@@ -163,7 +165,7 @@ def encode_checkpoint(
     created_at: float,
 ) -> Iterator[tuple[str, bytes]]:
     """Yields ``(name, content)`` of each file, ``state.json`` last."""
-    # One by one: the bytes of the optimizer state and of the adapter are never in memory together.
+    # One at a time: the bytes of the adapter and of the optimizer are never in memory together.
     seals: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
         content = make()
@@ -176,7 +178,7 @@ def encode_checkpoint(
         "files": seals,
         "state": dict(state),
     }
-    # Through JSON once, so that the checksum is of what a reader will have (keys are strings).
+    # Through JSON once, so that the checksum covers what a reader will see (keys are strings).
     body = json.loads(encode_json(body, "state"))
     yield STATE, encode_json({**body, "checksum": _checksum(body)}, "state")
 
@@ -193,11 +195,13 @@ def read_state(folder: Path) -> StateFile:
         raise CheckpointError(
             f"{path}: got {path.stat().st_size} bytes that are no whole state file ({error})"
         ) from error
+    # Before the checksum, which another version may compute in another way.
     if body.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path}: got format {body.get('format')!r}, expected {_FORMAT}; it was written by "
             "another version of this package"
         )
+    # ``state.json`` holds the checksums of the other files, so it must hold its own as well.
     if checksum != _checksum(body):
         raise CheckpointError(f"{path}: checksum differs; the file was changed or is damaged")
     return StateFile(
@@ -215,6 +219,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     """Returns a file's content; raises ``CheckpointError`` if its checksum differs."""
     path, seal = folder / name, state.seals[name]
+    # The size first: a file that was cut off is reported with both sizes and is not read.
     seal.check_size(path)
     content = path.read_bytes()
     if FileSeal.of(content) != seal:
@@ -241,6 +246,7 @@ def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
     # A separate file: the TTL may change, but ``state.json`` may not.
     if ttl_seconds is None:
         return {}
+    # ``True`` is an int in Python and would expire the checkpoint after a second.
     if isinstance(ttl_seconds, bool) or ttl_seconds <= 0:
         raise CheckpointError(
             f"ttl_seconds: got {ttl_seconds!r}, expected a positive number of seconds, or None to "
@@ -256,5 +262,6 @@ def read_expiry(folder: Path) -> float | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
+        # Keeping a checkpoint too long does less harm than deleting one.
         logger.warning("%s is damaged; the checkpoint is kept for good", folder / EXPIRES_AT)
         return None

@@ -117,10 +117,11 @@ class CheckpointStore:
         self.clock = clock
         self.owner = owner
         for run in (self.root / "runs").glob("*/"):
+            # Only these folders get temporary names; a run without leftovers is not locked.
             parents = [run, run / "archives", *(run / kind for kind in KINDS)]
             if not any(files.leftovers(parent) for parent in parents):
                 continue
-            # A busy lock means that what looks left over is being written right now.
+            # If the lock is taken, these are files that another process is writing right now.
             with (
                 suppress(CheckpointError, OSError),
                 files.folder_lock(run, exclusive=True, timeout=0),
@@ -139,12 +140,13 @@ class CheckpointStore:
             now = self.clock()
             body = {"run_id": run_id, "created_at": now, **asdict(info)}
             files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
+            # The file's time is the time of last use (see ``touch_run``).
             os.utime(folder / _RUN, (now, now))
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
 
     def touch_run(self, run_id: str) -> None:
-        """Updates the time of last use, which is that of the file ``run.json``: setting it is no
-        write that a crash could tear."""
+        """Updates the time of last use, which is that of the file ``run.json``: setting it is
+        not a write that a crash could interrupt halfway."""
         path, now = self._run_folder(run_id) / _RUN, self.clock()
         if not path.exists():
             raise self._unknown_run(run_id)
@@ -157,6 +159,7 @@ class CheckpointStore:
         try:
             body = json.loads(path.read_bytes())
             created_at = body.pop("created_at")
+            # A folder that was copied or renamed by hand.
             if body.pop("run_id") != run_id:
                 raise ValueError("it describes another run")
             info = RunInfo(**body)
@@ -182,6 +185,7 @@ class CheckpointStore:
 
     def run_ids(self) -> list[str]:
         """Returns the sorted ids of all runs; other folders are ignored."""
+        # A folder without ``run.json`` is not a run, or ``create_run`` has not finished.
         folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
         return sorted(filter(is_safe_name, folders))
 
@@ -230,15 +234,19 @@ class CheckpointStore:
             fmt.expiry_file(now, ttl_seconds).items(),
             fmt.encode_checkpoint(contents, state or {}, user_metadata or {}, now),
         )
+        # Saving counts as a use of the run.
         self.touch_run(run_id)
         folder = self._folder(path)
         with self._writing(path, "saving"):
+            # Under the lock: two writers of one name must not both find it free.
             if folder.exists() and not overwrite and not self._is_expired(folder):
                 raise CheckpointError(
                     f"{path}: there is a checkpoint of this name. Choose another name, pass "
                     "overwrite=True, or delete it."
                 )
+            # ``content`` is produced here, one file at a time, and goes straight to the disk.
             files.replace_folder(folder, content)
+            # An archive holds the checkpoint that was replaced.
             self._archive_file(path).unlink(missing_ok=True)
         return str(path)
 
@@ -246,6 +254,7 @@ class CheckpointStore:
         """Loads a checkpoint and verifies all checksums. Raises ``CheckpointError`` if it is
         missing, expired or damaged (with file, size and expected size), or lacks its optimizer."""
         path = TinkerPath.parse(tinker_path)
+        # Before the disk is read: the path alone shows the mistake.
         if with_optimizer and path.kind == "sampler_weights":
             raise CheckpointError(
                 f"{path}: sampler_weights hold the adapter alone, no optimizer state. Load it "
@@ -301,6 +310,7 @@ class CheckpointStore:
             if not folder.exists() or self._is_expired(folder):
                 raise self._missing(path)
             if not expiry:
+                # No file means no expiry; the sync makes the removal durable.
                 (folder / fmt.EXPIRES_AT).unlink(missing_ok=True)
                 files.sync_folder(folder)
             for name, content in expiry.items():
@@ -313,6 +323,7 @@ class CheckpointStore:
         for path in chain.from_iterable(map(self._paths, self.run_ids())):
             if not self._is_expired(self._folder(path), now):
                 continue
+            # ``timeout=0``: opening a store must not wait for a run that is being written to.
             with suppress(CheckpointError), self._writing(path, "deleting", timeout=0):
                 if self._is_expired(self._folder(path), now):  # its TTL may have changed meanwhile
                     self._delete(path)
@@ -330,6 +341,7 @@ class CheckpointStore:
         path, folder = TinkerPath.parse(tinker_path), Path(folder).expanduser().absolute()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(f"{folder}: expected a new or empty folder to copy {path} into")
+        # All checksums are verified before the target is touched.
         content = self.peft_files(tinker_path)
         with files.explain_disk_errors(f"copying {path} to {folder}", folder.parent):
             files.replace_folder(folder, content.items())
@@ -346,6 +358,7 @@ class CheckpointStore:
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mode = len(data), 0o644
                 archive.addfile(entry, io.BytesIO(data))
+        # The tar was built without the exclusive lock; the checkpoint may be gone by now.
         with self._writing(path, "archiving"):
             if not self._folder(path).exists():
                 raise self._missing(path)
@@ -358,6 +371,7 @@ class CheckpointStore:
         problem, state = None, None
         try:
             state = fmt.read_state(folder)
+            # Sizes only: checksums would make a listing read all files.
             for name, seal in state.seals.items():
                 seal.check_size(folder / name)
         except CheckpointError as error:
@@ -384,6 +398,7 @@ class CheckpointStore:
             self.get_run(path.run_id)
             run = self._run_folder(path.run_id)
             with files.folder_lock(run, exclusive=True, timeout=timeout):
+                # Under the lock every leftover belongs to a writer that has crashed.
                 files.recover(self._folder(path).parent)
                 yield
 
@@ -393,7 +408,7 @@ class CheckpointStore:
         folder, run = self._folder(path), self._run_folder(path.run_id)
         if not run.exists():
             raise self._missing(path)
-        # Only the lock tells a crashed writer, which must be recovered from, from a living one.
+        # Only the lock distinguishes a crashed writer, after which to recover, from a running one.
         if not folder.exists() and files.leftovers(folder.parent):
             with self._writing(path, "recovering"):
                 pass
@@ -460,7 +475,7 @@ class CheckpointStore:
 
 
 def _some_of(label: str, names: list[str]) -> str:
-    """Returns ``"LABEL: 'a', 'b' and 3 more."``: at most a handful, the last ones."""
+    """Returns ``"LABEL: 'a', 'b' and 3 more."``: at most eight, the last ones."""
     if not names:
         return f"{label}: none."
     shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])
