@@ -161,9 +161,9 @@ class TeacherSignal(AdvantageAdjuster):
         data_D = rollouts.data_D
         # A trajectory may have several datums, but a teacher reads it as a whole.
         trajectories: dict[tuple[int, int], TrajectoryData] = {}
-        for place, datum in zip(rollouts.places_D, data_D, strict=True):
-            member = (place.group, place.member)
-            _, own_data = trajectories.setdefault(member, (rollouts.trajectory(place), []))
+        for origin, datum in zip(rollouts.origins_D, data_D, strict=True):
+            member = (origin.group, origin.member)
+            _, own_data = trajectories.setdefault(member, (rollouts.trajectory(origin), []))
             own_data.append(datum)
         items = list(trajectories.values())
         dataset_of = [dataset_index(rollouts.groups[group].tags) for group, _ in trajectories]
@@ -185,7 +185,7 @@ class TeacherSignal(AdvantageAdjuster):
         means, added = add_reverse_kl(
             data_D,
             np.concatenate([np.empty(0), *(scores[i] for i in range(len(items)))]),
-            [dataset_index(rollouts.groups[place.group].tags) for place in rollouts.places_D],
+            [dataset_index(rollouts.groups[origin.group].tags) for origin in rollouts.origins_D],
             self._coef,
             self._discount,
             center=self._center,

@@ -316,11 +316,11 @@ async def prepare_minibatch(
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
     for number in sorted(set(dataset_indices_P)):
         print_group(trajectory_groups_P[dataset_indices_P.index(number)], tokenizer)
-    data_D, places_D = assemble_training_data(
+    data_D, origins_D = assemble_training_data(
         trajectory_groups_P, compute_advantages(trajectory_groups_P)
     )
     if kl_penalty_coef > 0:
-        numbers_D = [dataset_indices_P[place.group] for place in places_D]
+        numbers_D = [dataset_indices_P[origin.group] for origin in origins_D]
         clients_D = [teacher_clients[number] for number in numbers_D]
         metrics |= await incorporate_kl_penalty(
             data_D, clients_D, numbers_D, kl_penalty_coef, kl_discount_factor

@@ -75,7 +75,9 @@ class AsyncConfig:
     max_steps_off_policy: int = chz.field(
         doc="Updates that sampling may run ahead of training; 0: on-policy"
     )
-    groups_per_batch: int = chz.field(doc="Groups an update trains, whatever the dataset's batches")
+    groups_per_batch: int = chz.field(
+        doc="Groups that an update trains; may differ from the dataset's batches"
+    )
     loss_fn: str = chz.field(
         default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
     )
@@ -126,7 +128,7 @@ class PolicyTrainingConfig(TrainingConfig):
     lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
     loss_fn: str = chz.field(default=DEFAULT_LOSS, doc=f"One of {', '.join(RL_LOSSES)}")
     loss_fn_config: dict[str, float] | None = chz.field(
-        default=None, doc="The loss's own settings: loss_fn_config.clip_high_threshold=1.3"
+        default=None, doc="Settings of the loss: loss_fn_config.clip_high_threshold=1.3"
     )
     advantage_normalization: AdvantageNormalization = chz.field(
         default="center", doc="center, std or leave_one_out"

@@ -46,7 +46,7 @@ __getattr__ = lazy_exports(
 
 
 @dataclass(frozen=True)
-class DatumPlace:
+class DatumOrigin:
     """Index of a datum's group in the batch, and of its trajectory in the group."""
 
     group: int
@@ -119,7 +119,7 @@ def assemble_training_data(
     trajectory_groups_P: Sequence[TrajectoryGroup],
     advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
     include_provenance: bool = True,
-) -> tuple[list[tinker.Datum], list[DatumPlace]]:
+) -> tuple[list[tinker.Datum], list[DatumOrigin]]:
     """Returns the data of all trajectories in order, and the origin of each datum.
 
     ``advantages_P`` holds [G] for each group. Runs without an action token are left out.
@@ -136,7 +136,7 @@ def assemble_training_data(
             "trajectory"
         )
     data_D: list[tinker.Datum] = []
-    places_D: list[DatumPlace] = []
+    origins_D: list[DatumOrigin] = []
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
@@ -147,8 +147,8 @@ def assemble_training_data(
             except DataValidationError as error:
                 raise DataValidationError(f"group {g}, member {m}: {error}") from error
             data_D += made
-            places_D += [DatumPlace(g, m)] * len(made)
-    return data_D, places_D
+            origins_D += [DatumOrigin(g, m)] * len(made)
+    return data_D, origins_D
 
 
 def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.Datum]:
@@ -258,7 +258,7 @@ def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
         if datum.loss_fn_input_spans is None:
             raise DataValidationError(
                 f"datum {index}: it has no provenance, which loss_fn='stable_reinforce' needs, "
-                "because one of its actions has no sequence_id; a TokenCompleter of your own must "
+                "because one of its actions has no sequence_id; a custom TokenCompleter must "
                 "set TokensWithLogprobs.sequence_id, or train with another loss_fn"
             )
 

@@ -130,11 +130,11 @@ class _Groups:
         # Batches may be large, so only two are kept.
         self._batch = lru_cache(maxsize=2)(dataset.get_batch)
         if not len(dataset):
-            raise DataError(f"sources[{source}]: has 0 batches, expected one at least")
+            raise DataError(f"sources[{source}]: has 0 batches, expected at least one")
         last = self._num_batches - 1
         self._size, rest = len(self._batch(0)), len(self._batch(last))
         if not self._size or not rest:
-            raise DataError(f"sources[{source}]: has a batch of 0 groups, expected one at least")
+            raise DataError(f"sources[{source}]: has a batch of 0 groups, expected at least one")
         self.total = self._size * last + rest
 
     def get(self, number: int) -> EnvGroupBuilder:

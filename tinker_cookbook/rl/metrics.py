@@ -299,5 +299,9 @@ def compute_sampling_client_metrics(
         "sampling_client/step": [group.sampling_client_step for group in groups],
         "time/sampling_time": seconds,
     }
-    ways = {"max": max, "min": min, "mean": lambda numbers: sum(numbers) / len(numbers)}
-    return {f"{name}_{way}": how(v) for name, v in values.items() for way, how in ways.items()}
+    reductions = {"max": max, "min": min, "mean": lambda numbers: sum(numbers) / len(numbers)}
+    return {
+        f"{name}_{suffix}": reduce(v)
+        for name, v in values.items()
+        for suffix, reduce in reductions.items()
+    }

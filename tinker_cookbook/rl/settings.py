@@ -96,8 +96,8 @@ class RLSettings(SampledSettings):
     )
     loss_normalization: str = chz.field(
         default="auto",
-        doc="sum over the tokens of a step, or tokens: their mean, as in TRL; auto: tokens where "
-        "the loss has no penalty of its own and the run does not stream",
+        doc="sum over the tokens of a step, or tokens: their mean, as in TRL; auto: tokens "
+        "unless the loss has a penalty term or the run streams",
     )
     random_rewards: bool = chz.field(
         default=False,

@@ -82,8 +82,8 @@ def played(*groups, rewards=None) -> RolloutData:
         np.zeros(len(one.group.trajectories_G)) if rewards is None else np.array(rewards[i])
         for i, one in enumerate(made)
     ]
-    data_D, places_D = assemble_training_data([one.group for one in made], advantages)
-    return RolloutData(made, data_D, places_D)
+    data_D, origins_D = assemble_training_data([one.group for one in made], advantages)
+    return RolloutData(made, data_D, origins_D)
 
 
 def advantages(data: RolloutData) -> list[list[float]]:

@@ -14,7 +14,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.renderers.core.messages import ensure_list, remove_thinking
 from tinker_cookbook.rl import data_processing
 from tinker_cookbook.rl.data_processing import (
-    DatumPlace,
+    DatumOrigin,
     assemble_training_data,
     check_provenance,
     data_for_loss,
@@ -308,7 +308,7 @@ def test_data_of_a_batch_know_their_group_and_member():
     groups = [group(two_runs, episode(turn([1], [3]))), group(episode(), episode(turn([4], [4])))]
     advantages = [np.array([0.5, -0.5]), np.array([1.0, -1.0])]
     data, places = assemble_training_data(groups, advantages)
-    assert places == [DatumPlace(0, 0), DatumPlace(0, 0), DatumPlace(0, 1), DatumPlace(1, 1)]
+    assert places == [DatumOrigin(0, 0), DatumOrigin(0, 0), DatumOrigin(0, 1), DatumOrigin(1, 1)]
     assert [fields(d)["advantages"] for d in data] == [[0.5], [0.5], [-0.5], [-1.0]]
     assert assemble_training_data([], []) == ([], [])
 

@@ -39,7 +39,7 @@ class FakeWorker(RolloutWorker):
         self.most_at_once = self._now = 0
 
     async def run_group(self, problem, snapshot):
-        self.started.append((problem.place, snapshot.step))
+        self.started.append((problem.position, snapshot.step))
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         try:
@@ -109,7 +109,7 @@ def test_a_slow_group_is_trained_when_it_is_done_however_old_it_is(tmp_path):
     """Discarding it would train on quick problems more than on slow ones."""
     config = async_config(tmp_path, k=1, groups=2)
     slow = (0, 1)
-    worker = FakeWorker(config, lambda problem: 0.05 if problem.place == slow else 0.001)
+    worker = FakeWorker(config, lambda problem: 0.05 if problem.position == slow else 0.001)
 
     async def go():
         async with make_source(tmp_path, worker, config, 6) as source:
@@ -189,7 +189,7 @@ def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
 
     class Broken(FakeWorker):
         async def run_group(self, problem, snapshot):
-            if problem.place == (1, 0):
+            if problem.position == (1, 0):
                 raise OSError("the judge is away")
             return await super().run_group(problem, snapshot)
 
@@ -241,7 +241,7 @@ def test_the_problem_queue_goes_on_where_it_was(tmp_path):
     dataset = StoryDataset(config.dataset_builder)
 
     async def take(queue, count):
-        return [(await queue.next()).place for _ in range(count)]
+        return [(await queue.next()).position for _ in range(count)]
 
     async def go():
         whole = ProblemQueue(dataset, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinker_cookbook.rl.data_processing import DatumPlace, check_provenance, data_for_loss
+from tinker_cookbook.rl.data_processing import DatumOrigin, check_provenance, data_for_loss
 from tinker_cookbook.rl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class RolloutData:
     """Training data with their groups.
 
-    ``places_D[i].group`` is the index in ``groups`` of the group of ``data_D[i]``; the data of one
+    ``origins_D[i].group`` is the index in ``groups`` of the group of ``data_D[i]``; the data of one
     trajectory are adjacent.
     """
 
     groups: Sequence[RolloutGroup]
     data_D: list[tinker.Datum]
-    places_D: Sequence[DatumPlace]
+    origins_D: Sequence[DatumOrigin]
 
-    def trajectory(self, place: DatumPlace) -> Trajectory:
+    def trajectory(self, origin: DatumOrigin) -> Trajectory:
         """Returns the trajectory of a datum."""
-        return self.groups[place.group].group.trajectories_G[place.member]
+        return self.groups[origin.group].group.trajectories_G[origin.member]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AdvantageAdjuster(ABC):
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
     ) -> Future[types.ForwardBackwardOutput]:
-        """Submits the pass over adjusted data; by default with the run's own loss."""
+        """Submits the pass over adjusted data; by default with the loss of the run."""
         return submit_loss(client, data_D, config.training_loss_fn(), config.loss_fn_config)
 
     def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:

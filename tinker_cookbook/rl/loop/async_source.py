@@ -88,7 +88,7 @@ class ProblemQueue:
         # A copy, because the prefetcher's thread reads it while ``next`` changes ``again``.
         unfinished = frozenset(again)
         self._prefetcher = Prefetcher(
-            [group for group in batch if group.place >= position or group.place in unfinished]
+            [group for group in batch if group.position >= position or group.position in unfinished]
             for batch in problem_batches(dataset, seed, first, stop_batch)
         )
 
@@ -98,9 +98,9 @@ class ProblemQueue:
             self._rest.extend(await self._prefetcher.next())
         group = self._rest.popleft()
         self.epoch = group.epoch
-        if group.place >= self.position:
+        if group.position >= self.position:
             self.position = (group.batch, group.index + 1)
-        self.again.discard(group.place)
+        self.again.discard(group.position)
         return group
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class AsyncSource(GroupSource):
     def save(self, log_path: Path, step: int) -> None:
         """Saves the queue, the position in the data, and the unfinished groups."""
         # A group that was cancelled after the last update does not have to run again.
-        begun = [group.place for task, group in self._running.items() if not task.cancelling()]
+        begun = [group.position for task, group in self._running.items() if not task.cancelling()]
         # Groups of the last process that have not started again yet.
         begun += self._problems.again
         write_queue(log_path, step, QueueState(self._problems.position, begun, self._queue))
@@ -353,7 +353,7 @@ def read_queue(log_path: Path, step: int) -> QueueState | None:
             # A truncated file has fewer groups than its first line states.
             raise ValueError(f"its first line is {head} and {len(rest)} groups follow")
         batch, index = head["position"]
-        begun = [(int(place[0]), int(place[1])) for place in head["in_flight"]]
+        begun = [(int(b), int(i)) for b, i in head["in_flight"]]
         return QueueState((batch, index), begun, [group_from_row(row) for row in rest])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(

@@ -177,7 +177,7 @@ class Update:
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
         # 3. Submit one pass for each substep; groups of different substeps never share a pass.
-        substeps_D = [rollouts.groups[place.group].substep for place in rollouts.places_D]
+        substeps_D = [rollouts.groups[origin.group].substep for origin in rollouts.origins_D]
         pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
             part = [datum for _, datum in pairs]
@@ -213,10 +213,10 @@ class Update:
         # Groups with a constant reward have advantages of 0; the config may drop them.
         varying = indices_of_varying_groups(results)
         kept = varying if config.remove_constant_reward_groups else range(len(groups))
-        data_D, places_D = assemble_training_data(
+        data_D, origins_D = assemble_training_data(
             [results[i] for i in kept], [advantages_P[i] for i in kept]
         )
-        return RolloutData([groups[i] for i in kept], data_D, places_D), bool(varying)
+        return RolloutData([groups[i] for i in kept], data_D, origins_D), bool(varying)
 
     def _close_substep(self) -> None:
         # Data that got no signal until the end of the substep are not trained.
@@ -253,7 +253,7 @@ class Update:
             metrics.update({key: v for key, v in found.items() if key == "optim/entropy"})
         # The suffix of a backend's metric (``loss:sum``) is its reduction over the operations; a
         # metric without one is averaged.
-        ways = {"sum": sum, "max": max, "min": min}
+        reductions = {"sum": sum, "max": max, "min": min}
         for reports in (outputs, optim_steps):
             joined: dict[str, list[float]] = {}
             for report in reports:
@@ -261,6 +261,8 @@ class Update:
                 for name, value in (getattr(report, "metrics", None) or {}).items():
                     joined.setdefault(name, []).append(float(value))
             for name, values in joined.items():
-                reduce = ways.get(name.rpartition(":")[2], lambda values: sum(values) / len(values))
+                reduce = reductions.get(
+                    name.rpartition(":")[2], lambda values: sum(values) / len(values)
+                )
                 metrics[f"optim/{name}"] = reduce(values)
         return metrics

@@ -69,7 +69,7 @@ class RolloutGroup:
     """[G], set when the group is trained."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """``(batch, index)``, from which the group's random numbers are derived."""
         return self.batch, self.index
 
@@ -143,7 +143,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # A cancellation of this task goes on as one.
+            # A cancellation of this task itself is passed on.
             if task is not None and task.cancelling():
                 raise
             # This task was not cancelled, so the backend has dropped the request.
@@ -205,7 +205,7 @@ class RolloutWorker:
             seed=config.seed,
             step=snapshot.step,
             separate=self._separate,
-        ).derived(*group.place)
+        ).derived(*group.position)
         try:
             with group_log(group.index < config.num_groups_to_log) as group.log:
                 group.result = await run_group(

@@ -157,7 +157,7 @@ class Episode:
         return Episode(self.policy, env, self._given_config, self._hooks, self.member, attempt)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Environment, member and turn, for error messages."""
         # An environment that wraps another one is named together with the inner one.
         name, inner = type(self.env).__name__, getattr(self.env, "message_env", None)
@@ -170,7 +170,7 @@ class Episode:
         # The environment may hang before the deadline of ``run`` exists, so both timeouts apply.
         timeouts = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
         seconds = min((timeout for timeout in timeouts if timeout), default=None)
-        with located_at(lambda: self.place):
+        with located_at(lambda: self.location):
             configure(self.env, self._config)
             started = time.monotonic()
             first = await bounded(
@@ -197,14 +197,14 @@ class Episode:
         timeout = self._config.limits.rollout_timeout_seconds
         # The clock starts here: waiting for the first prompts of other members does not count.
         self._deadline = None if timeout is None else self._started + timeout
-        with located_at(lambda: self.place):
+        with located_at(lambda: self.location):
             if self._overflow is not None:
                 # The first prompt leaves no room for a response.
                 metrics = self._overflow.metrics
                 self._metrics.update(_without_stop_reason(metrics))
                 # An environment may name another reason than the overflow.
                 reason = stop_reason_from_metrics(metrics) or StopReason.CONTEXT_OVERFLOW
-                reward = checked_reward(self._overflow.reward, self.place)
+                reward = checked_reward(self._overflow.reward, self.location)
                 return await self._finish(reason, tinker.ModelInput.empty(), reward)
             assert self.prompt is not None
             ob, stop = self.prompt
@@ -381,7 +381,7 @@ class Episode:
             Transition(
                 ob=ob,
                 ac=action,
-                reward=checked_reward(step.reward, self.place),
+                reward=checked_reward(step.reward, self.location),
                 episode_done=step.episode_done,
                 metrics=_without_stop_reason(step.metrics),
                 logs=dict(step.logs),
@@ -433,7 +433,7 @@ class Episode:
             # Reported as 0 too, so that the mean over episodes is the share of timeouts.
             self._metrics["grader_timeout"] = timed_out
         self._metrics.update(metrics)
-        reward = checked_reward(reward, f"{self.place}, grade")
+        reward = checked_reward(reward, f"{self.location}, grade")
         await self._hooks.on_grade(self._state(ob))
         return reward
 

@@ -28,21 +28,21 @@ class GraderTimeoutError(TrainingError, TimeoutError):
     """Raised if grading takes longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
 
 
-def located(error: Exception, place: str) -> Exception:
-    """Returns the error with its place in front of the message; raise it ``from error``.
+def located(error: Exception, location: str) -> Exception:
+    """Returns the error with its location in front of the message; raise it ``from error``.
 
     An error of this package keeps its type. Any other error, such as a bug in an environment,
     becomes a ``RolloutFailedError`` that also names the line that raised it.
     """
-    # Only the innermost place is added: it names the turn.
+    # Only the innermost location is added: it names the turn.
     if getattr(error, "_located", False):
         return error
     message = f": {error}" if str(error) else ""
-    description = f"{place}: {type(error).__name__}{message}"
+    description = f"{location}: {type(error).__name__}{message}"
     result: Exception
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
         try:
-            result = type(error)(f"{place}: {error}")
+            result = type(error)(f"{location}: {error}")
         except TypeError:  # a subclass whose constructor takes other arguments than a message
             result = RolloutFailedError(description)
     else:
@@ -56,19 +56,19 @@ def located(error: Exception, place: str) -> Exception:
 
 
 @contextmanager
-def located_at(place: Callable[[], str]) -> Iterator[None]:
-    """Adds the place, evaluated when an error is raised, to errors of the block."""
+def located_at(location: Callable[[], str]) -> Iterator[None]:
+    """Adds the location, evaluated when an error is raised, to errors of the block."""
     try:
         yield
     except Exception as error:
-        result = located(error, place())
+        result = located(error, location())
         if result is error:
             raise
         raise result from error
 
 
 def original(error: BaseException) -> BaseException:
-    """Returns the error as it was raised, before its place was added."""
+    """Returns the error as it was raised, before its location was added."""
     return error.__cause__ if getattr(error, "_located", False) and error.__cause__ else error
 
 
@@ -82,7 +82,7 @@ def error_record(error: BaseException) -> RolloutError:
     return RolloutError(name, " ".join(str(error).split()))
 
 
-def checked_reward(value: Any, place: str) -> float:
+def checked_reward(value: Any, location: str) -> float:
     """Returns the reward as a float; raises ``DataValidationError`` unless it is finite."""
     try:
         reward = math.nan if isinstance(value, str | bytes) else float(value)
@@ -90,8 +90,8 @@ def checked_reward(value: Any, place: str) -> float:
         reward = math.nan
     if not math.isfinite(reward):
         error = DataValidationError(
-            f"{place}: reward is {value!r}, expected a finite number; look for a division by zero "
-            "or a missing return in the code that computes it"
+            f"{location}: reward is {value!r}, expected a finite number; look for a division by "
+            "zero or a missing return in the code that computes it"
         )
         error._located = True  # type: ignore[attr-defined]
         raise error

@@ -89,8 +89,8 @@ async def do_group_rollout(
         try:
             rewards_G, metrics_G = await _group_rewards(env_group_builder, result, config)
         except Exception as error:
-            place = f"compute_group_rewards of {name}"
-            raise strategy.group_failed(located(error, place)) from error
+            location = f"compute_group_rewards of {name}"
+            raise strategy.group_failed(located(error, location)) from error
     finally:
         # 3. Release the builder's resources. An error here must neither hide another one nor fail
         # the group.
@@ -130,8 +130,8 @@ async def _group_rewards(
     metrics_G: list[Metrics] = []
     for i, trajectory in enumerate(trajectories_G):
         value, metrics = graded_G[i]
-        place = f"compute_group_rewards of {type(builder).__name__}, member {i}"
-        reward = checked_reward(value, place)
+        location = f"compute_group_rewards of {type(builder).__name__}, member {i}"
+        reward = checked_reward(value, location)
         # Metrics of the group replace those of the episode with the same name.
         metrics = {**trajectory.metrics, **metrics}
         if termination.clamps(trajectory.stop_reason) and trajectory.reward + reward > 0:
@@ -242,7 +242,7 @@ def _pickled(value: Any, what: str) -> bytes:
         client = getattr(value, "sampling_client", None)
         if type(client).__module__.startswith("tinker_cookbook.backends.local"):
             raise ConfigurationError(
-                f"rollout_executor: {what} samples from the local engine, which lives in this "
+                f"rollout_executor: {what} samples from the local engine, which runs in this "
                 "process, so groups cannot run in other processes; use a ThreadPoolExecutor or "
                 "none, or a remote backend"
             ) from error

@@ -104,8 +104,8 @@ class MemberStrategy(RolloutStrategy):
             if not envs_G:
                 raise DataValidationError("got no environments, expected at least one")
         except Exception as error:
-            place = f"make_envs of {type(env_group_builder).__name__}"
-            raise self.group_failed(located(error, place)) from error
+            location = f"make_envs of {type(env_group_builder).__name__}"
+            raise self.group_failed(located(error, location)) from error
         # 2. Run the members. The first error that a member raises cancels the others.
         config, hooks = config or RolloutConfig(), hooks or RolloutHooks()
         prompts = _FirstPrompts(len(envs_G))
@@ -146,7 +146,7 @@ class MemberStrategy(RolloutStrategy):
 
         def timeout_error() -> Exception:
             message = f"the rollout took longer than per_rollout_timeout={timeout:g} s"
-            return located(RolloutTimeoutError(message), episode.place)
+            return located(RolloutTimeoutError(message), episode.location)
 
         for attempt in range(self.max_retries + 1):
             try:
