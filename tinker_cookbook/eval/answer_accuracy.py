@@ -48,6 +48,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
                     f"{name}/{reference}: got {len(expected)} answers to {len(questions)} "
                     "questions, expected as many, with None where there is none"
                 )
+        # Rendered once, since every evaluation has the same questions.
         self._prompts = [renderer.build_generation_prompt(list(q)) for q in questions]
         self._references = {key: list(expected) for key, expected in references.items()}
         self._renderer, self._max_tokens, self._read = renderer, max_tokens, read

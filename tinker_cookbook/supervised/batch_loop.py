@@ -7,8 +7,9 @@ checkpoint nothing more is submitted, so both see exactly the updates of their s
 
 Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 holds the evaluations before
 training; row k the metrics of the k-th batch, computed with the weights before its update, and the
-evaluations after it. A batch without a trained token (all of its examples too long, say) counts as
-a step without an update: the batch of a step depends on the step alone, also in a resumed run.
+evaluations after it. A batch without a trained token (if all examples are too long, for example)
+counts as a step without an update: the batch of a step depends on the step alone, also in a resumed
+run.
 """
 
 from __future__ import annotations

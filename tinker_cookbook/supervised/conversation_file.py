@@ -204,6 +204,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
     Later lines are not read, and it need not have anything to train on. Raises as
     ``read_conversations``, and DataValidationError for an index outside the file.
     """
+    # Later lines are not read, so a fault in one of them is no error here.
     rows = list(islice(_rows(path), index + 1))
     if len(rows) <= index:
         expected = f"0 to {len(rows) - 1}" if rows else f"lines like {EXPECTED}"

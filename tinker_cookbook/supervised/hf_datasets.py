@@ -50,6 +50,7 @@ def load_hf_dataset(
                 f"name: got {name!r}, but {local} is a local path, which has no named "
                 "configurations; give the path of one configuration"
             )
+        # Local data are never looked up on the Hub.
         return load_local_rows(local, split)
     # A Hub name has at most one slash and no such ending, so this is a path without a file.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):

@@ -25,7 +25,7 @@ class Prefetcher(Generic[T]):
 
     ``async for`` and ``for`` work too. An error of the iterable is raised at its item, with the
     traceback of the thread, and ends the iteration. The iterable runs in one thread, so it may
-    change state between items (call ``dataset.set_epoch``, say).
+    change state between items (for example call ``dataset.set_epoch``).
     """
 
     def __init__(self, items: Iterable[T], depth: int = 2) -> None:

@@ -64,8 +64,8 @@ def conversation_to_data(
 ) -> list[tinker.Datum]:
     """Returns one datum for each distinct prompt of the conversation.
 
-    A renderer whose history differs from what was sampled (it strips earlier thinking, say) needs
-    several, so that every answer is trained after the prompt of inference; others need one.
+    A renderer whose history differs from what was sampled (it strips earlier thinking, for example)
+    needs several, so that every answer is trained after the prompt of inference; others need one.
     ``reduction="mean"`` gives the conversation a weight of 1, not each datum. ``max_length`` cuts
     each datum: one may be left without a token to train on.
     """
@@ -168,9 +168,9 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
     """Batches of rows, in the rows' order until ``set_epoch`` shuffles them.
 
     Give ``map_fn`` (row to datum) or ``flatmap_fn`` (row to datums). ``batch_size`` counts rows;
-    the last, smaller batch is kept. A datum without a trained token (all cut off by ``max_length``,
-    say) is dropped and counted in ``num_dropped``, once for all epochs. A batch in which no datum
-    has a trained token keeps all of them; loops skip it (``trained_batch``).
+    the last, smaller batch is kept. A datum without a trained token (for example after a cut by
+    ``max_length``) is dropped and counted in ``num_dropped``, once for all epochs. A batch in which
+    no datum has a trained token keeps all of them; loops skip it (``trained_batch``).
     """
 
     def __init__(

@@ -88,6 +88,7 @@ def _builder_of(cfg: Config) -> ChatDatasetBuilder:
         train_on_what=cfg.train_on_what,
     )
     try:
+        # A name without a module is looked up among the bundled datasets.
         make = lookup_func(cfg.dataset_path, default_module=_BUILDERS)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(

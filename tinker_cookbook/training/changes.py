@@ -62,7 +62,7 @@ def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
     refused = {name: line for name, line in changes.items() if _leaf(name) not in _LENGTH}
     # Another length changes only the learning rates, so it is allowed and reported.
     if refused and not allowed:
-        # Several settings often have the same name and value (the renderer's name, say).
+        # Several settings often have the same name and value (the renderer's name, for example).
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
         raise ConfigurationError(
             f"log_path={log_path} holds a run with other settings ({'; '.join(lines)}); its steps "

@@ -140,7 +140,7 @@ class TrainingConfig(RunSettings):
 
     log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
+    recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
     renderer_name: str | None = chz.field(default=None, doc="Saved with the run's checkpoints")
     learning_rate: float = peak_rate(1e-4)
 
@@ -166,6 +166,7 @@ class TrainingConfig(RunSettings):
         """Returns the optimizer settings of the update that follows ``step`` finished ones."""
         from tinker import types
 
+        # The rate depends on the step and the run's length alone, also in a resumed run.
         multiplier = compute_schedule_lr_multiplier(
             self.lr_schedule, step, total_steps, self.warmup_steps
         )

@@ -110,6 +110,7 @@ class TrainingSession:
         config = self.config
         self.total_steps = total_steps
         self.print("settings:", *_setting_lines(dump_config(config), "  "))
+        # Stored with the run at the backend; absent values are left out.
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
@@ -213,6 +214,7 @@ class TrainingSession:
         if self._due(step, self.config.infrequent_eval_every):
             due += self.infrequent_evaluators
         if not due:
+            # A run without steps only evaluates, so it would end without any result.
             if self.total_steps == 0:
                 raise ConfigurationError(
                     "max_steps=0 evaluates without training, but there is nothing to evaluate on; "
@@ -259,6 +261,7 @@ class TrainingSession:
         log_path, seconds = self.config.log_path, self.config.ttl_seconds
         final = get_last_checkpoint(log_path)
         lines = [f"logs         {log_path}"]
+        # A run may end before its first checkpoint; it then has no weights to use.
         if final is not None:
             lines.append(f"weights      {final.state_path}")
             if final.sampler_path:

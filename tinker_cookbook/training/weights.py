@@ -25,7 +25,9 @@ async def create_training_client(
     It has the weights and the optimizer state of ``last``, else the weights of
     ``load_checkpoint_path`` with a new optimizer, else a new adapter.
     """
+    # A resumed run continues from its checkpoint; load_checkpoint_path was only its start.
     if last is not None and last.state_path is not None:
+        # The backend would load other weights without an error (see check_weights).
         await check_weights(service, last.state_path, config)
         return await service.create_training_client_from_state_with_optimizer(
             last.state_path, user_metadata=metadata

@@ -66,6 +66,7 @@ def print_view(view: View, console: Console, max_tokens: int) -> None:
         for line in _example_lines(example, before, width - 2, max_tokens):
             console.print(Text("  ").append_text(line), soft_wrap=True)
         _print_facts(example.facts, console, width)
+        # The next example leaves out the beginning that it shares with this one.
         before = example
     legend = Text("  ").join(Text(words, style=style) for words, style in _LEGEND)
     console.print()
@@ -140,6 +141,7 @@ def _print_facts(facts: Sequence[Fact], console: Console, width: int) -> None:
             before, after = "… " if row.cut_before else "  ", " …" if row.cut_after else ""
             shown = [Text("(the end)", style="dim")]
             if row.tokens:
+                # 4 cells are for the signs that mark a cut before and after.
                 shown = token_lines(row.tokens, width - len(label) - 4, breaks=False)
             indent = Text(" " * (len(label) + len(before)))
             first = Text.assemble((label, "italic"), (before, "dim"), shown[0])

@@ -357,6 +357,7 @@ class Viewer:
     def _prompt(self) -> Fact:
         last, prompt = self._last, self._prompts[self._last]
         tokens = read_tokens(self._renderer, as_pieces(prompt))
+        # The end of a prompt shows how the answer is opened.
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
         size = count(len(tokens), "token")
         if last == len(self._messages):
@@ -394,6 +395,7 @@ class Viewer:
 
     def _why(self) -> Fact:
         """Explains the number of examples."""
+        # Training refuses such a conversation, so this comes before any explanation.
         if not self._any_trained:
             roles = ", ".join(message["role"] for message in self._messages)
             text = f"train_on_what={self._train_on_what.value} selects none of the messages: "
@@ -437,6 +439,7 @@ class Viewer:
             title += f" (message{plural} {', '.join(map(str, answers))})"
         facts: list[Fact] = []
         for answer in answers:
+            # The same check as for the last prompt, for each answer of the example.
             found = self._prefix(answer, "this example")
             text = f"prompt of {count(len(self._prompts[answer]), 'token')}: {found.text}"
             facts += [

@@ -40,7 +40,7 @@ class Facts:
     call_stop: str = ""
     """Token that ends a message with calls, if it differs."""
     lead: str = ""
-    """Text that the model writes before an answer without thinking (a channel, say)."""
+    """Text that the model writes before an answer without thinking (for example a channel)."""
     thinking: Block | None = None
     prompt_opens: bool = False
     """Whether the prompt ends inside a thinking block."""

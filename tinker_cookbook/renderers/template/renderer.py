@@ -3,8 +3,8 @@
 ``renderer_name=template`` renders conversations with the tokenizer's own template. The prompt of an
 answer is the template's text of the messages before it with ``add_generation_prompt``; its output
 is the rest of the text with the answer, up to and with the stop token. Where a template rewrites
-what was sampled (it drops thinking from history, say), the earlier answer cannot be trained in that
-example, and the error states it.
+what was sampled (for example drops thinking from history), the earlier answer cannot be trained in
+that example, and the error states it.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class TemplateRenderer(Renderer):
     ``<think>``) and calls (if it writes them as JSON between ``<tool_call>`` tags). Other calls
     remain text. Images raise RendererError.
 
-    Where the text with an answer does not begin with its prompt (which opens a thinking block that
-    the template never writes, say), only the last answer of an example can be trained, as the
-    template writes it, with a warning.
+    Where the text with an answer does not begin with its prompt (for example a prompt that opens
+    a thinking block, which the template never writes), only the last answer of an example can be
+    trained, as the template writes it, with a warning.
     """
 
     _encodes_with_codec = True
@@ -223,10 +223,10 @@ class TemplateRenderer(Renderer):
             # all_tokens trains the template's text as it is, rewritten answers included.
             if trained[idx] and idx not in kept and not everything:
                 raise RendererError(
-                    f"messages[{idx}]: the chat template writes this answer otherwise once the "
-                    "conversation goes on, so training it here would teach tokens that are never "
-                    "sampled; use build_supervised_examples, which gives each such answer an "
-                    "example of its own, or train on the last answer only"
+                    f"messages[{idx}]: the chat template writes this answer differently when the "
+                    "conversation continues, so it would be trained on tokens that are never "
+                    "sampled; use build_supervised_examples, which returns a separate example "
+                    "for each such answer, or train on the last answer only"
                 )
         for idx, error in chat.lost.items():
             if trained[idx] and not everything:
@@ -305,7 +305,7 @@ class TemplateRenderer(Renderer):
         if again != declared or not all(name in text for name in names):
             raise RendererError(
                 "tools: this model's chat template does not declare tools in the system message, "
-                "from which they could be taken; describe the tools in a system message of your "
-                "own, or use the renderer of the model's family"
+                "from which they could be taken; describe the tools in your own system "
+                "message, or use the renderer of the model's family"
             )
         return [Message(role="system", content=text)]

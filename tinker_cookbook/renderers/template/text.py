@@ -91,6 +91,7 @@ class TemplateText:
     ) -> str:
         """Returns the text of a conversation in the template's form; raises TemplateRefusal."""
         try:
+            # The changed source is passed, in which the date is fixed.
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],

@@ -143,7 +143,7 @@ class Transcript:
             if not opening or at < 0:
                 raise RendererError(
                     f"messages[{idx}]: the chat template writes the messages before this answer "
-                    "otherwise once it is there, so the tokens of the answer are not known; use "
+                    "differently when it follows, so the tokens of the answer are not known; use "
                     "the renderer of the model's family"
                 )
             start = at + len(opening)
