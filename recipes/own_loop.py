@@ -48,6 +48,7 @@ def run_own_loop(
         last = checkpoint_utils.get_last_checkpoint(settings.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
         if last is not None:
+            # A resumed run with other settings would mix two kinds of steps in its metrics.
             allowed = settings.allow_config_change
             for line in check_same_settings(settings.log_path, settings, allowed):
                 print(line)

@@ -133,6 +133,7 @@ def make_datum(
     """Returns a sample as training data: prompt tokens have advantage 0, so no loss."""
     import tinker
 
+    # Position i predicts token i + 1, so a prompt of n tokens has n - 1 targets.
     masked = prompt.length - 1
     fields: dict[str, Any] = {
         "target_tokens": [*prompt.to_ints()[1:], *tokens],
@@ -176,6 +177,7 @@ def train(
         metrics["time/step"] = time.monotonic() - started
         log.log_metrics(metrics, step=done)
 
+        # The final checkpoint can also be sampled from, and does not expire.
         if final or (config.save_every and done % config.save_every == 0):
             checkpoint_utils.save_checkpoint(
                 client,
@@ -214,7 +216,9 @@ def sample_batch(
         samples = future.result().sequences
         texts = [ensure_text(renderer.parse_response(s.tokens)[0]["content"]) for s in samples]
         group = [reward_of(text, problem.answer) for text in texts]
+        # The mean of the group is the baseline: an answer is compared with others to its question.
         mean = sum(group) / len(group)
+        # Only groups with different rewards give a gradient.
         mixed += len(set(group)) > 1
         rewards += group
         # Answers with the mean reward of their group have advantage 0: nothing to learn.
@@ -237,6 +241,7 @@ def kl_sample_train(data: list[tinker.Datum], output: tinker.ForwardBackwardOutp
         np.concatenate([record[name].tolist() for record in records])
         for name in ("logprobs", "trainer", "advantages")
     )
+    # Positions of the prompt have advantage 0; all sampled tokens in the data have another.
     return float((q - p)[advantages != 0].mean())
 
 

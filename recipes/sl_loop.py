@@ -121,6 +121,7 @@ def load_data(config: Config) -> list[tinker.Datum]:
         conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
         for row in found
     ]
+    # Without a trained token an example would take up room in a batch without any gradient.
     data = [datum for datum in rows if count_loss_tokens(datum)]
     if len(data) < len(rows):
         logger.warning(
@@ -167,6 +168,7 @@ def train(
     for step in range(start, total_steps):
         started = time.monotonic()
         epoch, index = divmod(step, batches_per_epoch)
+        # The order follows from the seed and the epoch, so a resumed run gets the same batches.
         order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
         here = order[index * config.batch_size : (index + 1) * config.batch_size]
         batch = [data[i] for i in here]
@@ -196,6 +198,7 @@ def train(
         )
 
         done = step + 1
+        # The final checkpoint can also be sampled from, and does not expire.
         if done == total_steps or (config.save_every and done % config.save_every == 0):
             checkpoint_utils.save_checkpoint(
                 client,

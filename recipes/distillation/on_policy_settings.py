@@ -135,6 +135,7 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     }
     if any([*own.values(), settings.teacher_model, settings.teacher_checkpoint]):
         return own
+    # Here the teacher is the student itself, so only its prompt can make it better.
     if settings.dataset == SUMS:
         examples: list[Message] = []
         for x, y in SUMS_EXAMPLES:

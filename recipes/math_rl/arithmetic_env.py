@@ -85,6 +85,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
 
     def held_out(self) -> list[tuple[int, int]]:
         """Returns the operands of the held-out sums, the smaller one first."""
+        # A separate random stream, so that the held-out sums do not depend on num_batches.
         rng = random.Random(f"{self.seed} held out")
         sampled: dict[tuple[int, int], None] = {}
         while len(sampled) < self.num_test:
@@ -96,6 +97,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         """Returns the operands of all batches, which are sampled without repetition in a batch."""
         rng = random.Random(f"{self.seed} training")
         held_out = set(self.held_out())
+        # A held-out sum excludes both orders of its operands, or one if they are equal.
         free = (self.max_operand + 1) ** 2 - sum(1 if x == y else 2 for x, y in held_out)
         pairs: list[tuple[int, int]] = []
         for _ in range(self.num_batches):

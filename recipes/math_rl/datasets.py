@@ -87,8 +87,10 @@ def problem_of(row: Any, where: str) -> Problem:
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     question = row.get("question", row.get("problem"))
     answer = row.get("answer", row.get("final_answer"))
+    # MATH has a worked solution only; the boxed expression is its answer.
     if answer is None and isinstance(row.get("solution"), str):
         answer = extract_boxed(row["solution"])
+    # JSON files often hold numbers as answers.
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     for name, value in (("question", question), ("answer", answer)):
@@ -99,6 +101,7 @@ def problem_of(row: Any, where: str) -> Problem:
             )
     assert isinstance(question, str)
     assert isinstance(answer, str)
+    # An answer of GSM8K is a solution that ends with "#### NUMBER".
     answer = answer.rpartition("####")[2].strip()
     return Problem(question.strip(), answer)
 
@@ -210,6 +213,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     def _build(self) -> tuple[RLDataset, RLDataset | None]:
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         test = self._test_problems()
+        # Some sources overlap: MATH-500 is part of the MATH test split, which is trained on.
         known = {problem.question for problem in test}
         if self.dataset_path is not None:
             everything = read_problems(self.dataset_path)
@@ -227,6 +231,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
                 f"dataset_path={self.dataset_path}: every problem is in the test part too; "
                 "expected other problems to train on"
             )
+        # Sampled after the overlap is removed, so a larger num_test removes no more training data.
         test = random.Random(self.seed).sample(test, min(self.num_test, len(test)))
 
         def dataset(problems: list[Problem], size: int) -> RLDataset:
@@ -243,6 +248,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
             return read_problems(self.test_path, "train" if is_file else "test")
         if self.dataset_path is None:
             return problems_from_hub(self.env, test=True)
+        # A local folder may have a test split, as train.jsonl and test.jsonl.
         folder = Path(self.dataset_path).expanduser()
         if folder.is_dir() and any(f.name.startswith("test") for f in folder.rglob("*.*")):
             return read_problems(self.dataset_path, "test")

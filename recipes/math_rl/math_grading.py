@@ -70,6 +70,7 @@ def split_tuple(expr: str) -> list[str]:
         return []
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]":
         inner = text[1:-1]
+        # With nested brackets a split at commas would cut entries apart.
         if not any(bracket in inner for bracket in "()[]"):
             return [entry.strip() for entry in inner.split(",")]
     return [text]
@@ -84,10 +85,12 @@ def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
     given, truth = normalize_answer(given_answer), normalize_answer(ground_truth)
     if not given or not truth:
         return False
+    # Cheap comparisons come first: math_verify parses both expressions and can take long.
     if given == truth:
         return True
     given_entries, truth_entries = split_tuple(given), split_tuple(truth)
     if len(given_entries) > 1 or len(truth_entries) > 1:
+        # Brackets must agree: (0, 1) and [0, 1] are different intervals.
         same_brackets = (given[0], given[-1]) == (truth[0], truth[-1])
         same_length = len(given_entries) == len(truth_entries)
         pairs = zip(given_entries, truth_entries, strict=False)

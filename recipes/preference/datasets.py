@@ -59,6 +59,7 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
             raise ConfigurationError(f"test_size: got {self.test_size}, expected at least 0")
         train = self._load("train")
         source = train if self.test_split is None else self._load(self.test_split)
+        # A fixed seed, so that runs with different seeds are evaluated on the same rows.
         order = np.random.default_rng(0).permutation(len(source)).tolist()
         test = _Chosen(source, order[: self.test_size]) if self.test_size else None
         if self.test_split is not None:

@@ -139,8 +139,10 @@ def resolve(config: Config) -> Config:
     check_model(config)
     task, max_tokens = config.task, config.max_tokens
     if task is None and config.teacher_prompt_file is None:
+        # The demo model cannot follow the long prompt: it got 0 of 48 texts right with it.
         task = "language_by_examples" if config.teacher_model == DEMO_MODEL else "language"
     if max_tokens is None:
+        # With examples the answer is the first word; further tokens would be discarded.
         max_tokens = 5 if task == "language_by_examples" else 1000
     name, _ = model_info.resolve_renderer_name(config.teacher_model, config.renderer_name)
     config = chz.replace(config, task=task, max_tokens=max_tokens, renderer_name=name)
@@ -163,6 +165,8 @@ def task_of(config: Config) -> Task:
 
 def settings_of(config: Config, task: Task) -> dict[str, Any]:
     """Returns the settings that the answers depend on."""
+    # A stopped run may continue only with the same values: one file must not mix answers of
+    # different teachers, prompts or sampling settings.
     names = (
         "teacher_model",
         "teacher_path",
@@ -190,6 +194,7 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
     context = model_info.resolve_max_length(config.teacher_model, None)
     if kind != "local" or context is None or not queries:
         return
+    # The number of characters selects one query, so that only one prompt is tokenized.
     longest = max(queries, key=lambda query: len(query.text))
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.teacher_model))
     prompt = renderer.build_generation_prompt(task.prompt.messages_for(longest.text)).length
@@ -224,11 +229,13 @@ async def answer_queries(
     reader = AnswerReader(task.answer_regex, task.labels)
     display = ProgressDisplay(len(queries), 0, "teacher")
     pace = Pace(display.clock(), 0)
+    # All workers share one iterator, so a slow answer does not hold up the other queries.
     waiting, done = iter(queries), 0
 
     async def work() -> None:
         nonlocal done
         for query in waiting:
+            # The seed follows from the query's text: a resumed run samples the same answers.
             samples = await complete.derived(int(query.id, 16)).sample_many(
                 renderer.build_generation_prompt(task.prompt.messages_for(query.text)),
                 renderer.get_stop_sequences(),
@@ -239,6 +246,7 @@ async def answer_queries(
                 message, ended = renderer.parse_response(sample.tokens)
                 text = get_text_content(message)
                 answers.append((text, reader.read(text, bool(ended))))
+            # Written at once, so that a killed run keeps every finished answer.
             output.add(query, answers)
             done += 1
             # The first few answers are shown, so that a wrong prompt is seen at once.
@@ -279,11 +287,13 @@ def _summary(output: DistillationFile, labels: Mapping[str, str] | None) -> Iter
     suffix = f" ({reasons})" if reasons else ""
     yield f"answers      {len(kept)} kept, {len(dropped)} dropped{suffix}"
     counts = Counter(target_of(row) for row in kept)
+    # Free text has too many different answers for a line of counts.
     if 0 < len(counts) <= 30:
         yield "labels       " + "  ".join(f"{name} {n}" for name, n in sorted(counts.items()))
     known = [row for row in kept if "label" in row]
     if known:
         right = sum(target_of(row) == row["label"] for row in known)
+        # Both shares, because dropping the unclear answers makes the teacher look better.
         total = len(known) + sum("label" in row for row in dropped)
         yield f"right        {describe_share(right, len(known))} of those kept"
         yield f"             {describe_share(right, total)} of all, a dropped one counted as wrong"
@@ -338,6 +348,7 @@ async def main(config: Config) -> None:
             await _answer(config, task, output, missing)
         output.finish()
         print_summary(output, task.labels)
+        # After the summary, which lists the reasons for the dropped answers.
         check_kept(output)
 
 

@@ -59,9 +59,12 @@ def read_answers(path: str, labels: Collection[str] | None = None) -> list[Answe
         label = row.get("label")
         if label is not None:
             _check_label(label, where, "label", labels)
+        # Several answers to one query share an id. Files from elsewhere have none, so the text
+        # identifies the query.
         key = row.get("id") or Query(repr(question)).id
         query = found.setdefault(key, AnsweredQuery(question, row.get("group") or key, label))
         query.conversations.append(messages)
+    # A query without a kept answer is still evaluated: it counts as an error of the teacher.
     for row in read_dropped(path):
         question = [Message(role="user", content=row["query"])]
         found.setdefault(
@@ -119,6 +122,8 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         everything = read_answers(self.file_path, self.labels)
         for query in everything:
             groups[query.group].append(query)
+        # Whole groups are held out, because a translation of a training sentence is no new text.
+        # Sorted, so that the split does not depend on the order of the file.
         names = sorted(groups)
         random.Random(self.split_seed).shuffle(names)
         held_out = set(names[: round(self.test_fraction * len(names))])
@@ -144,6 +149,7 @@ class StudentAccuracyBuilder:
         held_out = self.dataset.split[1]
         right = [query.label for query in held_out]
         teacher = [query.teacher for query in held_out]
+        # The teacher's answers are in the file, so its accuracy needs no samples and is constant.
         known = [pair for pair in zip(teacher, right, strict=True) if pair[1] is not None]
         constants: dict[str, float] = {}
         if known:

@@ -64,6 +64,7 @@ class DistillationFile:
 
     def __enter__(self) -> Self:
         ensure_writable_dir(self.path.parent, "output_file")
+        # Without its settings a file cannot be continued, and a file of the user's must not change.
         if self.path.exists() and not (self.folder / "config.json").exists():
             raise ConfigurationError(
                 f"output_file: {self.path} exists and was not made by this recipe (there is no "
@@ -72,6 +73,7 @@ class DistillationFile:
             )
         self._lock = RunLock(self.folder)
         self._lock.__enter__()
+        # __exit__ does not run if __enter__ raises, so the lock is released here.
         try:
             self._continue()
         except BaseException:
@@ -121,6 +123,7 @@ class DistillationFile:
     def add(self, query: Query, answers: Sequence[tuple[str, str | Reason]]) -> None:
         """Writes a query's answers: for each the teacher's text, and the student's target or the
         reason why it is dropped. Answers that a stopped run wrote already are skipped."""
+        # A killed run may have written only some samples of a query.
         have = {row["sample"] for row in self.kept + self.dropped if row["id"] == query.id}
         for sample, (text, target) in enumerate(answers):
             if sample in have:
@@ -144,6 +147,7 @@ class DistillationFile:
         for path, rows in ((self.path, self.kept), (self.folder / "dropped.jsonl", self.dropped)):
             rows.sort(key=lambda row: (self._order[row["id"]], row["sample"]))
             content = b"".join(map(encode_row, rows))
+            # Rows were appended in the order in which answers arrived.
             if rows and path.read_bytes() != content:
                 write_atomically(path, content)
 

@@ -143,6 +143,7 @@ def misspelt_placeholder(prompt: TeacherPrompt) -> str | None:
         return None
     text = "\n".join(str(message["content"]) for message in prompt.messages)
     words = re.findall(r"\{(\w+)\}", text)
+    # With a typo the query would be appended to the prompt and the typo sent to the teacher.
     close = get_close_matches(PLACEHOLDER.strip("{}"), [word.lower() for word in words], n=1)
     return f"{{{close[0]}}}" if close else None
 
@@ -161,6 +162,7 @@ class Task:
 TASKS: Mapping[str, Task] = {
     "language": Task(
         TeacherPrompt((Message(role="user", content=LANGUAGE_CLASSIFICATION_PROMPT),)),
+        # Searched in the whole answer, because a model may write other text first.
         r"(?i)\banswer:\s*([a-z]{2})\b",
         {code: code for code in LANGUAGE_NAMES},
     ),
@@ -175,6 +177,7 @@ TASKS: Mapping[str, Task] = {
                 )
             )
         ),
+        # The first word only: what a small model writes after it is ignored.
         r"^\s*([A-Za-z]+)\b",
         {name: code for code, name in LANGUAGE_NAMES.items()},
     ),

@@ -62,12 +62,14 @@ class AnswerReader:
         else:
             match = re.search(self.pattern, text)
             if match is None:
+                # A truncated answer might have matched later, so the token limit is the reason.
                 return Reason.NO_MATCH if ended else Reason.CUT_OFF
             text = (match.group(1 if match.re.groups else 0) or "").strip()
             if not text:
                 return Reason.EMPTY
         if self.labels is None:
             return text
+        # Case is ignored: "german" is the label German.
         folded = {label.casefold(): target for label, target in self.labels.items()}
         return folded.get(text.casefold(), Reason.UNKNOWN_LABEL)
 
@@ -106,6 +108,7 @@ class Query:
     @property
     def id(self) -> str:
         """Names the query by its text, so that others may be added or the order changed."""
+        # surrogatepass, because JSON may hold lone surrogates, which plain UTF-8 cannot encode.
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -119,6 +122,8 @@ def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query
         found = [_query(row, where, labels) for where, row in json_lines(file, _EXPECTED)]
     else:
         try:
+            # utf-8-sig drops a byte order mark. Not splitlines(), which also splits at characters
+            # inside a text, such as U+2028.
             lines = file.read_text(encoding="utf-8-sig").split("\n")
         except FileNotFoundError as error:
             raise DataValidationError(
@@ -128,6 +133,7 @@ def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query
         except (OSError, UnicodeDecodeError) as error:
             raise DataValidationError(f"input_file: {file} cannot be read: {error}") from error
         found = [Query(line.strip()) for line in lines if line.strip()]
+    # Equal texts have one id and one seed, so they would give the same answers. The first is kept.
     unique = {query.id: query for query in reversed(found)}
     queries = [unique[id] for id in dict.fromkeys(query.id for query in found)]
     if not queries:

@@ -74,6 +74,7 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
             f"file_path: there is no file {cli.file_path}; make it first: python -m "
             f"recipes.prompt_distillation.create_data output_file={cli.file_path}"
         )
+    # create_data records the labels of its task, so they need not be repeated here.
     labels = read_settings(cli.file_path).get("labels")
     if cli.labels is not None:
         labels = parse_labels(cli.labels)
@@ -109,6 +110,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 def report(rows: list[Row]) -> list[str]:
     """Returns lines that compare teacher and student on the held-out queries."""
     measured = [row for row in rows if "test/agreement" in row or "test/accuracy" in row]
+    # A comparison needs an evaluation before training and one after it.
     if len(measured) < 2:
         return []
     first, last = measured[0], measured[-1]
@@ -128,6 +130,7 @@ def report(rows: list[Row]) -> list[str]:
 
 
 def _share(row: Row, name: str, counted_as: str | None = None) -> str:
+    # The count is recovered from the share, because the interval depends on it.
     total = int(row[f"test/num_{counted_as or name}"])
     return describe_share(round(row[f"test/{name}"] * total), total)
 

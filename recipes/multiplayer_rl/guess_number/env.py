@@ -105,6 +105,7 @@ class GuessNumberEnv(MessageEnv):
 
     def _guess(self, text: str) -> int | None:
         number = last_number(text)
+        # Numbers of more digits are out of range, and int() refuses very long ones.
         if number is None or not number.lstrip("-").isdecimal() or len(number) > 18:
             return None
         return int(number) if self.game.low <= int(number) <= self.game.high else None

@@ -82,6 +82,7 @@ def read_words(path: str | Path) -> list[str]:
         word = line.strip()
         if not word or word.startswith("#"):
             continue
+        # Guesses are compared in this form, so two words with one form would be the same word.
         key = plain(word)
         if not key:
             raise DataFormatError(f"{file}:{number}: got {word!r}, expected a word")
@@ -224,6 +225,7 @@ class TwentyQuestionsEnv(MessageEnv):
         reply = await self.answerer(
             [{"role": "system", "content": prompt}, {"role": "user", "content": question}]
         )
+        # Only the verdict is passed on, because the reply may contain the hidden word.
         verdict = _VERDICT.match(get_text_content(reply))
         if verdict is None:
             self.unclear += 1

@@ -93,6 +93,7 @@ def check(cli: CLIConfig) -> None:
     if cli.run_rm:
         rm_config(cli).check()
     if cli.run_rm or cli.run_rl:
+        # Reads the data now: a missing held-out part must not stop the run after stage 1.
         held_out(cli.comparisons, cli.num_test)
     if cli.run_rl:
         for stage in ("sft", "rm"):
@@ -115,6 +116,7 @@ def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
     # The command line of this run, with only that stage selected.
     flags = {f"run_{name}": name == stage for name in STAGES}
     fixed = (*flags, "log_path", "behavior_if_log_dir_exists")
+    # Other settings are repeated, because the earlier stage must have the same model and data.
     given = [word for word in sys.argv[1:] if not word.lstrip("-").startswith(fixed)]
     words = [*given, f"log_path={cli.folder}", *(f"{key}={on}" for key, on in flags.items())]
     command = [sys.executable, "-m", "recipes.preference.rlhf.rlhf_pipeline", *words]
@@ -128,6 +130,8 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
     """Trains or resumes a stage; skips one that is finished with the same settings."""
     last = get_last_checkpoint(config.log_path)
     changed = changed_settings(config.log_path, config)
+    # Stage 3 depends on the weights of stages 1 and 2. A resumed run on new weights would mix two
+    # starting points or two rewards.
     other = [line for name, line in changed.items() if name.endswith(_UPSTREAM)]
     if other and last is not None:
         raise ConfigurationError(

@@ -46,6 +46,7 @@ _RL_FRACTION_OF_SFT_LR = 0.075
 
 def sft_config(cli: CLIConfig) -> sft_train.Config:
     """Stage 1: supervised training on demonstrations."""
+    # Only the compared answer is trained, not earlier turns of the conversation.
     common = cli.chat_data(cli.batch_size, cli.max_length, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
     dataset: ChatDatasetBuilder
     if cli.sft_dataset == "comparisons":
@@ -85,6 +86,7 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
                 judge_evaluator, comparisons, cli.renderer, cli.model_name, num_test=cli.num_test
             )
         ],
+        # A sample of this model is only a label.
         show_samples=0,
         learning_rate=recommended_lr(cli.model_name, cli.rm_learning_rate, _RM_FRACTION_OF_SFT_LR),
     )
@@ -92,6 +94,7 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
 
 def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl_train.Config:
     """Stage 3: from the weights of ``sft``, judged by ``rm``, pulled back towards ``sft``."""
+    # Stage 1 is the reference of the KL penalty; without a penalty it need not be loaded.
     reference = None
     if cli.kl_penalty_coef:
         reference = rl_train.KLReferenceConfig(
@@ -112,6 +115,7 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             preference_model_builder=judge_builder(cli, rm),
             matchup_group_size=cli.matchup_group_size,
             num_test=cli.num_test,
+            # The judge has the same base model, hence the same context.
             max_judge_length=model_info.resolve_max_length(cli.model_name, None),
             max_answer_tokens=cli.rl_max_tokens,
         ),
@@ -158,6 +162,7 @@ def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[Label
 
 def _stage(kind: type[C], cli: CLIConfig, stage: str, **derived: Any) -> C:
     """Builds the config of a stage; settings without a stage in their name hold for all stages."""
+    # Both limits hold, so that max_steps shortens all stages at once.
     limits = (cli.max_steps, getattr(cli, f"{stage}_max_steps"))
     derived["max_steps"] = min((limit for limit in limits if limit is not None), default=None)
     # Each stage is a separate run at Weights & Biases and at the backend.

@@ -37,10 +37,12 @@ async def measure_win_rate(
         "seed": cli.seed,
         "max_tokens": cli.rl_max_tokens,
     }
+    # A repeated command does not measure the same weights again.
     if file.exists():
         known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if request.items() <= known.items():
             return known
+    # Both answers are new, so a prompt must leave room for two answers of full length.
     judgeable = comparisons_that_fit(
         held_out(cli.comparisons, cli.num_test),
         get_renderer(cli.renderer, get_tokenizer(cli.model_name)),
@@ -60,11 +62,13 @@ async def measure_win_rate(
             comparisons,
             cli.renderer,
             cli.model_name,
+            # A judge that scores both orders has already cancelled its position bias.
             both_ways=not cli.judge_both_orders,
             max_tokens=cli.rl_max_tokens,
             baseline=baseline,
             seed=cli.seed,
         )
+        # Stage 1 against itself with another seed: its distance from 0.5 is noise.
         control = await evaluator(baseline)
         result = {
             **request,
