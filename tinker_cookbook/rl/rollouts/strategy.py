@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
 from collections.abc import Hashable, Sequence
@@ -240,35 +241,50 @@ class _FirstPrompts:
     def __init__(self, num_members: int) -> None:
         self.requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
         self._missing = num_members
-        self._opened: list[Episode] = []
-        self._complete = asyncio.Event()
-        self._error: Exception | None = None
+        # Log lines of a request belong to the group, not to the member that opened last.
+        self._context = contextvars.copy_context()
+        # Of each member whose environment opened: its episode, and what its rollout waits for.
+        self._opened: dict[int, tuple[Episode, asyncio.Future[None]]] = {}
 
     async def open(self, episode: Episode, timeout: float | None) -> None:
         """Gets the first prompt of a member, and waits for those of the others.
 
         A member whose environment fails does not wait, so it is retried at once.
         """
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
         try:
             await episode.open(timeout)
-            self._opened.append(episode)
+            self._opened[episode.member] = (episode, ready)
         finally:
             self._missing -= 1
-            # Only now is it known which first prompts are equal.
+            # Only now is it known which first prompts are equal. The member that opened last waits
+            # like the others, or it would run before them.
             if not self._missing:
-                try:
-                    self._start_requests()
-                except Exception as error:
-                    self._error = error
-                self._complete.set()
-        await self._complete.wait()
-        if self._error is not None:
-            raise self._error
+                loop.call_soon(self._release, context=self._context)
+        await ready
+
+    def _release(self) -> None:
+        """Starts the requests and lets the rollouts continue."""
+        error: Exception | None = None
+        try:
+            self._start_requests()
+        except Exception as caught:
+            error = caught
+        # In the order of the members, so that a policy gets their calls in the same order in every
+        # run, whichever environment opened first.
+        for _, (_, ready) in sorted(self._opened.items()):
+            if ready.done():  # the member was cancelled meanwhile
+                continue
+            if error is None:
+                ready.set_result(None)
+            else:
+                ready.set_exception(error)
 
     def _start_requests(self) -> None:
         """Starts one sampling request for all members with the same first prompt."""
         # In the order of the members, so that the request does not depend on which opened first.
-        episodes = sorted(self._opened, key=lambda episode: episode.member)
+        episodes = [episode for _, (episode, _) in sorted(self._opened.items())]
         if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
             return  # each response is a separate request, which should fail alone
         equal: dict[Hashable, list[Episode]] = {}
