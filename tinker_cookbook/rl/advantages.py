@@ -49,6 +49,7 @@ def compute_advantages(
             # The group's mean is the baseline: only differences within the group are learned.
             advantages_G = rewards_G - rewards_G.mean()
             if normalization == "std":
+                # Groups then count equally, whatever the spread of their rewards.
                 advantages_G /= rewards_G.std(ddof=1)
             elif normalization == "leave_one_out":
                 advantages_G *= len(rewards_G) / (len(rewards_G) - 1)
@@ -83,6 +84,7 @@ def remove_constant_reward_groups(
 
 def _rewards(group: TrajectoryGroup, index: int) -> npt.NDArray[np.float64]:
     rewards_G = np.asarray(group.get_total_rewards(), dtype=np.float64)
+    # One such reward would make the advantages of the whole group NaN.
     wrong = np.flatnonzero(~np.isfinite(rewards_G))
     if wrong.size:
         raise DataValidationError(

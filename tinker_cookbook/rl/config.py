@@ -188,6 +188,7 @@ class PolicyTrainingConfig(TrainingConfig):
     def effective_rollout_strategy(self) -> RolloutStrategy:
         """Returns the handling of failed episodes: the setting, or else the model's preset."""
         if self.rollout_error_tolerance is None:
+            # Tools fail now and then, so models made for tools have a tolerant preset.
             return default_rollout_strategy_for_model(self.model_name)
         return rollout_strategy_from_config(self.rollout_error_tolerance)
 
@@ -233,6 +234,7 @@ class PolicyTrainingConfig(TrainingConfig):
         self._check_loss()
         stream = self.stream_minibatch_config
         if stream is not None:
+            # Before the division below, which needs both to be at least 1.
             for name in ("groups_per_batch", "num_minibatches"):
                 check_range(f"stream_minibatch_config.{name}", getattr(stream, name), 1)
             parts = self.num_substeps * stream.num_minibatches
@@ -252,6 +254,7 @@ class PolicyTrainingConfig(TrainingConfig):
             raise ConfigurationError(
                 f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
             )
+        # Two settings name a loss; a changed one must not be ignored silently.
         if self.async_config is not None and self.loss_fn not in (DEFAULT_LOSS, name):
             raise ConfigurationError(
                 f"loss_fn: got {self.loss_fn!r} with async_config.loss_fn={name!r}; an "

@@ -87,6 +87,7 @@ class _InterleavedRLDataset(RLDataset):
         self._sources = [_Groups(dataset, k) for k, dataset in enumerate(sources)]
         self._groups_per_batch, self._seed = groups_per_batch, seed
         self._source_total_groups = [source.total for source in self._sources]
+        # Weights are relative, probabilities must add up to 1.
         shares_K = np.asarray(weights) / math.fsum(weights)
         if total_batches is None:
             per_batch_K = shares_K * groups_per_batch
@@ -140,6 +141,7 @@ class _Groups:
     def get(self, number: int) -> EnvGroupBuilder:
         batch, offset = divmod(number, self._size)
         groups = self._batch(batch)
+        # Numbers are turned into batch and offset by division, which needs batches of equal size.
         expected = self._size if batch < self._num_batches - 1 else self.total - batch * self._size
         if len(groups) != expected:
             raise BatchSizeError(

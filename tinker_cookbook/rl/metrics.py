@@ -97,6 +97,7 @@ async def incorporate_kl_penalty(
 
     Returns the metric ``kl_policy_base`` (nothing if no token is trained) and the scored tokens.
     """
+    # User code calls this without a checked config.
     check_penalty(kl_penalty_coef, kl_discount_factor)
     base_D, usage = await _score(base_sampling_client, data_D)
     mean, _ = add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
@@ -218,6 +219,7 @@ def trained_values(
     parts = [np.empty(0)]
     for index, (datum, values) in enumerate(zip(data_D, values_D, strict=True)):
         mask = _field(datum, "mask")
+        # A shape off by one would compare each token with its neighbour.
         if values.shape != mask.shape:
             raise DataValidationError(
                 f"{name}, datum {index}: got log-probabilities of shape {values.shape}, expected "

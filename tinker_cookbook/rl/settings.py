@@ -35,7 +35,7 @@ C = TypeVar("C", bound=PolicyTrainingConfig)
 @also_named(batch_size="groups_per_batch")
 @chz.chz
 class SampledSettings(PolicyTrainingConfig):
-    """Settings of a run on samples of the model itself; what is None is derived and printed."""
+    """Settings of a run on samples of the model; ``None`` values are derived and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
@@ -65,7 +65,7 @@ class SampledSettings(PolicyTrainingConfig):
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
     )
     rollout_error_tolerance: bool = chz.field(
-        default=False, doc="Go on without the episodes that fail; else a failure ends the run"
+        default=False, doc="Continue without failed episodes; else a failure ends the run"
     )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Retries of a failed episode; default: a failure ends the run"
@@ -86,7 +86,7 @@ class SampledSettings(PolicyTrainingConfig):
 
 @chz.chz
 class RLSettings(SampledSettings):
-    """Settings of a reinforcement learning run; what is None is derived and printed."""
+    """Settings of a reinforcement learning run; ``None`` values are derived and printed."""
 
     kl_reference_model: str | None = chz.field(
         default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
@@ -120,6 +120,7 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
             "mean of its group, which is 0 in a group of one, so nothing would be learned"
         )
     if cli.random_rewards:
+        # Random rewards give nothing to learn: a rising score shows an error of the setup.
         dataset = RandomRewardDatasetBuilder(inner=dataset, seed=cli.seed)
     reference = None
     if cli.kl_penalty_coef:
@@ -188,6 +189,7 @@ def sampled_config(kind: type[C], cli: SampledSettings, recipe_name: str, **deri
         "stream_minibatch_config": stream,
         "rollout_error_tolerance": tolerance,
     }
+    # The default depends on the model, which is known only now.
     if cli.learning_rate is None:
         settings["learning_rate"] = rl_learning_rate(cli.model_name)
     return kind(**(settings | derived))

@@ -58,6 +58,7 @@ class TaskDatasetBuilder(RLDatasetBuilder):
         if not len(self.problems):
             raise ConfigurationError("problems: got none, expected at least one")
         try:
+            # A wrong signature is found without running code of the environment.
             inspect.signature(self.env).bind(self.problems[0], renderer=None)
         except TypeError as error:
             name = getattr(self.env, "__name__", repr(self.env))
@@ -157,6 +158,7 @@ async def run_async(
     await asyncio.to_thread(check_model, resolved)
     dataset = TaskDatasetBuilder(
         env=env,
+        # The config is written to a file, which a long list would fill.
         problems=_Problems(problems),
         test_problems=_Problems(test_problems),
         model_name_for_tokenizer=resolved.model_name,

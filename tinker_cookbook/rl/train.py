@@ -153,8 +153,8 @@ async def run(
         client = await session.start(total_steps)
         epoch = epoch_steps(config, len(train_set), batch_size)
         session.print(*length_notes(total_steps, epoch, config))
-        # May load files, which would block the event loop.
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
+        # Before the rollouts, so that a reference or teacher that cannot be loaded fails early.
         adjuster = await make_adjuster(session)
         loss = config.training_loss_fn()
         if loss == "stable_reinforce" and session.connection.kind == "local":

@@ -62,6 +62,7 @@ STOP_METRIC_PREFIX = "stop/"
 def stop_reason_from_metrics(metrics: Metrics) -> StopReason | str | None:
     """Returns the stop reason that an environment reported as a metric, or ``None``."""
     for name, value in metrics.items():
+        # A value of 0 means that the episode did not end for this reason.
         if name.startswith(STOP_METRIC_PREFIX) and value:
             return as_stop_reason(name.removeprefix(STOP_METRIC_PREFIX))
     return None
@@ -207,6 +208,7 @@ class TrajectoryGroup:
     sampling_client_step: int = 0
 
     def __post_init__(self) -> None:
+        # A missing entry would pair rewards and metrics with other members.
         lengths = {
             "trajectories_G": len(self.trajectories_G),
             "final_rewards_G": len(self.final_rewards_G),
@@ -220,6 +222,7 @@ class TrajectoryGroup:
     def get_total_rewards(self) -> list[float]:
         """Returns each member's reward: that of its steps plus that of the group."""
         return [
+            # Advantages and the drop of constant groups use this total, not one of its parts.
             trajectory.reward + final
             for trajectory, final in zip(self.trajectories_G, self.final_rewards_G, strict=True)
         ]

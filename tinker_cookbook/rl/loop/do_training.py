@@ -382,6 +382,7 @@ class DiscardedWorkLog:
     def discarded(self, step: int) -> None:
         """Logs the totals if the interval is over; called after a group was counted."""
         now = self.clock()
+        # At intervals, because a line for each dropped group would fill the log.
         if self.cost_tracker is not None and now - self._logged_at >= self.interval_seconds:
             self._logged_at = now
             self.ml_logger.log_summary(self.cost_tracker.cumulative_metrics())

@@ -229,6 +229,7 @@ async def run_evaluations_parallel(
         for number, evaluator in enumerate(evaluators)
     )
     metrics: dict[str, Any] = {}
+    # Later evaluators replace metrics of the same name, in whatever order they finish.
     for found in await asyncio.gather(*work):
         metrics.update(found)
     return metrics

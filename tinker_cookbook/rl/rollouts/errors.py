@@ -40,6 +40,7 @@ def located(error: Exception, location: str) -> Exception:
     message = f": {error}" if str(error) else ""
     description = f"{location}: {type(error).__name__}{message}"
     result: Exception
+    # Only an error made from its message alone can be made again with a longer one.
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
         try:
             result = type(error)(f"{location}: {error}")

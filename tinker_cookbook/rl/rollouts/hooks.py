@@ -155,6 +155,7 @@ async def teacher_observation(env: Env) -> Observation | None:
     render = env.teacher_prompt
     if render is None:
         return None
+    # A teacher with another prompt renders the conversation again, from its messages.
     messages = getattr(env, "messages", None)
     if messages is None:
         raise ConfigurationError(
