@@ -40,6 +40,7 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
         for (int v = 0; v < vectors; v++) sums[g][v] = (Floats){0};
     for (int64_t d = 0; d < width; d++) {
         const int64_t size = half ? 2 : 4;
+        /* Past the last row this is outside of the page: a prefetch of any address is harmless. */
         fetch((const char *)keys + ((d + AHEAD) * PAGE + from) * size, vectors * LANES * size);
         for (int v = 0; v < vectors; v++) {
             const Floats k = many(keys, d * PAGE + from + v * LANES, half);
@@ -54,6 +55,8 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
 INLINE void score(float *scores, const float *q, const void *keys, int64_t from, int64_t count,
                   int64_t width, int group, int half) {
     int64_t j = 0;
+    /* Counts are rounded up to whole vectors, which stay inside the page; `weigh` masks the
+       rest. */
     for (; j + (AT_ONCE - 1) * LANES < count; j += AT_ONCE * LANES)
         score_vectors(scores + j, q, keys, from + j, width, group, AT_ONCE, half);
     for (; j < count; j += LANES)
@@ -86,6 +89,7 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
         add_vectors(sums + d, weights, values + d * size, from, count, width, group, AT_ONCE, half);
     for (; d + LANES <= width; d += LANES)
         add_vectors(sums + d, weights, values + d * size, from, count, width, group, 1, half);
+    /* Widths that are no multiple of a vector, number by number. */
     for (; d < width; d++)
         for (int g = 0; g < group; g++)
             for (int64_t j = 0; j < count; j++)
@@ -106,14 +110,17 @@ static float weigh(float *scores, int64_t skip, int64_t count, float *top, float
         highest = choose(x > highest, x, highest);
         memcpy(scores + j, &x, sizeof x);
     }
+    /* Subtracting the maximum keeps every exponential at 1 or below. */
     float most = highest[0];
     for (int i = 1; i < LANES; i++) most = highest[i] > most ? highest[i] : most;
     for (int64_t j = 0; j < count; j += LANES) {
         memcpy(&x, scores + j, sizeof x);
+        /* `exp_negative` returns e^-87 for masked scores, so they are set to 0 here. */
         x = choose(x == -INFINITY, (Floats){0}, exp_negative(x - most));
         sum += x;
         memcpy(scores + j, &x, sizeof x);
     }
+    /* No older sums on the first page: -inf minus -inf would be NaN. */
     const float shrink = *top == -INFINITY ? 0.0f : exp_negative(all(*top - most))[0];
     *total *= shrink;
     for (int i = 0; i < LANES; i++) *total += sum[i];
@@ -131,6 +138,7 @@ INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values
     float scores[TOGETHER * PAGE];
     score(scores, of.q, keys, from, count, c->width, group, half);
     for (int g = 0; g < group; g++) {
+        /* Online softmax: sums so far are relative to the old maximum. */
         const float shrink = weigh(scores + g * PAGE, skip, count, of.top + g, of.total + g);
         float *sums = of.sums + g * c->value_width;
         for (int64_t d = 0; d < c->value_width; d++) sums[d] *= shrink;
@@ -187,12 +195,15 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
     for (int64_t g = 0; g < group; g++) {
         const int64_t at = t * c->query_stride[0] + (h * group + g) * c->query_stride[1];
         for (int64_t d = 0; d < width; d++)
+            /* Widened and scaled once here, not for every key. */
             mine.q[g * width + d] = one(c->query, at + d, c->half) * c->scale;
         mine.top[g] = -INFINITY;
         mine.total[g] = 0;
     }
     memset(mine.sums, 0, (size_t)(group * value_width) * 4);
 
+    /* Page by page at fixed positions of the sequence, so the order of the additions never
+       depends on the batch or on how much is prefilled at once. */
     for (int64_t page = begin / PAGE; page * PAGE < end; page++) {
         const char *keys = place(c, run, page, c->keys, h, width);
         const char *values = place(c, run, page, c->values, h, value_width);
@@ -221,15 +232,18 @@ int tinker_attend(const Call *c) {
 #pragma omp parallel num_threads(c->threads)
     {
         const int64_t floats = c->heads / c->kv_heads * (c->width + c->value_width + 2);
+        /* For each thread, since the threads write at the same time. */
         float *scratch = malloc((size_t)floats * 4);
         if (scratch == NULL) {
 #pragma omp atomic write
-            failed = 1;
+            failed = 1; /* the thread goes on: all must reach the loops below */
         }
         const int64_t items = c->runs * c->kv_heads;
+        /* The barrier at the end of this loop: every key is stored before one is read. */
 #pragma omp for
         for (int64_t item = 0; item < items; item++)
             store(c, item / c->kv_heads, item % c->kv_heads);
+        /* Dynamic, because sequences differ in length. */
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)
             for (int64_t i = 0; scratch != NULL && i < c->run_count[item / c->kv_heads]; i++)

@@ -65,6 +65,7 @@ class PagedAttention:
         columns = np.array(tiles, dtype=np.int64).T.copy()
         self._position, self._first, self._count, number = columns
         tables = [[block.index for block in run.table.blocks] for run in runs]
+        # One flat list of page numbers; each tile has the index of its sequence's first page.
         ends = np.cumsum([0, *map(len, tables)])
         self._first_page = ends[number]
         self._pages = np.fromiter(chain.from_iterable(tables), np.int64, ends[-1])
@@ -93,15 +94,19 @@ class PagedAttention:
         query, key, value = attention.query, attention.key, attention.value
         layer = attention.layer
         dtype = self._cache.dtype
+        # The kernel reads raw addresses: another dtype would be read as garbage, without an error.
         if not query.dtype == key.dtype == value.dtype == dtype:
             kinds = [str(tensor.dtype) for tensor in (query, key, value)]
             raise TypeError(f"query, key and value are {kinds}, expected {dtype}")
+        # The kernel takes any strides of tokens and heads, but the numbers of a head in a row.
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        # Rows of padding belong to no run: the kernel would leave their memory uninitialized.
         out[self._tokens :] = 0
         call = self._call
         call.heads, call.width = query.shape[1:]
         call.kv_heads, call.value_width = value.shape[1:]
+        # In C, 0 means no window.
         call.window, call.scale = attention.window or 0, attention.scale
         call.half = query.dtype == torch.bfloat16
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()

@@ -49,6 +49,7 @@ typedef struct {
 
 INLINE void norm_row(const Norm *n, int64_t row, int half) {
     const int64_t at = row * n->width;
+    /* The sum is that of one row alone, so a row's result does not depend on the batch. */
     Floats squares = {0};
     for (int64_t i = 0; i < n->width; i += LANES) {
         const Floats x = some(n->x, at + i, n->width - i, half);
@@ -60,6 +61,7 @@ INLINE void norm_row(const Norm *n, int64_t row, int half) {
         const int64_t count = n->width - i;
         const Floats x = some(n->x, at + i, count, half) * r;
         const Floats w = some(n->weight, i, count, 0);
+        /* As the model does it, so that both agree in bfloat16 (Llama rounds, Gemma does not). */
         put_some(n->out, at + i, rounded(x, half && n->rounds) * w, count, half);
     }
 }
@@ -103,12 +105,14 @@ typedef struct {
 
 /* y * sigmoid(x), with one rounding less than a product of the two. */
 INLINE Floats gated(Floats y, Floats x) {
+    /* e^-|x| never overflows. */
     const Floats e = exp_negative(choose(x > 0.0f, -x, x));
     return choose(x > 0.0f, y, y * e) / (1.0f + e);
 }
 
 INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
+    /* Rounded between the two operations, as torch does in bfloat16. */
     put_some(c->out, at, rounded(gated(g, g), half) * u, count, half);
 }
 
@@ -116,6 +120,7 @@ INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
     const Floats d = some(c->upstream, at, count, half), s = gated(all(1.0f), g);
     put_some(c->d_up, at, d * g * s, count, half);
+    /* silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x). */
     put_some(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s)), count, half);
 }
 
@@ -154,7 +159,9 @@ INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
         const Floats cos2 = some(c->cosine, at + middle, count, half);
         const Floats sin1 = some(c->sine, at, count, half);
         const Floats sin2 = some(c->sine, at + middle, count, half);
+        /* Each product is rounded, as in the model's own sequence of operations. */
         const Floats x = rounded(a * cos1, half), y = rounded(b * cos2, half);
+        /* Transposed rotation: the sines change sides and sign. */
         const Floats p = rounded(b * (c->backward ? sin2 : sin1), half);
         const Floats q = rounded(a * (c->backward ? sin1 : sin2), half);
         put_some(c->out, to + i, c->backward ? x + p : x - p, count, half);

@@ -4,7 +4,7 @@ torch's operators take seven passes over memory for a norm and twelve for rotary
 the few hundred tokens of a micro-batch these calls are half of a training step.
 
 Architectures implement these layers in different ways. ``fuse`` compares each fused version with
-the model's own and leaves those that differ to transformers.
+the model's own and keeps transformers' module where they differ.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class _Norm(torch.autograd.Function):
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
         call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
         _launch("tinker_norm", call, x, x=x, weight=weight, out=out, inverse=inverse)
+        # ``inverse`` [rows] saves a pass over ``x`` in the backward pass.
         ctx.save_for_backward(x, weight, inverse)
         return out
 
@@ -98,6 +99,7 @@ class _Norm(torch.autograd.Function):
         gradient, out = upstream[0].contiguous(), torch.empty_like(x)
         tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
         _launch("tinker_norm_back", _NormCall(inverse.numel(), x.shape[-1]), x, **tensors)
+        # The weight is frozen, so it gets no gradient.
         return out, None, None, None
 
 
@@ -107,6 +109,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
+        # ``silu(gate)`` is computed again in the backward pass: memory for a few operations.
         ctx.save_for_backward(gate, up)
         out = torch.empty_like(gate)
         _launch("tinker_gate", _GateCall(gate.numel()), gate, gate=gate, up=up, out=out)
@@ -135,6 +138,7 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         angles = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        # A rotation is orthogonal, so the gradient is rotated back.
         found = [rotate(g, *angles, backward=True) for g in upstream]
         return *found, None, None
 
@@ -145,6 +149,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
     ``cosine`` and ``sine`` are [B or 1, L, D]. The result is stored as [B, L, heads, D].
     """
     batch, heads, length, width = x.shape
+    # The projections' own layout [B, L, heads, D], so usually a view; the kernel takes strides.
     x = x.transpose(1, 2).reshape(batch * length, heads, width)
     if x.stride(2) != 1:
         x = x.contiguous()
@@ -152,6 +157,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
     out = x.new_empty(batch, length, heads, width)
     call = _RotationCall(*x.shape, backward=backward)
     call.stride[:] = x.stride()[:2]
+    # One set of angles for all rows, or one for each.
     call.angles = cosine.shape[0] * length
     _launch("tinker_rotate", call, x, x=x, cosine=cosine, sine=sine, out=out)
     return out.transpose(1, 2)
@@ -170,7 +176,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedRotary:
-    """Replaces the rotary function, which each architecture's module has, during a forward pass."""
+    """Replaces the rotary function in the module of each architecture during a forward pass."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._fused = [(m, partial(_rotate, getattr(m, _ROTATES))) for m in modules]
@@ -224,11 +230,13 @@ def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
             inputs = getattr(module.gate_proj, "in_features", None)
             if inputs is None:
                 continue
+            # Random rows show whether a module computes something else (another activation).
             (x,) = _random(dtype, (3, inputs))
             expected = module(x)
             module.forward = partial(_gated, module)
             if not _same(module(x), expected):
-                del module.forward  # the class's own is visible again
+                del module.forward  # the method of the class is visible again
+    # The rotary function is a function of the architecture's module, not a layer.
     names = {type(module).__module__ for module in model.modules()}
     sources = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     return FusedRotary([m for m in sources if _rotates_alike(getattr(m, _ROTATES, None), dtype)])

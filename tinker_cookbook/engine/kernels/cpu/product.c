@@ -24,6 +24,8 @@ INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_
         for (int v = 0; v < WIDE; v++)
             sums[r][v] = goes_on ? many(out, r * out_stride + v * LANES, 0) : (Floats){0};
     for (int64_t k = 0; k < depth; k++) {
+        /* Past the last input this is outside of the panel: a prefetch of any address is
+           harmless. */
         fetch((const char *)panel + (k + AHEAD) * PANEL * size, PANEL * size);
         Floats weights[WIDE];
         for (int v = 0; v < WIDE; v++) weights[v] = many(panel, k * PANEL + v * LANES, half);
@@ -101,6 +103,8 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
                      int goes_on) {
     const int64_t size = t->half ? 2 : 4, begin = panel * PANEL;
     const int64_t width = s->outputs - begin < PANEL ? s->outputs - begin : PANEL;
+    /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
+       again for each block of rows. */
     const int widens = t->half && rows > 2 * ROWS;
     float wide[DEEP * PANEL];
     for (int64_t k = 0; k < t->inputs; k += DEEP) {
@@ -122,6 +126,7 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
    done does not wait for the others. */
 static void add_terms(const Sum *s, int64_t threads) {
     const int64_t panels = (s->outputs + PANEL - 1) / PANEL;
+    /* Two items or more for each thread, so that a slow one does not delay the others. */
     int64_t chunk = CHUNK;
     while (chunk > 2 * ROWS && panels * ((s->rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
     const int64_t chunks = (s->rows + chunk - 1) / chunk;
@@ -138,12 +143,14 @@ static int64_t width_of(const Adapter *a) { return (a->rank + PANEL - 1) / PANEL
 
 static void add_a(const Call *c, const Adapter *a, float *low) {
     const Term term = {c->inputs, c->x_stride, 0, c->x + a->first * c->x_stride, a->a};
+    /* Whole panels of x A^T: the surplus columns are zeros, because A is padded with zeros. */
     const Sum sum = {a->rows, 1, width_of(a), 0, low, {term}};
     add_terms(&sum, c->threads);
 }
 
 /* `matrix` is its term, if it is not in the result yet. */
 static void add_b(const Call *c, const Adapter *a, const float *low, const Term *matrix) {
+    /* x A^T has rows of whole panels, of which the first `rank` numbers count. */
     const Term term = {a->rank, width_of(a), 0, low, a->b};
     Sum sum = {a->rows, 1, c->outputs, 1, c->out + a->first * c->outputs, {term}};
     if (matrix) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*matrix, term}};
@@ -164,6 +171,7 @@ void tinker_add(const Call *c) {
         float *low = c->low;
         for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
             add_a(c, &c->adapter[i], low);
+        /* The loops above do not wait, but B needs all of x A^T, and `out` the matrix's part. */
 #pragma omp barrier
         low = c->low;
         for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)

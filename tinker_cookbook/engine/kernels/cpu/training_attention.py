@@ -28,6 +28,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+        # Scores and softmax in fp32; the probabilities are kept in half the memory.
         scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
         p = scores.softmax(-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, p)
@@ -39,6 +40,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, p = ctx.saved_tensors
         (d_out,) = upstream
         d_v = torch.bmm(p.transpose(1, 2), d_out)
+        # Products are bfloat16; the difference below cancels digits and is fp32.
         d_p = torch.bmm(d_out, v.transpose(1, 2)).float()
         p = p.float()
         # Softmax: dS = P * (dP - sum(P * dP)).
@@ -59,6 +61,8 @@ def attention_forward(
     """Implements transformers' attention interface, with the mask of ``sdpa``: q [B, heads, L, D],
     k and v [B, kv heads, L, D]."""
     length = query.shape[2]
+    # Only the gradient in bfloat16 is slow in ``sdpa``. The other conditions exclude what is not
+    # implemented here: dropout, caches, other masks.
     usable = (
         query.requires_grad
         and query.dtype == torch.bfloat16
@@ -76,6 +80,7 @@ def attention_forward(
     # To fp32 [B or 1, L, L]: 0 for visible keys, -inf for others.
     visible = attention_mask
     if visible is None:
+        # transformers leaves the mask out where it is plainly causal.
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
     if visible.dtype == torch.bool:
         bias = torch.zeros(visible.shape, device=query.device).masked_fill_(~visible, -torch.inf)

@@ -98,13 +98,16 @@ INLINE Floats exp_negative(Floats x) {
     x = choose(x < -87.0f, all(-87.0f), x);
     const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
     const Floats k = (x * 1.44269504f + to_integer) - to_integer;
+    /* x = k ln 2 + r; ln 2 in two parts, so that k times the first is exact. */
     const Floats r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+    /* A polynomial for e^r (coefficients of the Cephes library), times 2^k. */
     Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+    /* 2^k from its exponent bits; k is at least -126, so it is a normal number. */
     const Ints exponent = (__builtin_convertvector(k, Ints) + 127) << 23;
     Floats power;
     memcpy(&power, &exponent, sizeof power);
