@@ -129,6 +129,7 @@ async def open_teacher(
     path = teacher.load_checkpoint_path
     if path is not None:
         try:
+            # Checked here, so that the error names the teacher's setting rather than the run's.
             model = SimpleNamespace(model_name=teacher.base_model)
             await check_weights(session.connection.service, path, model)
         except CheckpointError as error:
@@ -161,6 +162,7 @@ class CompositeDataset(RLDataset):
         self.groups_per_batch_list = list(groups_per_batch_list)
 
     def __len__(self) -> int:
+        # Ends with the shortest dataset, so that every batch has groups of every teacher.
         return min(len(dataset) for dataset in self.datasets)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:

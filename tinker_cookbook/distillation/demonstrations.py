@@ -232,6 +232,7 @@ class DemonstrationTexts:
 
         async def one(place: int, row: int) -> list[tinker.Datum]:
             prompt = renderer.build_generation_prompt(self._builder.demonstrations[row].prompt)
+            # The seed follows from step and position, so a resumed run samples the same answers.
             samples = await student.derived(step, place).sample_many(
                 prompt, renderer.get_stop_sequences(), size
             )
@@ -265,6 +266,7 @@ class ProvidedTexts(SupervisedDataset):
 
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
         """Runs the rollouts of a batch; returns answers, teacher prompts and metrics."""
+        # In a thread, because a provider is code of the user and may block.
         builders_P, questions_P, golden_P = await asyncio.to_thread(
             self._provider.get_batch, number_of(data[0])
         )
@@ -286,6 +288,7 @@ class ProvidedTexts(SupervisedDataset):
         answers: list[tinker.Datum] = []
         prompts: list[tinker.ModelInput] = []
         for group, question, golden in zip(groups_P, questions_P, golden_P, strict=True):
+            # All turns of a group are scored after the same prompt with the golden answer.
             prompt = self._teacher_prompt(question, golden)
             made = [
                 datum

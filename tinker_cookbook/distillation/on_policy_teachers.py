@@ -111,6 +111,7 @@ class Teacher:
                 f"tokens with its prompt): {error}"
             ) from error
         # Back to one array for each trajectory.
+        # A trajectory has several datums if its context was rewritten between turns.
         ends = np.cumsum([len(data) for data in data_of], dtype=np.int64).tolist()
         scores = [
             trained_values(data_D[start:end], scores_D[start:end], "teacher")
@@ -181,6 +182,7 @@ class TeacherSignal(AdvantageAdjuster):
             for datum, values in zip(data_D, advantages_of(data_D), strict=True):
                 weighed = (self._reward_coef * values).astype(np.float32)
                 datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(weighed)
+        # Without rewards, a teacher that agrees with the student leaves nothing to train on.
         has_rewards = any(values.any() for values in advantages_of(data_D))
         means, added = add_reverse_kl(
             data_D,
@@ -209,6 +211,7 @@ def add_reverse_kl(
     ``teacher_logprobs`` [N] are for the trained tokens of all data in order. Changes ``data_D``;
     returns ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
     """
+    # One sampled token per position: an unbiased estimate of the reverse KL there.
     difference = sampled_logprobs(data_D) - teacher_logprobs
     counts = [np.count_nonzero(datum.loss_fn_inputs["mask"].to_numpy()) for datum in data_D]
     baseline = np.zeros_like(difference)
@@ -224,6 +227,7 @@ def add_reverse_kl(
     parts = np.split(difference, np.cumsum(counts)[:-1])
     for number, part in zip(dataset_indices_D, parts, strict=True):
         if part.size:
+            # Sums with counts, so that the means of minibatches can be joined by token.
             mean = Mean(float(part.sum()), part.size)
             for name in ("teacher_kl", f"teacher_kl/dataset_{number}"):
                 means[name] = means.get(name, Mean()) + mean
@@ -277,6 +281,7 @@ class TopKReverseKL:
         total = logprobs[0].new_zeros(())
         for datum, log_p_all in zip(data, logprobs, strict=True):
             weights = datum.loss_fn_inputs["weights"].to_torch().to(log_p_all.device)
+            # Rows without any target are tokens of prompts and observations.
             at = (weights > 0).any(-1)
             q, present = weights[at], weights[at] > 0
             # An entry without a target has the id of another token: it must not count.

@@ -261,6 +261,7 @@ class SelfDistillation(Objective):
                 f"tokens beyond {config.context} get no targets; further ones are only counted "
                 "(sdft/teacher_truncated_count)"
             )
+        # The mask is 1 on the answer's tokens.
         lengths = [datum.loss_fn_inputs["mask"].to_numpy().sum() for datum in answers]
         metrics["sdft/answer_tokens"] = float(sum(lengths)) / len(lengths)
         return Batch([each.datum for each in soft], (soft, rollout_metrics | metrics))
@@ -268,6 +269,7 @@ class SelfDistillation(Objective):
     async def _teacher_at(self, step: int) -> SamplingClient:
         """Returns the weights before training, or of the last step at which they are taken over."""
         config, every = self._config, self._config.teacher_sync_every
+        # The last step at which the teacher took over the student's weights; 0 is before training.
         since = 0 if every is None else step // every * every
         if self._teacher is not None and self._teacher[0] == since:
             return self._teacher[1]

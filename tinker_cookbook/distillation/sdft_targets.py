@@ -54,6 +54,7 @@ def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Dat
     """Returns the masked datum of a prompt and an answer to it."""
     tokens = [*prompt.to_ints(), *answer]
     mask = np.zeros(len(tokens) - 1, np.float32)
+    # Position i predicts token i + 1: the prompt's last position predicts the first answer token.
     mask[prompt.length - 1 :] = 1
     model_input = tinker.ModelInput.from_ints(tokens[:-1])
     return masked_datum(model_input, np.array(tokens[1:], np.int64), mask)
@@ -139,6 +140,7 @@ async def demonstrated_targets(
 
 def _target_metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, float]:
     """Metrics of datums, each with whether it is cut and its number of missing distributions."""
+    # Rows of zeros have no targets. The others hold q, which adds up to 1.
     weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft, _, _ in done]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
@@ -239,6 +241,7 @@ async def compute_sdft_advantages(
         advantages = np.zeros(datum.model_input.length, np.float32)
         advantages[positions] = teacher - student
         inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
+        # An answer without room after the teacher's prompt was not scored and is not in the means.
         count = inputs["mask"].to_numpy().sum() if text.tokens.length > prompt.length else 0.0
         return text.cut, [float(v) for v in (advantages.sum(), teacher.sum(), student.sum(), count)]
 

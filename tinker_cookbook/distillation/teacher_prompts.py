@@ -105,6 +105,7 @@ class AnswerEndings:
         # If the stop is text, its first token may also hold the end of the answer; then the
         # teacher's tokens begin with that text.
         texts = [stop for stop in self._stops if isinstance(stop, str)]
+        # The loop decodes ever longer endings; a longer one than this cannot begin with a stop.
         longest = max(map(len, texts), default=0) + _LONGEST_TOKEN
         for count in range(1, len(tokens) + 1):
             tail = decode_exactly(self._student.tokenizer, tokens[-count:])
@@ -132,8 +133,11 @@ class AnswerEndings:
                     "start a new run, or use the teacher settings of that time"
                 )
             count, ending = self.translate(turn.ac.tokens)
+            # The teacher does not expect the stop token of another format: untranslated, the ending
+            # would have a large KL whatever the answer is.
             tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
             ob = turn.ob if turn.teacher_ob is None else turn.teacher_ob
+            # The teacher's log-probabilities are computed later; the zeros only fill the field.
             action = TokensWithLogprobs(tokens, [0.0] * len(tokens))
             turns.append(replace(turn, ob=ob, ac=action))
         return Trajectory(turns, trajectory.final_ob)

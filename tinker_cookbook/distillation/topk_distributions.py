@@ -144,6 +144,7 @@ def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
     arrays = getattr(response, "topk_prompt_logprobs_np", None)
     rows = response.topk_prompt_logprobs if arrays is None else arrays.token_ids
     count = 0 if rows is None else len(rows)
+    # Callers that can leave positions untrained accept a partial response, never an empty one.
     if count != length and (complete or not 0 < count < length):
         got = "none" if rows is None else f"those of {count} positions"
         raise BackendError(
@@ -191,6 +192,7 @@ async def soft_targets(
             f"target_tokens: got shape {targets.shape}, expected one target a position, in whose "
             "place the teacher's come"
         )
+    # Positions of weight 0 are not trained, so they keep empty rows.
     positions = np.flatnonzero(weights)
     if not positions.size:
         raise DataValidationError(
@@ -219,6 +221,7 @@ def soft_datum(
     probabilities = topk.renormalised()
     ids[positions] = topk.ids
     soft[positions] = probabilities if weights is None else probabilities * weights[:, None]
+    # Before renormalisation, because metrics need the probability outside the top K.
     mass[positions] = np.exp(topk.logprobs).sum(axis=-1)
     datum = tinker.Datum(
         model_input=model_input,
@@ -253,6 +256,7 @@ def distance_metrics(
     for soft, logprobs in zip(data, logprobs_D, strict=True):
         weights = soft.datum.loss_fn_inputs["weights"].to_numpy().astype(np.float64)
         at = weights.any(axis=-1)
+        # soft_targets multiplies q by the weight of the position, so divide by it again.
         q = weights[at] / weights[at].sum(axis=-1, keepdims=True)
         array = logprobs.to_numpy() if hasattr(logprobs, "to_numpy") else logprobs
         parts.append((q, soft.mass[at].astype(np.float64), np.asarray(array, np.float64)[at]))
@@ -266,6 +270,7 @@ def distance_metrics(
     rest = np.maximum(1 - mass, PROBABILITY_ROUNDING)
     student_mass = np.where(q > 0, np.exp(student), 0.0).sum(axis=-1)
     student_rest = np.maximum(1 - student_mass, PROBABILITY_ROUNDING)
+    # sum_k mass q_k (log(mass q_k) - log p_k) = mass (log mass + cross-entropy - entropy).
     forward_kl = mass * (np.log(mass) + cross_entropy - entropy)
     forward_kl += rest * np.log(rest / student_rest)
     return {

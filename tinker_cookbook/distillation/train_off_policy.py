@@ -182,6 +182,7 @@ class DatasetWithTeacher:
             self.dataset_builder.common_config.check()
         teacher = self.teacher_config
         teacher.check(f"{where}.teacher_config")
+        # The targets of position i must be predictions of the example's token i + 1.
         if teacher.has_own_prompt or teacher.renderer_name is not None:
             raise ConfigurationError(
                 f"{where}.teacher_config: got a chat format or prompt of the teacher's own, "

@@ -195,6 +195,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     teacher with another vocabulary, and ``CheckpointError`` for missing weights of a teacher.
     """
     config.check()
+    # The teacher scores the student's token ids, which mean other text in another vocabulary.
     await asyncio.to_thread(check_vocabularies, config)
 
     teachers = partial(_open_teachers, config)
@@ -230,6 +231,7 @@ async def incorporate_kl_penalty(
     scores: dict[int, npt.NDArray[np.float64]] = {}
 
     async def score(client: SamplingClient) -> None:
+        # Each teacher scores all of its data in one call, so that the backend can batch them.
         own = [i for i, other in enumerate(teacher_clients_D) if other is client]
         scores.update(zip(own, await score_datums(client, [data_D[i] for i in own]), strict=True))
 
@@ -246,6 +248,7 @@ async def incorporate_kl_penalty(
 
 async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSignal:
     k, teachers = config.n_teacher_targets, []
+    # Targets of a teacher with a larger vocabulary are limited to the student's ids.
     vocab_size = len(await asyncio.to_thread(get_tokenizer, config.model_name))
     for i, part in enumerate(config.dataset_configs):
         where = f"dataset_configs[{i}].teacher_config"

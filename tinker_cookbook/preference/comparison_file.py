@@ -87,6 +87,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
             hint = nearest(key, [name for name in row if name not in known])
             raise DataFormatError(f"got the keys {got}, expected {key!r}{hint} as in {EXPECTED}")
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
+    # HH files have two whole dialogues as text and no prompt: the common start is the prompt.
     sides = row["chosen"], row["rejected"]
     if prompt_key is None and all(isinstance(side, str) for side in sides):
         return _without_prompt(parse_turns(sides[0], "chosen"), parse_turns(sides[1], "rejected"))

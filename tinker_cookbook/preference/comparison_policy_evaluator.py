@@ -86,8 +86,10 @@ class ComparisonEvaluator(SamplingClientEvaluator):
             """Returns the score of B, the policy's answer, from 0 to 1."""
             async with limit:
                 if not self.both_ways:
+                    # A preference from -1 to 1 becomes a score from 0 to 1.
                     return (await model(comparison) + 1) / 2
                 as_b, as_a = await asyncio.gather(model(comparison), model(comparison.swap()))
+                # The mean of both orders. In the second the policy's answer is A: the sign flips.
                 return (as_b - as_a + 2) / 4
 
         judged = [
@@ -107,6 +109,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
 
         async def answer(number: int, comparison: Comparison) -> tuple[list[Message], int]:
             async with limit:
+                # Each answer has its own seed, so that concurrency does not change the samples.
                 done = await complete.derived(number, who)(
                     self.renderer.build_generation_prompt(comparison.prompt_conversation),
                     self.renderer.get_stop_sequences(),

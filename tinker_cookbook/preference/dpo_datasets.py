@@ -64,6 +64,7 @@ class PairDataset(ComparisonDataset):
 
     def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
         tie, limit = labeled.label == "Tie", self._max_length
+        # Answers of earlier turns are in both sides of a pair, so they are not trained.
         prompt: list[Message] = [
             {**message, "trainable": False} for message in labeled.comparison.prompt_conversation
         ]
@@ -76,8 +77,10 @@ class PairDataset(ComparisonDataset):
             model_input, weights = self._renderer.build_supervised_example(
                 [*prompt, *marked], TrainOnWhat.CUSTOMIZED
             )
+            # A tie is trained in both directions at half weight, so that it counts as one pair.
             weights = weights * (0.5 if tie else 1.0)
             datum = datum_from_model_input_weights(model_input, weights, limit)
+            # The prompt fills max_length, so no token of the answer is left.
             if not count_loss_tokens(datum):
                 return SkipReason.LONG_PROMPT
             cut = cut or (limit is not None and model_input.length > limit)

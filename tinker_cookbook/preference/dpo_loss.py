@@ -79,6 +79,7 @@ class PairLoss:
         """Computes the loss [P] of pairs from the differences [P] of their rewards (with beta)."""
         log_sigmoid = torch.nn.functional.logsigmoid
         if self.name == "ipo":
+            # IPO is defined on h, and the rewards have beta in them.
             return (difference / self.beta - 1 / (2 * self.beta)).square()
         if self.name == "simpo":
             return -log_sigmoid(difference - self.gamma)
@@ -118,10 +119,12 @@ class PairObjective:
 
     def __init__(self, loss: PairLoss, batch: PairBatch) -> None:
         self._loss = loss
+        # By identity, because the client may call the loss with some of the pairs at a time.
         self._reference = {
             id(datum): float(value)
             for datum, value in zip(batch.data, batch.reference, strict=True)
         }
+        # The mean is over the whole batch, even if a call gets only a part of it.
         self._total = max(float(batch.weights().sum()), 1e-12)
 
     def __call__(
@@ -137,6 +140,7 @@ class PairObjective:
             if self._loss.needs_reference:
                 score = score - self._reference[id(datum)]
             else:
+                # Without a reference the mean over tokens makes answers of any length comparable.
                 score = score / mask.sum().clamp(min=1)
             rewards.append(self._loss.beta * score)
             weights.append(weight.max())

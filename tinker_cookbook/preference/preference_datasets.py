@@ -141,6 +141,7 @@ class ComparisonDatasetBuilder:
             try:
                 found.add(i, self.example_to_labeled_comparison(rows[i]))
             except TinkerCookbookError as error:
+                # Files have line numbers, Hub datasets only row numbers.
                 place = rows.places[i] if isinstance(rows, PlacedRows) else f"row {i}"
                 raise DataFormatError(f"{place}: {error}") from error
         if found.dropped:
@@ -198,6 +199,7 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
         def data_of(numbered: tuple[int, LabeledComparison]) -> list[tinker.Datum]:
             data = to_data(numbered[1])
             if isinstance(data, str):
+                # A key of the comparison, so that it counts once however many epochs render it.
                 self.dropped[("rendered", numbered[0])] = data
                 return []
             return data
@@ -252,6 +254,8 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
         return [renderer.comparison_to_convo(c.comparison) for c in test.usable[:n]]
 
     def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> ComparisonDataset:
+        # Files have the chosen answer as A. In a random order the model cannot learn the position
+        # instead of the answers.
         swapped = np.random.default_rng(self.swap_seed).random(len(comparisons.usable)) < 0.5
         ordered = [c.swap() if s else c for c, s in zip(comparisons.usable, swapped, strict=True)]
         both = self.swap or self.comparison_builder.swap

@@ -128,6 +128,7 @@ def main(config: Config) -> None:
 async def main_async(config: Config) -> None:
     """As :func:`main`, for code with an event loop."""
     name = config.reference_model_name
+    # The reference scores the policy's token ids, so it must have the same vocabulary.
     if name is not None and not name.startswith("tinker://"):
         check_same_vocabulary(config.model_name, name, "reference_model_name")
 
@@ -292,6 +293,7 @@ class PairEvaluator(TrainingClientEvaluator):
             logprobs = await forward
         return {
             **pair_metrics(self._loss, self._batch, logprobs, "test/"),
+            # Chosen answers alone: the margin can grow while they become less likely too.
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
             "test/num_pairs": float(len(self._data) // 2),
         }
