@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 def make_client(config: Any, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
     if state_path is not None:
+        # A checkpoint of another model or rank fails here, with a clear error.
         asyncio.run(check_weights(service, state_path, config))
         return service.create_training_client_from_state_with_optimizer(state_path).result()
     return service.create_lora_training_client(

@@ -73,6 +73,7 @@ def fill(kind: type[T], cli: Any, **derived: Any) -> T:
     its chat format, and ``derived`` holds the fields that the recipe computes.
     """
     fields = chz.chz_fields(kind).keys()
+    # Settings with the same name in a recipe and a config mean the same, so they are copied.
     settings = {name: getattr(cli, name) for name in fields & chz.chz_fields(type(cli)).keys()}
     if "model_name_for_tokenizer" in fields:
         settings |= {"model_name_for_tokenizer": cli.model_name, "renderer_name": cli.renderer}
@@ -97,6 +98,7 @@ async def start(
     A wrong setting together with behavior_if_log_dir_exists=delete touches nothing; what fails
     later (the data, the backend, a checkpoint) brings the old run back.
     """
+    # Before the folder, because delete must not remove a run for settings that cannot work.
     config.check()
     with cli_utils.log_dir_of_run(config.log_path, behavior):
         await train(config)

@@ -137,6 +137,7 @@ def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
         return resolve(
             train.Config, cli, name, dataset_builder=dataset, learning_rate=learning_rate
         )
+    # With a teacher the texts are the same, and its distributions are the targets.
     teacher = TeacherConfig(
         base_model=cli.teacher_model, load_checkpoint_path=cli.teacher_checkpoint
     )

@@ -139,6 +139,7 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     if settings.dataset == SUMS:
         examples: list[Message] = []
         for x, y in SUMS_EXAMPLES:
+            # The examples have the hint too, so that they show how to use it.
             question = f"What is {x} + {y}?{SUMS_HINT.replace(ANSWER, str(x + y))}"
             examples.append(Message(role="user", content=question))
             examples.append(Message(role="assistant", content=str(x + y)))
@@ -175,6 +176,7 @@ def on_policy_config(
     """Builds the config of the run; settings that follow from model and data are filled in."""
     max_tokens, center = cli.max_tokens, cli.center_teacher_kl
     if max_tokens is None:
+        # A sum needs few tokens, an answer in words many.
         sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
         max_tokens = 12 if sums else 256
     if center is None:

@@ -90,6 +90,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         sampled: dict[tuple[int, int], None] = {}
         while len(sampled) < self.num_test:
             x, y = self._sample(rng)
+            # Both orders of the operands are the same sum, so neither may be trained on.
             sampled[min(x, y), max(x, y)] = None
         return list(sampled)
 
@@ -125,6 +126,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected at least {low}"
                 )
+        # x + y and y + x count as one sum.
         sums = (self.max_operand + 1) * (self.max_operand + 2) // 2
         if self.num_test > sums // 2:
             raise ConfigurationError(

@@ -116,6 +116,7 @@ def read_problems(path: str, split: str = "train") -> list[Problem]:
         )
     rows: Iterable[tuple[str, Any]]
     if local.is_file() and local.name.endswith((".jsonl", ".jsonl.gz")):
+        # Line by line, so that errors name the line.
         rows = json_lines(local, _EXPECTED)
     else:
         found = load_local_rows(local, split)
@@ -244,6 +245,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
         if self.num_test == 0:
             return []
         if self.test_path is not None:
+            # A file has one split, which the loader calls train.
             is_file = Path(self.test_path).expanduser().is_file()
             return read_problems(self.test_path, "train" if is_file else "test")
         if self.dataset_path is None:

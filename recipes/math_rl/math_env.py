@@ -157,6 +157,7 @@ class Gsm8kEnv(MathEnv):
 
     async def check_answer(self, sample_str: str) -> bool:
         """Returns whether the number found equals the reference."""
+        # Lenient, so that a model that ignores the format still has a reward to learn from.
         given = extract_gsm8k_answer(sample_str)
         return given is not None and await grade_math(
             given, self.answer, timeout_seconds=self.grading_timeout_seconds
@@ -177,6 +178,7 @@ def safe_grade(
     graders = {"sympy": grade_answer, "math_verify": grade_answer_math_verify}
     if grader not in graders:
         raise ConfigurationError(f"grader: got {grader!r}, expected one of {', '.join(graders)}")
+    # In another process, because an expression such as a tower of powers can take very long.
     verdict = run_with_timeout_signal(
         graders[grader], args=(given_answer, ground_truth), timeout_seconds=timeout
     )
@@ -191,6 +193,7 @@ def extract_gsm8k_final_answer(text: str) -> str:
     Commas are removed if the line begins with ``####``.
     """
     lines = [line.strip() for line in text.splitlines()]
+    # A line that begins with #### wins over #### within a sentence.
     marked = [line for line in lines if line.startswith("####")]
     if marked:
         return marked[-1].removeprefix("####").strip().removeprefix(":").replace(",", "").strip()

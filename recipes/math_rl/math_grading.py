@@ -34,6 +34,7 @@ def extract_boxed(text: str) -> str:
     found = grading.extract_boxed(text)
     if found is not None:
         return found
+    # LaTeX also allows \boxed without braces, as in "\boxed 5".
     words = _UNBRACED_BOX.findall(text)
     if not words:
         raise ValueError(f"No boxed answer in {text[-80:]!r}; expected \\boxed{{…}}")
@@ -49,6 +50,7 @@ def normalize_answer(answer: str | None) -> str | None:
     if answer is None:
         return None
     text = _TEXT.sub(r"\1", answer.strip())
+    # Display and text fractions differ in size only.
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     for gone in ("\\left", "\\right", "\\!", "\\,", "\\;", "\\$", "$", "\\%", "%", "^\\circ"):
         text = text.replace(gone, "")
@@ -69,6 +71,7 @@ def split_tuple(expr: str) -> list[str]:
     if not text:
         return []
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]":
+        # Brackets of both kinds may be mixed, as in half-open intervals.
         inner = text[1:-1]
         # With nested brackets a split at commas would cut entries apart.
         if not any(bracket in inner for bracket in "()[]"):
@@ -95,6 +98,7 @@ def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
         same_length = len(given_entries) == len(truth_entries)
         pairs = zip(given_entries, truth_entries, strict=False)
         return same_brackets and same_length and all(grade_answer(a, b) for a, b in pairs)
+    # None: at least one of the two is not a plain number.
     plain = equal_plain_numbers(given, truth)
     if plain is not None:
         return plain

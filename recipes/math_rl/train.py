@@ -67,6 +67,7 @@ def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
     """Builds the dataset that ``env`` names; raises for settings that it does not have."""
     _check_env(cli)
     if cli.env == "arithmetic":
+        # The dataset counts steps, this recipe problems.
         batches = max(1, cli.num_problems // cli.groups_per_batch)
         return fill(ArithmeticDatasetBuilder, cli, num_batches=batches)
     if cli.env.startswith(GENERATOR_PREFIX):
@@ -82,6 +83,7 @@ def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
 
 
 def _check_env(cli: CLIConfig) -> None:
+    # Generated problems need no files.
     made = cli.env == "arithmetic" or cli.env.startswith(GENERATOR_PREFIX)
     if not made and cli.env not in ENVS:
         raise ConfigurationError(

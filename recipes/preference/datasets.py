@@ -62,6 +62,7 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
         # A fixed seed, so that runs with different seeds are evaluated on the same rows.
         order = np.random.default_rng(0).permutation(len(source)).tolist()
         test = _Chosen(source, order[: self.test_size]) if self.test_size else None
+        # The dataset has a held-out split, so all training rows are kept.
         if self.test_split is not None:
             return train, test
         if self.test_size >= len(train):
@@ -72,6 +73,7 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
         return _Chosen(train, order[self.test_size :]), test
 
     def _load(self, split: str) -> Rows:
+        # A local copy has no named configurations.
         local = Path(self.path).expanduser().exists()
         return load_hf_dataset(self.path, split, None if local else self.hub_config, _INSTEAD)
 
@@ -183,6 +185,7 @@ def get_comparison_builder(
             f"dataset: got {dataset!r}, expected one of {', '.join(known)}, or a file that ends in "
             f"{', '.join(SUFFIXES)}{nearest(dataset, known)}"
         )
+    # A file has no held-out split, so some rows are held out unless test_path names others.
     if test_size is None:
         test_size = 0 if test_path is not None else 100
     return ComparisonBuilderFromJsonl(

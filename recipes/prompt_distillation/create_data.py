@@ -145,6 +145,7 @@ def resolve(config: Config) -> Config:
         # With examples the answer is the first word; further tokens would be discarded.
         max_tokens = 5 if task == "language_by_examples" else 1000
     name, _ = model_info.resolve_renderer_name(config.teacher_model, config.renderer_name)
+    # Filled in, so that the printed settings and config.json have the values that are used.
     config = chz.replace(config, task=task, max_tokens=max_tokens, renderer_name=name)
     check_settings(config)
     return config
@@ -198,6 +199,7 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
     longest = max(queries, key=lambda query: len(query.text))
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.teacher_model))
     prompt = renderer.build_generation_prompt(task.prompt.messages_for(longest.text)).length
+    # Prompt and answer share the context.
     if prompt + int(config.max_tokens or 1) > context:
         raise ConfigurationError(
             f"max_tokens: got {config.max_tokens}, but the prompt has {prompt} tokens with the "
@@ -297,6 +299,7 @@ def _summary(output: DistillationFile, labels: Mapping[str, str] | None) -> Iter
         total = len(known) + sum("label" in row for row in dropped)
         yield f"right        {describe_share(right, len(known))} of those kept"
         yield f"             {describe_share(right, total)} of all, a dropped one counted as wrong"
+    # Without any kept answer every label is missing; check_kept reports that.
     if not kept:
         return
     unseen = sorted(set((labels or {}).values()) - counts.keys())
@@ -366,6 +369,7 @@ async def _answer(
     ) as connection:
         _print(connection.describe())
         if config.teacher_path is not None:
+            # The checkpoint knows its base model.
             opened = connection.service.create_sampling_client(model_path=config.teacher_path)
         else:
             opened = connection.service.create_sampling_client(base_model=config.teacher_model)

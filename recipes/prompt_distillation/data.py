@@ -55,6 +55,7 @@ def read_answers(path: str, labels: Collection[str] | None = None) -> list[Answe
                 f"{where}: got {len(messages)} messages, the last of role {answer['role']!r}; "
                 "expected a question and then, last, the answer to learn"
             )
+        # A wrong label would be learned, so the file is checked before anything is loaded.
         _check_label(get_text_content(answer).strip(), where, "the answer", labels)
         label = row.get("label")
         if label is not None:
@@ -95,6 +96,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         self.common_config.check()
         train, test = self.split
         batch_size = self.common_config.batch_size
+        # All kept answers to a query are trained on; the evaluation samples each query once.
         rows = [row for query in train for row in query.conversations]
         held_out = [row for query in test for row in query.conversations]
         if batch_size > len(rows):

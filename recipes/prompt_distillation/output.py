@@ -100,6 +100,7 @@ class DistillationFile:
             for key in dict.fromkeys([*before, *now])
             if before and before.get(key) != now.get(key)
         ]
+        # The rows that exist were sampled with the earlier settings.
         if changed:
             raise ConfigurationError(
                 f"output_file: {self.path} was created with other settings: {'; '.join(changed)}. "
@@ -145,6 +146,7 @@ class DistillationFile:
     def finish(self) -> None:
         """Puts the rows into the order of the queries."""
         for path, rows in ((self.path, self.kept), (self.folder / "dropped.jsonl", self.dropped)):
+            # With concurrency answers arrive in any order; the finished file must not depend on it.
             rows.sort(key=lambda row: (self._order[row["id"]], row["sample"]))
             content = b"".join(map(encode_row, rows))
             # Rows were appended in the order in which answers arrived.

@@ -83,6 +83,7 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
         file_path=cli.file_path,
         test_fraction=cli.test_fraction,
         split_seed=cli.split_seed,
+        # The student learns the targets, not the words that the teacher uses for them.
         labels=None if labels is None else sorted(set(labels.values())),
     )
 
@@ -103,6 +104,7 @@ def build_config(cli: CLIConfig) -> train.Config:
         dataset_builder=dataset,
         evaluator_builders=evaluators,
         learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
+        # A label has few tokens; free text needs room for some sentences.
         sample_max_tokens=cli.answer_max_tokens if evaluators else 96,
     )
 

@@ -243,10 +243,12 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
         self.group_size, self.renderer, self.dataset_name = group_size, renderer, dataset_name
         self.convo_prefix = convo_prefix or []
         talks = [[Message(role="user", content=p)] if isinstance(p, str) else p for p in prompts]
+        # Before batches are formed, so that long prompts leave no gaps in them.
         talks = fitting(talks, renderer, self.convo_prefix, max_prompt_tokens, dataset_name)
         super().__init__(talks, self._group, batch_size)
 
     def _group(self, prompt: list[Message]) -> EnvGroupBuilder:
+        # All but the last message is context; the last is the question.
         prefix = [*self.convo_prefix, *prompt[:-1]]
         env = partial(PromptOnlyEnv, get_text_content(prompt[-1]), self.renderer, prefix)
         return ProblemGroupBuilder(env, self.group_size, self.dataset_name)

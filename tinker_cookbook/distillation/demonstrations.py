@@ -73,6 +73,7 @@ class Demonstration:
     ) -> tinker.ModelInput:
         """Renders the prompt with the demonstration in its last message."""
         question = get_text_content(self.prompt[-1])
+        # In the last message, so that the teacher reads it as part of the question.
         shown = demo_template.format(question=question, golden_answer=self.answer)
         messages = [*self.prompt[:-1], Message(role="user", content=shown)]
         if system_prompt and messages[0]["role"] != "system":
@@ -132,6 +133,7 @@ class DemonstrationBuilder(FromConversationFileBuilder):
         batch_size, max_length = self.common_config.batch_size, self.common_config.max_length
         train, test = self._split
 
+        # The number of its row leads from a datum back to its demonstration.
         def datum(row: int) -> tinker.Datum:
             made = conversation_to_datum(train[row], self.renderer, max_length, self.train_on_what)
             return numbered(made, row)

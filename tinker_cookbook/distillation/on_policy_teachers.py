@@ -172,6 +172,7 @@ class TeacherSignal(AdvantageAdjuster):
 
         async def score_dataset(number: int) -> None:
             own = [i for i, other in enumerate(dataset_of) if other == number]
+            # A teacher scores only the trajectories of its dataset.
             values = await self._teachers[number].score([items[i] for i in own])
             scores.update(zip(own, values, strict=True))
 
@@ -213,6 +214,7 @@ def add_reverse_kl(
     """
     # One sampled token per position: an unbiased estimate of the reverse KL there.
     difference = sampled_logprobs(data_D) - teacher_logprobs
+    # Trained tokens of each datum, to assign the flat arrays [N] to datums and datasets.
     counts = [np.count_nonzero(datum.loss_fn_inputs["mask"].to_numpy()) for datum in data_D]
     baseline = np.zeros_like(difference)
     if center:
@@ -286,6 +288,7 @@ class TopKReverseKL:
             q, present = weights[at], weights[at] > 0
             # An entry without a target has the id of another token: it must not count.
             log_p = log_p_all[at].masked_fill(~present, 0.0)
+            # p is over the whole vocabulary, so its remainder is a real probability.
             p = log_p.exp() * present
             inside = (p * (log_p - torch.where(present, q, 1.0).log())).sum()
             # All tokens outside the top K count as one more outcome.

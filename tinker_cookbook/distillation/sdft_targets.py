@@ -85,6 +85,7 @@ class _TeacherText:
         masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
         start = int(masked[0]) if masked.size else datum.model_input.length
         answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
+        # A long answer loses its end, so the tokens that remain have their full context.
         kept = answer[: max(0, most - prompt.length)].tolist()
         positions = masked[masked - start < len(kept)]
         tokens = prompt.append(tinker.EncodedTextChunk(tokens=kept)) if kept else prompt
@@ -288,6 +289,7 @@ def reverse_kl_custom_loss(
         p = log_p.exp() * present
         log_q = torch.where(present, q[at], 1.0).log()
         total = total.to(logprobs.device) + (p * (log_p - log_q)).sum()
+        # Only a metric, so it is detached from the gradient.
         entropy -= float((p * log_p).sum().detach())
         count += int(at.sum())
     metrics = {"sdft/reverse_kl_loss": float(total.detach())}

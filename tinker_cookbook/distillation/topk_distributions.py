@@ -153,6 +153,7 @@ def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
         )
     ids, logprobs = np.zeros((length, k), np.int64), np.full((length, k), -np.inf, np.float32)
     if arrays is not None:
+        # A backend may return fewer or more than K tokens.
         width = min(k, arrays.token_ids.shape[1])
         ids[:count, :width] = arrays.token_ids[:, :k]
         logprobs[:count, :width] = arrays.logprobs[:, :k]
@@ -252,6 +253,7 @@ def distance_metrics(
     ``PREFIX/entropy``
         Of the targets ``q``: 0 where the teacher is certain, at most ``log K``.
     """
+    # In float64, as differences of nearly equal logarithms are small.
     parts: list[tuple[npt.NDArray[np.float64], ...]] = []
     for soft, logprobs in zip(data, logprobs_D, strict=True):
         weights = soft.datum.loss_fn_inputs["weights"].to_numpy().astype(np.float64)
@@ -263,6 +265,7 @@ def distance_metrics(
     if not any(len(q) for q, _, _ in parts):
         return {}
     q, mass, student = (np.concatenate(part) for part in zip(*parts, strict=True))
+    # 0 log 0 is 0.
     log_q = np.log(q, out=np.zeros_like(q), where=q > 0)
     student = np.where(q > 0, student, 0.0)  # an entry without a token has the id of another
     cross_entropy, entropy = -(q * student).sum(axis=-1), -(q * log_q).sum(axis=-1)

@@ -275,6 +275,7 @@ class _TeacherDatasetBuilder(RLDatasetBuilder):
         """Returns the training data of all, and the test data of those that have some."""
         parts = self.config.dataset_configs
         built = [await part.dataset_builder() for part in parts]
+        # Groups are tagged by dataset, which selects the teacher when the batch is scored.
         composite = CompositeDataset(
             [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
         )
@@ -317,6 +318,7 @@ async def prepare_minibatch(
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
+    # One group of each dataset shows how its answers look.
     for number in sorted(set(dataset_indices_P)):
         print_group(trajectory_groups_P[dataset_indices_P.index(number)], tokenizer)
     data_D, origins_D = assemble_training_data(

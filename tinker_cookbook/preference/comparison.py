@@ -153,6 +153,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         tokens, weights, first = self._with_label(
             self.comparison_to_convo(labeled_comparison.comparison), labeled_comparison.label
         )
+        # Ends with the token that distinguishes the labels; the rest of Tie carries no information.
         end = first + self._labels[0] + 1
         return tinker.ModelInput.from_ints(tokens[:end]), weights[:end]
 
@@ -166,6 +167,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         if self._allows_headers:
             return _with_headers(comparison)
         # One user message with everything but a system prompt, which stays in front.
+        # Formats without system messages inside a conversation would refuse the headers.
         prompt = comparison.prompt_conversation
         kept = 1 if prompt and prompt[0]["role"] == "system" else 0
 

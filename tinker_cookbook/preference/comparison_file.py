@@ -78,6 +78,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
         raise DataFormatError(
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
+    # The format of the official package comes first: it has its own keys.
     if "comparison" in row:
         return _labeled(row)
     for key in ("chosen", "rejected"):
@@ -89,6 +90,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
     # HH files have two whole dialogues as text and no prompt: the common start is the prompt.
     sides = row["chosen"], row["rejected"]
+    # Two texts without a prompt are dialogues in the format of HH.
     if prompt_key is None and all(isinstance(side, str) for side in sides):
         return _without_prompt(parse_turns(sides[0], "chosen"), parse_turns(sides[1], "rejected"))
     chosen = _messages(sides[0], "assistant", "chosen")

@@ -92,6 +92,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
                 # The mean of both orders. In the second the policy's answer is A: the sign flips.
                 return (as_b - as_a + 2) / 4
 
+        # The policy's answer is B, the opponent's A, as score expects.
         judged = [
             replace(comparison, completion_A=other, completion_B=completion)
             for comparison, other, (completion, _) in zip(

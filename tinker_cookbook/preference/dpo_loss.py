@@ -84,6 +84,7 @@ class PairLoss:
         if self.name == "simpo":
             return -log_sigmoid(difference - self.gamma)
         smoothing = self.label_smoothing
+        # Conservative DPO: a share of the labels is taken to be wrong.
         loss = -(1 - smoothing) * log_sigmoid(difference)
         return loss - smoothing * log_sigmoid(-difference) if smoothing else loss
 
@@ -156,6 +157,7 @@ def answer_scores(
     scores = np.empty(len(data))
     for i, (datum, values) in enumerate(zip(data, logprobs, strict=True)):
         array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+        # float64, because sums over long answers lose digits in float32.
         trained = np.asarray(array, dtype=np.float64)[_weights_of(datum) != 0]
         scores[i] = trained.mean() if mean and trained.size else trained.sum()
     return scores

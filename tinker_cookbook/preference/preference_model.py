@@ -222,6 +222,7 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
             raise DataValidationError("comparisons: got none, expected at least one")
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency: got {max_concurrency}, expected at least 1")
+        # Comparisons beyond the context cannot be scored; they are counted in num_too_long.
         kept = comparisons_that_fit(comparisons, renderer, max_length)
         self._num_too_long = len(comparisons) - len(kept)
         self._judged = [c for one in kept for c in ((one, one.swap()) if both_ways else (one,))]
@@ -245,6 +246,7 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
             for labeled, found in pairs
             if labeled.label != "Tie"
         ]
+        # From -1, 0 and 1 to shares: equal probabilities count half.
         right = (np.sign(margins) + 1) / 2
         bias = [math.exp(found["B"]) - math.exp(found["A"]) for found in logprobs]
         metrics = {

@@ -136,6 +136,7 @@ async def main_async(config: Config) -> None:
         loss = config.pair_loss
         if not loss.needs_reference:
             return Pairs(loss, None)
+        # Opened once and never updated, so that rewards of all steps are comparable.
         return Pairs(loss, await reference_client(session, config, name))
 
     await train_batches(config, objective)

@@ -83,6 +83,7 @@ class GuessNumberEnv(MessageEnv):
         self.turns += 1
         self.messages = [*self.messages, message]
         guess = self._guess(get_text_content(message))
+        # A malformed answer ends the game, by default with less than a wrong guess gets.
         if guess is None:
             return self._end(self.game.malformed_reward)
         if guess == self.secret:
@@ -174,6 +175,7 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
         needed = self.num_batches * self.groups_per_batch
         secrets: list[int] = []
         while len(secrets) < needed:
+            # Without replacement within a round, so that every number occurs equally often.
             secrets += rng.sample(numbers, min(len(numbers), needed - len(secrets)))
         return secrets
 

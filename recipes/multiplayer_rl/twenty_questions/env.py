@@ -133,6 +133,7 @@ class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
             return ProblemDataset(part, partial(self._group, renderer, size), self.groups_per_batch)
 
         test, training = words[: self.num_test], words[self.num_test :]
+        # One game a word is enough to evaluate; groups are only needed for advantages.
         return dataset(training, self.group_size), dataset(test, 1) if test else None
 
     def _group(self, renderer: Renderer, size: int, word: str) -> EnvGroupBuilder:
@@ -196,6 +197,7 @@ class TwentyQuestionsEnv(MessageEnv):
         self.questions += 1
         self.messages = [*self.messages, message]
         text = get_text_content(message)
+        # A guess needs no answer, and the last question gets none: the game is over.
         self.won = is_right(text, self.word)
         if self.won or self.questions >= self.rules.max_questions:
             return MessageStepResult(
@@ -239,6 +241,7 @@ def is_right(text: str, word: str) -> bool:
     Only the last guess of a message counts, so that it cannot name everything there is.
     """
     guesses = _GUESS.findall(text)
+    # A message that lists many guesses counts by its last one.
     return bool(guesses) and plain(guesses[-1]) == plain(word)
 
 

@@ -64,6 +64,7 @@ async def main(config: CLIConfig) -> None:
         if config.run_rm:
             await run_stage("rm", rm_config(config), sft_train.main)
         if config.run_rl:
+            # Also if these stages did not run now: an earlier call may have trained them.
             sft, rm = finished(config, "sft"), finished(config, "rm")
             await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
             result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
@@ -139,6 +140,7 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
             f"({'; '.join(other)}); start this stage over with run_{stage}=True and "
             "behavior_if_log_dir_exists=delete, the others off, or give another log_path"
         )
+    # With changed settings the training loop decides whether the stage may continue.
     if last is not None and last.final and not changed:
         _print(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
         return

@@ -70,6 +70,7 @@ class PreferenceModelShorter(PreferenceModel):
     async def __call__(self, comparison: Comparison) -> float:
         """Returns -1 if the first is better, 1 if the second is."""
         first, second = map(_length, (comparison.completion_A, comparison.completion_B))
+        # Without this rule the shortest answer, and so the best, would be an empty one.
         if not (first and second):
             return float(bool(second)) - float(bool(first))
         return float(second < first) - float(first < second)
