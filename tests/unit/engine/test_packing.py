@@ -24,7 +24,7 @@ def seen(row) -> np.ndarray:
     """[T, T] bool: which places of a row each place attends to."""
     out = np.zeros((len(row.tokens), len(row.tokens)), dtype=bool)
     for siblings in row.siblings:
-        for own in siblings.places:
+        for own in siblings.segments:
             out[np.ix_(own, siblings.path)] = True
             for i, place in enumerate(own):
                 out[place, own[: i + 1]] = True
@@ -55,8 +55,8 @@ def test_short_common_segments_are_not_shared():
     starts = [[7, 7, 7]] * 3 + [[8, 8, 8]] * 3
     answers = [np.concatenate([prompt, s, np.full(30, 10 + i)]) for i, s in enumerate(starts)]
     root, answered = lay_out(answers).siblings
-    assert (len(root.path), [len(p) for p in root.places]) == (0, [100])
-    assert (len(answered.path), [len(p) for p in answered.places]) == (100, [33] * 6)
+    assert (len(root.path), [len(p) for p in root.segments]) == (0, [100])
+    assert (len(answered.path), [len(p) for p in answered.segments]) == (100, [33] * 6)
     longer = [np.insert(a, 100, np.arange(20)) for a in answers]
     assert [len(s.path) for s in lay_out([*answers, *longer]).siblings] == [0, 100, 120]
 

@@ -104,8 +104,8 @@ class BaseModel:
         return self._active.use({}, Segments.of_one(terms))
 
     def hidden(self, tokens: Tensor, **kwargs: Any) -> Tensor:
-        """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs`` go to the
-        transformers model (cache, positions, mask)."""
+        """Returns the last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs``
+        (cache, positions, mask) go to the transformers model."""
         # No mask: rows are causal, so the padding after a row's end cannot affect it.
         kwargs.setdefault("use_cache", False)
         with self._rotary.active():
@@ -114,7 +114,7 @@ class BaseModel:
     def hidden_of_batch(
         self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
     ) -> Tensor:
-        """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
+        """Returns the last hidden states [T, H] of the tokens [T] of many sequences."""
         with (
             attention_hook.use_layout(self._decoder.config, layout),
             self._active.use({}, segments),
@@ -129,7 +129,7 @@ class BaseModel:
 
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
-        """Activation checkpointing: recomputes each layer in the backward pass, a third more work.
+        """Recomputes each layer in the backward pass (activation checkpointing), a third more work.
         The adapter must be active again during the backward pass."""
         if not on:
             yield
@@ -196,7 +196,7 @@ class BaseModel:
         return None if term is None else (term.a, term.b)
 
     def activation_bytes_per_token(self) -> int:
-        """Memory that one trained token's activations take, from the model's shapes."""
+        """Returns the memory of one trained token's activations, from the model's shapes."""
         # For the backward pass a layer keeps about ten tensors of the hidden width (norms,
         # projections, attention) and five of the MLP's inner width.
         config = getattr(self.config, "text_config", self.config)

@@ -56,8 +56,8 @@ _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Memory of a model's weights once they are held as ``dtype``; the files' size if they are
-    not safetensors."""
+    """Returns the memory of a model's weights in ``dtype``; the size of the files if they are not
+    safetensors."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))

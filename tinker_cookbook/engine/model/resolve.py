@@ -261,7 +261,7 @@ def model_config(folder: Path | str) -> dict[str, Any]:
 
 
 def hidden_size(config: Mapping[str, Any]) -> int | None:
-    """Width of the model that a ``config.json`` describes: one side of all its linear layers."""
+    """Returns the width of the model that a ``config.json`` describes."""
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, dict) else {}):
         for name in ("hidden_size", "n_embd", "d_model"):
@@ -271,8 +271,8 @@ def hidden_size(config: Mapping[str, Any]) -> int | None:
 
 
 def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
-    """Refuses a ``rank`` above ``largest``, the smaller side (inputs or outputs) of the layer where
-    that is largest: the product B A of an adapter cannot have a higher rank."""
+    """Raises ``ConfigurationError`` for a ``rank`` above ``largest``, the highest rank of a layer of
+    the model (the smaller of inputs and outputs): the product B A cannot exceed it."""
     # Small ranks are never refused: a run on a tiny model may have the settings of a large one.
     limit = max(largest, _RANK_ALWAYS_ALLOWED)
     if rank > limit:

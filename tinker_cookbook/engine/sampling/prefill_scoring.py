@@ -51,7 +51,7 @@ def read_together(
     """
     row = lay_out(sequences)
     cache = PagedCache(shapes, base.dtype, base.device)
-    waiting = [_Segment(some.path, places) for some in row.siblings for places in some.places]
+    waiting = [_Segment(some.path, places) for some in row.siblings for places in some.segments]
     complete: dict[int, BlockTable] = {}  # by the last place of the segment
     hidden: torch.Tensor | None = None
     while waiting:

@@ -212,8 +212,8 @@ LOSSES: dict[str, Loss] = {
 }
 
 STAND_IN_NOTE = (
-    "stable_reinforce: the hosted objective of this name is not published. This backend trains "
-    "with a stand-in: REINFORCE with truncated importance weights and a KL term towards the "
+    "stable_reinforce: the hosted objective of this name is not published. This backend uses "
+    "another one: REINFORCE with truncated importance weights and a KL term towards the "
     "sampling policy (formula: tinker_cookbook/engine/training/losses.py)"
 )
 

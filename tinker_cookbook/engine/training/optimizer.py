@@ -96,7 +96,7 @@ class AdamW:
 
     @torch.no_grad()
     def _require_finite(self, before: _Copies, settings: AdamSettings) -> None:
-        """Puts weights and moments back as they were, and raises, if a weight is not finite."""
+        """Restores weights and moments, and raises, if a weight is not finite."""
         largest = torch.nn.utils.get_total_norm(list(self._parameters.values()), math.inf).item()
         if math.isfinite(largest):
             return

@@ -1,4 +1,4 @@
-"""Splitting a batch into micro-batches under a token budget.
+"""Splits a batch into micro-batches under a token budget.
 
 Rows are sorted by length, so that a micro-batch holds similar lengths and little padding. On a
 CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask: that

@@ -31,21 +31,20 @@ SHORTEST_SEGMENT = 16
 
 @dataclass(frozen=True)
 class Siblings:
-    """Segments that continue the same ``path`` [P]; ``places`` has the row's index of each of
-    their tokens."""
+    """Segments that continue the same ``path`` [P], both as indices of tokens in the row."""
 
     path: np.ndarray
-    places: list[np.ndarray]
+    segments: list[np.ndarray]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest segment."""
-        return max(map(len, self.places))
+        return max(map(len, self.segments))
 
     @property
     def scores(self) -> int:
         """Pairs of query and key that attention computes for them as a batch."""
-        return len(self.places) * self.longest * (len(self.path) + self.longest)
+        return len(self.segments) * self.longest * (len(self.path) + self.longest)
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,12 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
         for family, end in zip(families, ends, strict=True):
             tokens.append(sequences[family[0]][depth:end])
             positions.append(np.arange(depth, end))
-            siblings.places.append(np.arange(length, length + end - depth))
+            siblings.segments.append(np.arange(length, length + end - depth))
             length += end - depth
         all_siblings.append(siblings)
         # 3. Members that end with the segment are complete; the others continue the longer path.
         rest = []
-        for family, end, here in zip(families, ends, siblings.places, strict=True):
+        for family, end, here in zip(families, ends, siblings.segments, strict=True):
             longer = np.concatenate([path, here])
             for member in family:
                 if len(sequences[member]) == end:

@@ -114,7 +114,7 @@ class TrainingRun:
         *,
         trained_only: bool = False,
     ) -> LossOutput:
-        """Adds the gradient of ``loss_fn(indices, logprobs)``, real autograd through it.
+        """Adds the gradient of ``loss_fn(indices, logprobs)``, by autograd through it.
 
         With a ``group_size`` n the loss is a sum over groups of n consecutive datums: it is called
         for whole groups at a time, metrics are added up, and each forward runs once, in the
@@ -217,7 +217,7 @@ class TrainingRun:
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
     def _too_long(self, micro: MicroBatch) -> bool:
-        """Whether a micro-batch that cannot be split (a sequence, or a group that must stay
+        """Returns whether a micro-batch that cannot be split (a sequence or a group that must stay
         together) is well over the budget: then its layers are recomputed, not kept."""
         if self.base.limits.recomputes(micro.padded_tokens):
             return True

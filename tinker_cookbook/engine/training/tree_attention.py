@@ -21,8 +21,8 @@ from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bi
 from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
 
 _HIDDEN_SCORES = 1 << 17
-"""Scores that a mask may hide before siblings are worth batches of their own. To gather and to cut
-keys takes some ninety small operators for each layer and pass, as long as to compute these scores.
+"""Scores that a mask may hide before siblings are computed as batches. Gathering and cutting
+keys takes about ninety small operators in each layer and pass, as long as computing these scores.
 """
 
 
@@ -46,10 +46,10 @@ class _Part(ABC):
 
     @abstractmethod
     def attend(self, call: AttentionCall) -> Tensor:
-        """Attention [tokens, heads, D] of the part."""
+        """Returns the attention [tokens, heads, D] of the part."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-        """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
+        """Returns attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
         # torch's fused kernel computes bfloat16 gradients on a CPU several times slower than
         # batched products do.
         if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
@@ -74,8 +74,8 @@ class _Batch(_Part):
     def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
         super().__init__()
         # Padded keys come after all tokens of their segment, so the causal rule hides them.
-        indices = np.zeros((len(siblings.places), siblings.longest), dtype=np.int64)
-        for row, segment in zip(indices, siblings.places, strict=True):
+        indices = np.zeros((len(siblings.segments), siblings.longest), dtype=np.int64)
+        for row, segment in zip(indices, siblings.segments, strict=True):
             row[: len(segment)] = segment + start
         self._indices = torch.from_numpy(indices).to(device)
         self._path = torch.from_numpy(siblings.path + start).to(device)
@@ -117,7 +117,7 @@ class _Whole(_Part):
             (siblings.path + start, segment + start)
             for row, start in rows
             for siblings in row.siblings
-            for segment in siblings.places
+            for segment in siblings.segments
         ]
 
     def _bias(self, window: int | None) -> Tensor:
@@ -156,7 +156,7 @@ class TreeLayout:
         batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0
         for siblings, start in ((s, start) for row, start in placed for s in row.siblings):
             batches.append(_Batch(siblings, start, device))
-            for segment in siblings.places:
+            for segment in siblings.segments:
                 order[segment + start] = padded + np.arange(len(segment))
                 padded += siblings.longest
         return cls(batches, torch.from_numpy(order).to(device))

@@ -41,9 +41,9 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
     for (int64_t d = 0; d < width; d++) {
         const int64_t size = half ? 2 : 4;
         /* Past the last row this is outside of the page: a prefetch of any address is harmless. */
-        fetch((const char *)keys + ((d + AHEAD) * PAGE + from) * size, vectors * LANES * size);
+        prefetch((const char *)keys + ((d + AHEAD) * PAGE + from) * size, vectors * LANES * size);
         for (int v = 0; v < vectors; v++) {
-            const Floats k = many(keys, d * PAGE + from + v * LANES, half);
+            const Floats k = load(keys, d * PAGE + from + v * LANES, half);
             for (int g = 0; g < group; g++) sums[g][v] += q[g * width + d] * k;
         }
     }
@@ -72,7 +72,7 @@ INLINE void add_vectors(float *sums, const float *weights, const void *values, i
             memcpy(&part[g][v], sums + g * width + v * LANES, sizeof(Floats));
     for (int64_t j = 0; j < count; j++) {
         for (int v = 0; v < vectors; v++) {
-            const Floats value = many(values, (from + j) * width + v * LANES, half);
+            const Floats value = load(values, (from + j) * width + v * LANES, half);
             for (int g = 0; g < group; g++) part[g][v] += weights[g * PAGE + j] * value;
         }
     }
@@ -94,7 +94,7 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
         for (int g = 0; g < group; g++)
             for (int64_t j = 0; j < count; j++)
                 sums[g * width + d] +=
-                    weights[g * PAGE + j] * one(values, (from + j) * width + d, half);
+                    weights[g * PAGE + j] * load_one(values, (from + j) * width + d, half);
 }
 
 /* Turns scores [PAGE] into weights relative to e^top, with `top` the highest so far; those before
@@ -102,12 +102,12 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
 static float weigh(float *scores, int64_t skip, int64_t count, float *top, float *total) {
     Ints order;
     for (int i = 0; i < LANES; i++) order[i] = i;
-    Floats x, highest = all(*top), sum = {0};
+    Floats x, highest = broadcast(*top), sum = {0};
     for (int64_t j = 0; j < count; j += LANES) {
-        const Ints place = order + (int32_t)j;
+        const Ints index = order + (int32_t)j;
         memcpy(&x, scores + j, sizeof x);
-        x = choose((place < (int32_t)skip) | (place >= (int32_t)count), all(-INFINITY), x);
-        highest = choose(x > highest, x, highest);
+        x = blend((index < (int32_t)skip) | (index >= (int32_t)count), broadcast(-INFINITY), x);
+        highest = blend(x > highest, x, highest);
         memcpy(scores + j, &x, sizeof x);
     }
     /* Subtracting the maximum keeps every exponential at 1 or below. */
@@ -116,12 +116,12 @@ static float weigh(float *scores, int64_t skip, int64_t count, float *top, float
     for (int64_t j = 0; j < count; j += LANES) {
         memcpy(&x, scores + j, sizeof x);
         /* `exp_negative` returns e^-87 for masked scores, so they are set to 0 here. */
-        x = choose(x == -INFINITY, (Floats){0}, exp_negative(x - most));
+        x = blend(x == -INFINITY, (Floats){0}, exp_negative(x - most));
         sum += x;
         memcpy(scores + j, &x, sizeof x);
     }
     /* No older sums on the first page: -inf minus -inf would be NaN. */
-    const float shrink = *top == -INFINITY ? 0.0f : exp_negative(all(*top - most))[0];
+    const float shrink = *top == -INFINITY ? 0.0f : exp_negative(broadcast(*top - most))[0];
     *total *= shrink;
     for (int i = 0; i < LANES; i++) *total += sum[i];
     *top = most;
@@ -133,8 +133,8 @@ typedef struct {
     float *q, *sums, *top, *total;
 } Heads;
 
-INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
-                   int64_t skip, int64_t count, int group, int half) {
+INLINE void attend_page_as(const Call *c, Heads of, const void *keys, const char *values,
+                           int64_t from, int64_t skip, int64_t count, int group, int half) {
     float scores[TOGETHER * PAGE];
     score(scores, of.q, keys, from, count, c->width, group, half);
     for (int g = 0; g < group; g++) {
@@ -147,29 +147,30 @@ INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values
 }
 
 /* With a constant group size and dtype the compiler keeps all sums in registers. */
-static void see(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
-                int64_t skip, int64_t count, int group) {
+static void attend_page(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
+                        int64_t skip, int64_t count, int group) {
 #define CASE(G) \
-    case G: BY_DTYPE(c->half, see_as, c, of, keys, values, from, skip, count, G); break
+    case G: BY_DTYPE(c->half, attend_page_as, c, of, keys, values, from, skip, count, G); break
     switch (group) { CASE(1); CASE(2); CASE(3); CASE(4); }
 #undef CASE
 }
 
 /* Address in `pool` of the keys or values of head `h` in a run's page; `width` numbers a token. */
-static char *place(const Call *c, int64_t run, int64_t page, void *pool, int64_t h, int64_t width) {
+static char *page_address(const Call *c, int64_t run, int64_t page, void *pool, int64_t h,
+                          int64_t width) {
     const int64_t number = c->pages[c->first_page[run] + page];
     return (char *)pool + (number * c->kv_heads + h) * width * PAGE * (c->half ? 2 : 4);
 }
 
 /* Writes this step's keys and values of a run to its pages. */
-static void store(const Call *c, int64_t run, int64_t h) {
+static void store_run(const Call *c, int64_t run, int64_t h) {
     const int64_t size = c->half ? 2 : 4, first = c->run_first[run], count = c->run_count[run];
     for (int64_t i = 0; i < count; i++) {
         const int64_t page = (c->position[run] + i) / PAGE, at = (c->position[run] + i) % PAGE;
         const int64_t k = (first + i) * c->key_stride[0] + h * c->key_stride[1];
         const int64_t v = (first + i) * c->value_stride[0] + h * c->value_stride[1];
-        char *keys = place(c, run, page, c->keys, h, c->width);
-        char *values = place(c, run, page, c->values, h, c->value_width);
+        char *keys = page_address(c, run, page, c->keys, h, c->width);
+        char *values = page_address(c, run, page, c->values, h, c->value_width);
         if (c->half) {
             for (int64_t d = 0; d < c->width; d++)
                 ((uint16_t *)keys)[d * PAGE + at] = ((const uint16_t *)c->key)[k + d];
@@ -196,7 +197,7 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
         const int64_t at = t * c->query_stride[0] + (h * group + g) * c->query_stride[1];
         for (int64_t d = 0; d < width; d++)
             /* Widened and scaled once here, not for every key. */
-            mine.q[g * width + d] = one(c->query, at + d, c->half) * c->scale;
+            mine.q[g * width + d] = load_one(c->query, at + d, c->half) * c->scale;
         mine.top[g] = -INFINITY;
         mine.total[g] = 0;
     }
@@ -205,8 +206,8 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
     /* Page by page at fixed positions of the sequence, so the order of the additions never
        depends on the batch or on how much is prefilled at once. */
     for (int64_t page = begin / PAGE; page * PAGE < end; page++) {
-        const char *keys = place(c, run, page, c->keys, h, width);
-        const char *values = place(c, run, page, c->values, h, value_width);
+        const char *keys = page_address(c, run, page, c->keys, h, width);
+        const char *values = page_address(c, run, page, c->values, h, value_width);
         const int64_t seen = begin > page * PAGE ? begin - page * PAGE : 0;
         const int64_t from = seen / LANES * LANES; /* rounded down to a whole vector */
         const int64_t until = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
@@ -214,14 +215,14 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
             const Heads some = {mine.q + g * width, mine.sums + g * value_width, mine.top + g,
                                 mine.total + g};
             const int64_t count = group - g < TOGETHER ? group - g : TOGETHER;
-            see(c, some, keys, values, from, seen - from, until - from, (int)count);
+            attend_page(c, some, keys, values, from, seen - from, until - from, (int)count);
         }
     }
 
     for (int64_t g = 0; g < group; g++) {
         const int64_t at = (t * c->heads + h * group + g) * value_width;
         for (int64_t d = 0; d < value_width; d++)
-            put_one(c->out, at + d, mine.sums[g * value_width + d] / mine.total[g], c->half);
+            store_one(c->out, at + d, mine.sums[g * value_width + d] / mine.total[g], c->half);
     }
 }
 
@@ -242,7 +243,7 @@ int tinker_attend(const Call *c) {
         /* The barrier at the end of this loop: every key is stored before one is read. */
 #pragma omp for
         for (int64_t item = 0; item < items; item++)
-            store(c, item / c->kv_heads, item % c->kv_heads);
+            store_run(c, item / c->kv_heads, item % c->kv_heads);
         /* Dynamic, because sequences differ in length. */
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)

@@ -8,17 +8,17 @@
 #include "vectors.h"
 
 /* `count` numbers, LANES or fewer. */
-INLINE Floats some(const void *from, int64_t at, int64_t count, int half) {
+INLINE Floats load_part(const void *from, int64_t at, int64_t count, int half) {
     Floats out = {0};
-    if (count >= LANES) return many(from, at, half);
-    for (int64_t i = 0; i < count; i++) out[i] = one(from, at + i, half);
+    if (count >= LANES) return load(from, at, half);
+    for (int64_t i = 0; i < count; i++) out[i] = load_one(from, at + i, half);
     return out;
 }
 
-INLINE void put_some(void *to, int64_t at, Floats x, int64_t count, int half) {
-    if (count >= LANES) put(to, at, x, half);
+INLINE void store_part(void *to, int64_t at, Floats x, int64_t count, int half) {
+    if (count >= LANES) store_vector(to, at, x, half);
     else
-        for (int64_t i = 0; i < count; i++) put_one(to, at + i, x[i], half);
+        for (int64_t i = 0; i < count; i++) store_one(to, at + i, x[i], half);
 }
 
 /* In double: its rounding would be in every number of the row. */
@@ -32,8 +32,8 @@ INLINE double sum_of(Floats x) {
 INLINE Floats rounded(Floats x, int half) {
     uint16_t raw[LANES];
     if (!half) return x;
-    put(raw, 0, x, 1);
-    return many(raw, 0, 1);
+    store_vector(raw, 0, x, 1);
+    return load(raw, 0, 1);
 }
 
 /* y = x * r * w, r = 1 / sqrt(mean(x^2) + eps), of rows of `width` numbers. */
@@ -52,17 +52,17 @@ INLINE void norm_row(const Norm *n, int64_t row, int half) {
     /* The sum is that of one row alone, so a row's result does not depend on the batch. */
     Floats squares = {0};
     for (int64_t i = 0; i < n->width; i += LANES) {
-        const Floats x = some(n->x, at + i, n->width - i, half);
+        const Floats x = load_part(n->x, at + i, n->width - i, half);
         squares += x * x;
     }
     const float r = (float)(1.0 / sqrt(sum_of(squares) / (double)n->width + n->eps));
     if (n->inverse != NULL) n->inverse[row] = r;
     for (int64_t i = 0; i < n->width; i += LANES) {
         const int64_t count = n->width - i;
-        const Floats x = some(n->x, at + i, count, half) * r;
-        const Floats w = some(n->weight, i, count, 0);
+        const Floats x = load_part(n->x, at + i, count, half) * r;
+        const Floats w = load_part(n->weight, i, count, 0);
         /* As the model does it, so that both agree in bfloat16 (Llama rounds, Gemma does not). */
-        put_some(n->out, at + i, rounded(x, half && n->rounds) * w, count, half);
+        store_part(n->out, at + i, rounded(x, half && n->rounds) * w, count, half);
     }
 }
 
@@ -72,16 +72,18 @@ INLINE void norm_back_row(const Norm *n, int64_t row, int half) {
     Floats products = {0};
     for (int64_t i = 0; i < n->width; i += LANES) {
         const int64_t count = n->width - i;
-        const Floats g = some(n->upstream, at + i, count, half) * some(n->weight, i, count, 0);
-        products += g * some(n->x, at + i, count, half);
+        const Floats g =
+            load_part(n->upstream, at + i, count, half) * load_part(n->weight, i, count, 0);
+        products += g * load_part(n->x, at + i, count, half);
     }
     const float r = n->inverse[row];
     const float share = (float)(sum_of(products) * r * r / (double)n->width);
     for (int64_t i = 0; i < n->width; i += LANES) {
         const int64_t count = n->width - i;
-        const Floats g = some(n->upstream, at + i, count, half) * some(n->weight, i, count, 0);
-        const Floats x = some(n->x, at + i, count, half);
-        put_some(n->out, at + i, (g - x * share) * r, count, half);
+        const Floats g =
+            load_part(n->upstream, at + i, count, half) * load_part(n->weight, i, count, 0);
+        const Floats x = load_part(n->x, at + i, count, half);
+        store_part(n->out, at + i, (g - x * share) * r, count, half);
     }
 }
 
@@ -106,22 +108,22 @@ typedef struct {
 /* y * sigmoid(x), with one rounding less than a product of the two. */
 INLINE Floats gated(Floats y, Floats x) {
     /* e^-|x| never overflows. */
-    const Floats e = exp_negative(choose(x > 0.0f, -x, x));
-    return choose(x > 0.0f, y, y * e) / (1.0f + e);
+    const Floats e = exp_negative(blend(x > 0.0f, -x, x));
+    return blend(x > 0.0f, y, y * e) / (1.0f + e);
 }
 
 INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
-    const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
+    const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
     /* Rounded between the two operations, as torch does in bfloat16. */
-    put_some(c->out, at, rounded(gated(g, g), half) * u, count, half);
+    store_part(c->out, at, rounded(gated(g, g), half) * u, count, half);
 }
 
 INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
-    const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
-    const Floats d = some(c->upstream, at, count, half), s = gated(all(1.0f), g);
-    put_some(c->d_up, at, d * g * s, count, half);
+    const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
+    const Floats d = load_part(c->upstream, at, count, half), s = gated(broadcast(1.0f), g);
+    store_part(c->d_up, at, d * g * s, count, half);
     /* silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x). */
-    put_some(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s)), count, half);
+    store_part(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s)), count, half);
 }
 
 void tinker_gate(const Gate *c) {
@@ -153,19 +155,19 @@ INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
     const int64_t from = token * c->stride[0] + head * c->stride[1];
     for (int64_t i = 0; i < middle; i += LANES) {
         const int64_t count = middle - i, at = token % c->angles * c->width + i;
-        const Floats a = some(c->x, from + i, count, half);
-        const Floats b = some(c->x, from + middle + i, count, half);
-        const Floats cos1 = some(c->cosine, at, count, half);
-        const Floats cos2 = some(c->cosine, at + middle, count, half);
-        const Floats sin1 = some(c->sine, at, count, half);
-        const Floats sin2 = some(c->sine, at + middle, count, half);
+        const Floats a = load_part(c->x, from + i, count, half);
+        const Floats b = load_part(c->x, from + middle + i, count, half);
+        const Floats cos1 = load_part(c->cosine, at, count, half);
+        const Floats cos2 = load_part(c->cosine, at + middle, count, half);
+        const Floats sin1 = load_part(c->sine, at, count, half);
+        const Floats sin2 = load_part(c->sine, at + middle, count, half);
         /* Each product is rounded, as in the model's own sequence of operations. */
         const Floats x = rounded(a * cos1, half), y = rounded(b * cos2, half);
         /* Transposed rotation: the sines change sides and sign. */
         const Floats p = rounded(b * (c->backward ? sin2 : sin1), half);
         const Floats q = rounded(a * (c->backward ? sin1 : sin2), half);
-        put_some(c->out, to + i, c->backward ? x + p : x - p, count, half);
-        put_some(c->out, to + middle + i, c->backward ? y - q : y + q, count, half);
+        store_part(c->out, to + i, c->backward ? x + p : x - p, count, half);
+        store_part(c->out, to + middle + i, c->backward ? y - q : y + q, count, half);
     }
 }
 

@@ -17,18 +17,18 @@ enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 int64_t tinker_panel(void) { return PANEL; }
 
 INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                     int64_t out_stride, int goes_on, int rows, int half) {
+                     int64_t out_stride, int accumulate, int rows, int half) {
     const int64_t size = half ? 2 : 4;
     Floats sums[ROWS][WIDE];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < WIDE; v++)
-            sums[r][v] = goes_on ? many(out, r * out_stride + v * LANES, 0) : (Floats){0};
+            sums[r][v] = accumulate ? load(out, r * out_stride + v * LANES, 0) : (Floats){0};
     for (int64_t k = 0; k < depth; k++) {
         /* Past the last input this is outside of the panel: a prefetch of any address is
            harmless. */
-        fetch((const char *)panel + (k + AHEAD) * PANEL * size, PANEL * size);
+        prefetch((const char *)panel + (k + AHEAD) * PANEL * size, PANEL * size);
         Floats weights[WIDE];
-        for (int v = 0; v < WIDE; v++) weights[v] = many(panel, k * PANEL + v * LANES, half);
+        for (int v = 0; v < WIDE; v++) weights[v] = load(panel, k * PANEL + v * LANES, half);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < WIDE; v++) sums[r][v] += x[r * x_stride + k] * weights[v];
     }
@@ -39,9 +39,11 @@ INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_
 
 /* With a constant number of rows the compiler keeps all sums in registers. */
 static void block(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                  int64_t out_stride, int goes_on, int rows, int half) {
+                  int64_t out_stride, int accumulate, int rows, int half) {
 #define CASE(R) \
-    case R: BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, out_stride, goes_on, R); break
+    case R: \
+        BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, out_stride, accumulate, R); \
+        break
     switch (rows) {
         CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
 #if defined __AVX512F__ || defined __aarch64__
@@ -58,9 +60,9 @@ typedef struct {
     const void *panels;
 } Term;
 
-/* The sum of `terms` terms, added to the result if it `goes_on`. */
+/* The sum of `terms` terms, added to the present result if `accumulate`. */
 typedef struct {
-    int64_t rows, terms, outputs, goes_on;
+    int64_t rows, terms, outputs, accumulate;
     float *result; /* [rows, outputs] */
     Term term[2];
 } Sum;
@@ -84,23 +86,24 @@ typedef struct {
 /* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows and `width` outputs from `begin`
    on. The last panel may be wider than the matrix: it is computed in a copy. */
 static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, int64_t depth,
-                     int64_t row, int rows, int64_t begin, int64_t width, int goes_on, int half) {
+                     int64_t row, int rows, int64_t begin, int64_t width, int accumulate,
+                     int half) {
     const float *x = t->x + row * t->x_stride + k;
     float *result = s->result + row * s->outputs + begin, cut[ROWS * PANEL];
     if (width == PANEL) {
-        block(x, t->x_stride, part, depth, result, s->outputs, goes_on, rows, half);
+        block(x, t->x_stride, part, depth, result, s->outputs, accumulate, rows, half);
         return;
     }
-    for (int i = 0; goes_on && i < rows; i++)
+    for (int i = 0; accumulate && i < rows; i++)
         memcpy(cut + i * PANEL, result + i * s->outputs, (size_t)width * 4);
-    block(x, t->x_stride, part, depth, cut, PANEL, goes_on, rows, half);
+    block(x, t->x_stride, part, depth, cut, PANEL, accumulate, rows, half);
     for (int i = 0; i < rows; i++)
         memcpy(result + i * s->outputs, cut + i * PANEL, (size_t)width * 4);
 }
 
 /* Outputs of one panel of a term. For many rows bfloat16 is widened once, before the products. */
 static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, int64_t rows,
-                     int goes_on) {
+                     int accumulate) {
     const int64_t size = t->half ? 2 : 4, begin = panel * PANEL;
     const int64_t width = s->outputs - begin < PANEL ? s->outputs - begin : PANEL;
     /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
@@ -111,13 +114,13 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
         const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL * size;
         const int64_t depth = t->inputs - k < DEEP ? t->inputs - k : DEEP;
         for (int64_t i = 0; widens && i < depth * PANEL; i += LANES) {
-            const Floats x = many(part, i, 1);
+            const Floats x = load(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
         }
         for (int64_t r = first; r < first + rows; r += ROWS) {
             const int count = (int)(first + rows - r < ROWS ? first + rows - r : ROWS);
             add_part(s, t, widens ? wide : part, k, depth, r, count, begin, width,
-                     goes_on || k > 0, t->half && !widens);
+                     accumulate || k > 0, t->half && !widens);
         }
     }
 }
@@ -135,7 +138,7 @@ static void add_terms(const Sum *s, int64_t threads) {
         const int64_t first = item / panels * chunk;
         const int64_t some = s->rows - first < chunk ? s->rows - first : chunk;
         for (int64_t i = 0; i < s->terms; i++)
-            add_term(s, &s->term[i], item % panels, first, some, s->goes_on || i > 0);
+            add_term(s, &s->term[i], item % panels, first, some, s->accumulate || i > 0);
     }
 }
 

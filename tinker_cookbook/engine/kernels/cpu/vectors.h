@@ -45,16 +45,16 @@ INLINE uint16_t narrow(float x) { /* to nearest, ties to even */
     return x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-INLINE float one(const void *from, int64_t at, int half) {
+INLINE float load_one(const void *from, int64_t at, int half) {
     return half ? widen(((const uint16_t *)from)[at]) : ((const float *)from)[at];
 }
 
-INLINE void put_one(void *to, int64_t at, float x, int half) {
+INLINE void store_one(void *to, int64_t at, float x, int half) {
     if (half) ((uint16_t *)to)[at] = narrow(x);
     else ((float *)to)[at] = x;
 }
 
-INLINE Floats many(const void *from, int64_t at, int half) {
+INLINE Floats load(const void *from, int64_t at, int half) {
     Floats out;
     if (half) {
         Halves raw;
@@ -67,7 +67,7 @@ INLINE Floats many(const void *from, int64_t at, int half) {
     return out;
 }
 
-INLINE void put(void *to, int64_t at, Floats x, int half) {
+INLINE void store_vector(void *to, int64_t at, Floats x, int half) {
     if (half) {
         Words bits;
         memcpy(&bits, &x, sizeof bits);
@@ -80,11 +80,11 @@ INLINE void put(void *to, int64_t at, Floats x, int half) {
     }
 }
 
-INLINE Floats all(float x) {
+INLINE Floats broadcast(float x) {
     return x - (Floats){0}; /* a vector minus zeros keeps every bit of x */
 }
 
-INLINE Floats choose(Ints where, Floats yes, Floats no) {
+INLINE Floats blend(Ints where, Floats yes, Floats no) {
     Ints a, b;
     memcpy(&a, &yes, sizeof a);
     memcpy(&b, &no, sizeof b);
@@ -95,7 +95,7 @@ INLINE Floats choose(Ints where, Floats yes, Floats no) {
 
 /* e^x for x <= 0 to 1 ulp; values below -87 count as -87. */
 INLINE Floats exp_negative(Floats x) {
-    x = choose(x < -87.0f, all(-87.0f), x);
+    x = blend(x < -87.0f, broadcast(-87.0f), x);
     const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
     const Floats k = (x * 1.44269504f + to_integer) - to_integer;
     /* x = k ln 2 + r; ln 2 in two parts, so that k times the first is exact. */
@@ -115,7 +115,7 @@ INLINE Floats exp_negative(Floats x) {
 }
 
 /* Prefetches `bytes` bytes. */
-INLINE void fetch(const void *from, int64_t bytes) {
+INLINE void prefetch(const void *from, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)from + b);
 }
 
