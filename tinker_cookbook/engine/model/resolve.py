@@ -271,8 +271,8 @@ def hidden_size(config: Mapping[str, Any]) -> int | None:
 
 
 def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
-    """Raises ``ConfigurationError`` for a ``rank`` above ``largest``, the highest rank of a layer of
-    the model (the smaller of inputs and outputs): the product B A cannot exceed it."""
+    """Raises ``ConfigurationError`` for a ``rank`` above ``largest``, the highest rank of a layer
+    of the model (the smaller of inputs and outputs): the product B A cannot exceed it."""
     # Small ranks are never refused: a run on a tiny model may have the settings of a large one.
     limit = max(largest, _RANK_ALWAYS_ALLOWED)
     if rank > limit:
