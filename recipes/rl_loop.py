@@ -92,7 +92,7 @@ class Config:
 
 
 def resolve(config: Config) -> Config:
-    """Fills in what follows from the model, so that the log has it, and checks the settings."""
+    """Checks the settings and fills in defaults of the model, so that the log contains them."""
     for name in ("groups_per_batch", "group_size", "max_tokens", "num_steps"):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name}: got {getattr(config, name)}, expected at least 1")

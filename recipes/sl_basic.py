@@ -108,7 +108,7 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
     if cli.test_size and cli.dataset_path is None:
         raise ConfigurationError(
             f"test_size: got {cli.test_size} without dataset_path; expected it only with a file "
-            "of yours, since the named datasets already have a held-out part"
+            "of your own, since the named datasets already have a held-out part"
         )
     if cli.test_size and cli.test_path is not None:
         raise ConfigurationError(

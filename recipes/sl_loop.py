@@ -90,7 +90,7 @@ class Config:
 
 
 def resolve(config: Config) -> Config:
-    """Fills in what follows from the model, so that the log has it, and checks the settings."""
+    """Checks the settings and fills in defaults of the model, so that the log contains them."""
     check_model(config)
     learning_rate = config.learning_rate
     if learning_rate is None:

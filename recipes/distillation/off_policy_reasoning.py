@@ -6,7 +6,7 @@
         batch_size=128 lora_rank=128 learning_rate=1e-3 max_length=16384
 
 Without ``teacher_model`` the texts are the targets: answers of a large model, such as those of
-OpenThoughts3 (streamed from the Hub) or of a file of yours. With ``teacher_model`` (and, for a
+OpenThoughts3 (streamed from the Hub) or of a user file. With ``teacher_model`` (and, for a
 trained teacher, ``teacher_checkpoint``) the targets at every token are the ``n_teacher_targets``
 most probable tokens of the teacher with their probabilities.
 """
@@ -63,7 +63,9 @@ class CLIConfig(sl_basic.CLIConfig):
     n_teacher_targets: int = chz.field(
         default=20, doc="Most probable tokens of the teacher at a position that are targets"
     )
-    teacher_concurrency: int = chz.field(default=64, doc="Examples the teacher scores at a time")
+    teacher_concurrency: int = chz.field(
+        default=64, doc="Examples that the teacher scores concurrently"
+    )
     log_path: str = chz.field(
         default=cli_utils.default_log_path("off_policy_reasoning"), doc="Folder of this run"
     )

@@ -51,7 +51,7 @@ class CLIConfig(OnPolicySettings):
 
     first: FirstSettings = chz.field(default_factory=FirstSettings, doc="A dataset and its teacher")
     second: SecondSettings = chz.field(
-        default_factory=SecondSettings, doc="Another one and its teacher"
+        default_factory=SecondSettings, doc="The second dataset and its teacher"
     )
     groups_per_batch: int = chz.field(default=8, doc="Prompts a step of each dataset")
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class CLIConfig(OnPolicySettings):
     )
 
     def part(self, place: str, dataset: str) -> FirstSettings:
-        """Returns the settings of ``first`` or ``second``, with those that have short names put in.
+        """Returns the settings of ``first`` or ``second``, with the short settings applied.
 
         Raises:
             ConfigurationError: The place was given another dataset.

@@ -91,7 +91,7 @@ class OnPolicySettings(SampledSettings):
     max_prompt_tokens: int | None = chz.field(
         default=1024, doc="Prompts of more tokens are left out"
     )
-    max_prompts: int | None = chz.field(default=None, doc="Take so many prompts of each dataset")
+    max_prompts: int | None = chz.field(default=None, doc="Maximum prompts of each dataset")
     max_operand: int = chz.field(default=9, doc="sums: a + b with a and b from 0 to this")
     num_batches: int = chz.field(default=25, doc="sums: steps an epoch, as they never run out")
     num_test: int = chz.field(default=10, doc="sums: held out for evaluation; 0: no evaluation")

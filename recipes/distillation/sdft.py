@@ -51,7 +51,7 @@ def build_dataset(cli: CLIConfig) -> sdft.DemonstrationBuilder:
         if cli.test_size:
             raise ConfigurationError(
                 f"test_size: got {cli.test_size} without dataset_path; expected it only with a "
-                "file of yours, since the example already has a held-out part"
+                "user file, since the example already has a held-out part"
             )
         path = str(example_data("conversations.jsonl"))
         test_path = test_path or str(example_data("conversations_test.jsonl"))

@@ -16,7 +16,7 @@ from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-# Of three digits, so that it gives the manner of answering but no answer of a small task.
+# Three digits, so that it shows the format but no answer of a task with small operands.
 FEWSHOT: tuple[Message, ...] = (
     {"role": "user", "content": "What is 120 + 345?"},
     {"role": "assistant", "content": "465"},

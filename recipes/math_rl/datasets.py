@@ -1,4 +1,4 @@
-"""GSM8K, MATH, Polaris, DeepMath, or problems from files of yours, as batches of environments."""
+"""GSM8K, MATH, Polaris, DeepMath, or problems from user files, as batches of environments."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _rows_of(rows: Any, path: str) -> Iterator[Problem]:
 
 @chz.chz
 class MathDatasetBuilder(RLDatasetBuilder):
-    """Problems of GSM8K, MATH, Polaris or DeepMath, or of files of yours in their place."""
+    """Problems of GSM8K, MATH, Polaris or DeepMath, or of user files instead."""
 
     env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
@@ -179,7 +179,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
     grading_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS, doc="After which an answer counts as wrong"
+        default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
     )
     seed: int = chz.field(default=0, doc="Seed of the order of problems")
 

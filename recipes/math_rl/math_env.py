@@ -10,8 +10,8 @@ GSM8K   the number after the last ``####``; without one the number in   there is
         the last ``\boxed{…}``; without one the last number             number
 ======  ==============================================================  ==========================
 
-GSM8K is lenient in what counts, so that a model which can add but does not know the manner has
-something to learn from; the format reward (``format_coef``) teaches the manner.
+GSM8K accepts several formats, so that a model which can add but does not know the format has a
+reward to learn from; the format reward (``format_coef``) trains the format.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class MathEnv(ProblemEnv):
         return bool(extract_boxed(sample_str))
 
     def get_reference_answer(self) -> str:
-        """Returns the answer that counts as right."""
+        """Returns the correct answer."""
         return self.answer
 
 

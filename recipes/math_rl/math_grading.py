@@ -1,7 +1,7 @@
 r"""Comparing mathematical answers without an event loop, for user code and for data work.
 
 The environments of this recipe grade through ``rl.grading``, which is asynchronous. The functions
-here compare in the manner of the MATH benchmark: after normalisation, answers are equal as text, as
+here compare like the MATH benchmark: after normalisation, answers are equal as text, as
 numbers or by ``math_verify``; an answer that is a fraction must be reduced as the reference is, and
 the entries of a tuple are compared one by one.
 """
@@ -44,7 +44,7 @@ def extract_boxed(text: str) -> str:
 def normalize_answer(answer: str | None) -> str | None:
     r"""Returns the answer in one of the ways to write it: without spaces, units signs and wrappers.
 
-    ``\text{…}`` is replaced by what it holds, ``\frac12`` by ``\frac{1}{2}``; ``\left``, dollar and
+    ``\text{…}`` is replaced by its content, ``\frac12`` by ``\frac{1}{2}``; ``\left``, dollar and
     percent signs, degrees and a final full stop are left out.
     """
     if answer is None:

@@ -42,14 +42,16 @@ class CLIConfig(RLSettings):
     dataset_path: str | None = chz.field(
         default=None, doc="Problems to train on instead of the Hub's: a JSONL file or a folder"
     )
-    test_path: str | None = chz.field(default=None, doc="Problems to evaluate on, likewise")
+    test_path: str | None = chz.field(
+        default=None, doc="Problems to evaluate on: a JSONL file or a folder"
+    )
     num_test: int = chz.field(default=50, doc="Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(
         default=False, doc="Show a worked example before the question"
     )
     format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
     grading_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS, doc="After which an answer counts as wrong"
+        default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
     )
     max_operand: int = chz.field(default=99, doc="env=arithmetic: a + b with a and b from 0 to it")
     num_problems: int = chz.field(
@@ -94,7 +96,7 @@ def _check_env(cli: CLIConfig) -> None:
         if made and getattr(cli, name) is not None:
             raise ConfigurationError(
                 f"{name}={getattr(cli, name)}: env={cli.env} makes its own problems; expected "
-                f"{name} with one of {', '.join(HUB_NAMES)}, whose place it takes"
+                f"{name} with one of {', '.join(HUB_NAMES)}, which it replaces"
             )
     if cli.reasoning_gym_config and not cli.env.startswith(GENERATOR_PREFIX):
         raise ConfigurationError(

@@ -54,7 +54,7 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
     test_split: str | None = chz.field(default=None, doc="Held-out split, if there is one")
 
     def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
-        """Loads the splits. DataError, with what to do instead, where they cannot be had."""
+        """Loads the splits; raises DataError, with an alternative, if they are unavailable."""
         if self.test_size < 0:
             raise ConfigurationError(f"test_size: got {self.test_size}, expected at least 0")
         train = self._load("train")

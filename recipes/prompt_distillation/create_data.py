@@ -119,7 +119,7 @@ class Config:
 
 
 def resolve(config: Config) -> Config:
-    """Checks the settings and fills in what follows from the teacher; loads nothing."""
+    """Checks the settings and fills in defaults of the teacher; loads nothing."""
     if not 0 <= config.temperature < float("inf"):
         raise ConfigurationError(
             f"temperature: got {config.temperature}, expected a finite number >= 0"

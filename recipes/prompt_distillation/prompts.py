@@ -117,7 +117,7 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class TeacherPrompt:
-    """Messages with the query in place of ``{query}``, or else after them as a user message."""
+    """Messages with ``{query}`` for the query; without it the query follows as a user message."""
 
     messages: tuple[Message, ...]
 
@@ -189,7 +189,7 @@ def find_task(name: str) -> Task:
     if name not in TASKS:
         raise ConfigurationError(
             f"task: got {name!r}, expected one of {', '.join(TASKS)}"
-            f"{nearest_sentence(name, TASKS)} A prompt of your own goes into teacher_prompt_file=…"
+            f"{nearest_sentence(name, TASKS)} For your own prompt set teacher_prompt_file=…"
         )
     return TASKS[name]
 

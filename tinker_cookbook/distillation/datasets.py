@@ -293,7 +293,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     max_prompt_tokens: int | None = number(
         1024, "Prompts of more tokens are left out; None: all are kept", low=1
     )
-    max_prompts: int | None = number(None, "Use the first so many prompts", low=1)
+    max_prompts: int | None = number(None, "Maximum prompts, the first ones of the dataset", low=1)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a chat format or dataset that does not exist."""

@@ -105,7 +105,7 @@ class SDFTSettings:
     teacher_sync_every: int | None = chz.field(
         default=None, doc="Steps after which the teacher takes the student's weights; None: never"
     )
-    teacher_concurrency: int = number(64, "Answers that the teacher scores at a time", low=1)
+    teacher_concurrency: int = number(64, "Answers that the teacher scores concurrently", low=1)
     max_context_length: int = number(
         32768, "Maximum tokens of teacher prompt and answer; at most the model's context", low=2
     )
@@ -267,7 +267,7 @@ class SelfDistillation(Objective):
         return Batch([each.datum for each in soft], (soft, rollout_metrics | metrics))
 
     async def _teacher_at(self, step: int) -> SamplingClient:
-        """Returns the weights before training, or of the last step at which they are taken over."""
+        """Returns the teacher: the weights before training, or of its last update."""
         config, every = self._config, self._config.teacher_sync_every
         # The last step at which the teacher took over the student's weights; 0 is before training.
         since = 0 if every is None else step // every * every

@@ -32,7 +32,7 @@ else:
     torch = lazy_module("torch")
 
 _CONCURRENCY = 64
-"""Answers that the teacher scores at a time."""
+"""Answers that the teacher scores concurrently."""
 
 
 def masked_datum(

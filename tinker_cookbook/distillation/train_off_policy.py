@@ -242,7 +242,7 @@ class Config(BatchConfig):
     n_teacher_targets: int = chz.field(
         default=20, doc="Most probable tokens of the teacher at a position that are targets"
     )
-    teacher_concurrency: int = number(64, "Examples that teachers score at a time", low=1)
+    teacher_concurrency: int = number(64, "Examples that teachers score concurrently", low=1)
     batch_size: int = chz.field(default=64, doc="Examples a step, of all datasets together")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
         default=None,  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ class Config(PolicyTrainingConfig):
     )
     n_teacher_targets: int = chz.field(
         default=0,
-        doc="Train on the KL over so many of the teacher's most probable tokens at each position, "
+        doc="Train on the KL over this many most probable tokens of the teacher at a position, "
         "in place of the sampled token's: less noise; 0: the sampled token",
     )
     reward_coef: float = chz.field(
@@ -139,7 +139,7 @@ class Config(PolicyTrainingConfig):
             self._check_topk()
 
     def _check_topk(self) -> None:
-        """Checks what the loss over top-K distributions excludes."""
+        """Raises for settings that the loss over top-K distributions does not support."""
         vocab_size = len(get_tokenizer(self.model_name))
         check_top_k("n_teacher_targets", self.n_teacher_targets, vocab_size)
         for name, expected in (

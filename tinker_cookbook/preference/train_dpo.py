@@ -73,7 +73,7 @@ class DPOSettings:
     )
     dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
     label_smoothing: float = chz.field(
-        default=0.0, doc="Share of labels held to be wrong (conservative DPO)"
+        default=0.0, doc="Share of labels assumed to be wrong (conservative DPO)"
     )
     simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
     reference_model_name: str | None = chz.field(

@@ -44,9 +44,7 @@ class AnswererConfig:
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter, where it has one"
-    )
+    model_path: str | None = chz.field(default=None, doc="tinker:// path of its adapter, if any")
     max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
@@ -88,7 +86,7 @@ def read_words(path: str | Path) -> list[str]:
             raise DataFormatError(f"{file}:{number}: got {word!r}, expected a word")
         if key in found:
             raise DataFormatError(
-                f"{file}:{number}: got {word!r}, which counts as the same as {found[key]!r} above"
+                f"{file}:{number}: got {word!r}, which is the same word as {found[key]!r} above"
             )
         found[key] = word
     if not found:
@@ -238,7 +236,7 @@ class TwentyQuestionsEnv(MessageEnv):
 def is_right(text: str, word: str) -> bool:
     """Whether ``text`` guesses ``word``, as "Guess: WORD" or "Is it a WORD?".
 
-    Only the last guess of a message counts, so that it cannot name everything there is.
+    Only the last guess of a message counts, so that a list of words cannot win.
     """
     guesses = _GUESS.findall(text)
     # A message that lists many guesses counts by its last one.

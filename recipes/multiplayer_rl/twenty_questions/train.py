@@ -36,9 +36,7 @@ class CLIConfig(RLSettings):
     answerer_renderer_name: str | None = chz.field(
         default=None, doc="Its chat format; default: its own"
     )
-    answerer_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter, where it has one"
-    )
+    answerer_path: str | None = chz.field(default=None, doc="tinker:// path of its adapter, if any")
     answerer_max_tokens: int = chz.field(default=5, doc="Maximum tokens of one of its answers")
     words_path: str = chz.field(default=str(WORDS), doc="The words to guess, one a line")
     max_questions: int = chz.field(default=20, doc="Questions and guesses in a game")

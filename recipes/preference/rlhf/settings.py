@@ -116,7 +116,7 @@ class CLIConfig(RecipeSettings):
     def folder(self) -> Path:
         """The folder of the stages' folders.
 
-        What a stage prints to continue it names its own folder, which is taken for its parent.
+        A stage prints a command to continue it with its own folder; then the parent is used.
         """
         named = self.short_name is not None and self.log_path == DEFAULT_LOG_PATH
         path = Path(f"{self.log_path}-{self.short_name}" if named else self.log_path).expanduser()
@@ -129,5 +129,5 @@ class CLIConfig(RecipeSettings):
 
     @cached_property
     def comparisons(self) -> ComparisonDatasetBuilder:
-        """Where the comparisons come from; one for all stages, as it keeps what it read."""
+        """Source of the comparisons, shared by all stages, so that it is read once."""
         return get_comparison_builder(self.dataset, self.test_path, self.test_size, self.seed)

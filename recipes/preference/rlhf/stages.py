@@ -140,7 +140,7 @@ def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilde
 def judge_evaluator(
     comparisons: ComparisonDatasetBuilder, renderer_name: str, model_name: str, num_test: int
 ) -> PreferenceModelEvaluator:
-    """Held-out accuracy of the reward model, ``rm/accuracy`` and the like."""
+    """Builds the held-out evaluation of the reward model (``rm/accuracy`` and others)."""
     renderer = get_renderer(renderer_name, get_tokenizer(model_name))
     return PreferenceModelEvaluator(
         held_out(comparisons, num_test),
