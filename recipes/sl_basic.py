@@ -105,6 +105,7 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
                     f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
                     "leave one out"
                 )
+    # A setting without effect is refused, because the user expects another held-out part.
     if cli.test_size and cli.dataset_path is None:
         raise ConfigurationError(
             f"test_size: got {cli.test_size} without dataset_path; expected it only with a file "

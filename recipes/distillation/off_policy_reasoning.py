@@ -90,6 +90,7 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
         train_set = StreamingSupervisedDatasetFromHFDataset(
             stream_hf_dataset(OPEN_THOUGHTS, "train"),
             self.common_config.batch_size,
+            # A stream has no length, but schedules need the number of steps.
             length=self.max_prompts,
             flatmap_fn=to_data,
             buffer_size=self.buffer_size,

@@ -88,6 +88,7 @@ class CLIConfig(OnPolicySettings):
         given = {name: value for name, value in short.items() if value is not None}
         if not given:
             return part
+        # A dataset that was set explicitly must not be replaced by a short name.
         if part.dataset not in (type(part)().dataset, dataset):
             raise ConfigurationError(
                 f"{dataset}_{next(iter(given))}: it means {place}.dataset={dataset}, but "

@@ -46,6 +46,7 @@ class MathDataset(ProblemDataset[Problem]):
         problems = problems_from_hub(self.env, test=split == "test")
         if split == "train":
             random.Random(seed).shuffle(problems)
+        # Advantages need several answers to a problem; evaluation does not.
         size = group_size if split == "train" else 1
         prefix = list(convo_prefix) if convo_prefix else None
 
@@ -105,6 +106,7 @@ class MathDatasetBuilder(_NamedDatasetBuilder):
         standard = self.convo_prefix == "standard"
         prefix = MathEnv.standard_fewshot_prefix() if standard else self.convo_prefix
         assert not isinstance(prefix, str)
+        # In threads, because loading may download and would block the event loop.
         train = await asyncio.to_thread(self._build, self._kind, "train", prefix)
         test = await asyncio.to_thread(self._build, self._kind, "test", prefix)
         return train, test

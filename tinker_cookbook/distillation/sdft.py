@@ -298,6 +298,7 @@ class SelfDistillation(Objective):
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
         """Queues a pass with the backend's cross-entropy, or with the reverse KL under autograd."""
         if self._config.reverse:
+            # Backends have cross-entropy built in; the reverse KL needs autograd.
             return client.forward_backward_custom(batch.data, ReverseKL())
         return client.forward_backward(batch.data, "cross_entropy")
 

@@ -194,6 +194,7 @@ class DatasetWithTeacher:
             check_same_vocabulary(model_name, teacher.base_model, setting)
         except ModelNotFoundError as error:
             raise ModelNotFoundError(f"{setting}: {error}") from error
+        # The API scores a prompt only while it samples, so the context must hold one more token.
         context, longest = model_info.resolve_max_length(teacher.base_model, None), self.max_length
         if context is not None and longest is not None and longest >= context:
             raise ConfigurationError(
@@ -319,6 +320,7 @@ class OffPolicy(Objective):
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns evaluators of the held-out texts: NLL and distance to the teachers."""
         data = all_data(test_set)
+        # The number only selects the teacher; backends do not know the field.
         plain = [without_number(datum) for datum in data]
         nll = NLLEvaluator(plain, "test", self._tokenizer)
         return [nll, TeacherDistanceEvaluator(self, data)]

@@ -154,6 +154,7 @@ class Config(PolicyTrainingConfig):
                     "are the loss, and neither rewards nor tokens that follow enter it"
                 )
         for i, part in enumerate(self.dataset_configs):
+            # The loss compares distributions at a position: both models must read the same tokens.
             if self.sees_other_prompt(part):
                 raise ConfigurationError(
                     f"n_teacher_targets: got {self.n_teacher_targets}, but the teacher of "
@@ -177,6 +178,7 @@ def _own_view(
     config: Config, part: DistillationDatasetConfig
 ) -> tuple[TeacherView | None, AnswerEndings | None]:
     """Returns the prompt and the endings of a teacher that sees another prompt, else None."""
+    # Such a teacher scores the student's tokens as they are, so nothing is rendered again.
     if not config.sees_other_prompt(part):
         return None, None
     teacher, name = part.teacher_config, config.student_renderer_name(part)
@@ -386,6 +388,7 @@ async def do_sync_training(
     session = CallerSession(
         config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
     )
+    # Teachers of the caller read the student's tokens: no other prompt is rendered.
     tagged = _TeacherDataset(dataset, [None] * len(teacher_clients))
     source = BatchSource(
         problem_batches(tagged, config.seed, start_batch, end_batch),

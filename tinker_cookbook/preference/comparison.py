@@ -143,6 +143,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     def build_label_prompt(self, comparison: Comparison) -> tinker.ModelInput:
         """Renders all tokens before the distinguishing token, as in training."""
+        # Any label works here: the prompt is all before the last token.
         tokens, _ = self.to_tokens_weights(LabeledComparison(comparison, "A"))
         return tinker.ModelInput.from_ints(tokens[:-1])
 

@@ -132,6 +132,7 @@ class ComparisonDatasetBuilder:
     ) -> tuple[list[LabeledComparison], list[LabeledComparison] | None]:
         """Returns training comparisons (with ``swap`` in both orders) and held-out ones."""
         train, test = self.comparison_sets
+        # Held-out comparisons stay in one order, because evaluators add the other order themselves.
         both = [one for c in train.usable for one in ((c, c.swap()) if self.swap else (c,))]
         return both, None if test is None else test.usable
 

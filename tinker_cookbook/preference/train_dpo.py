@@ -250,6 +250,7 @@ class Pairs(Objective):
 
     async def pairs(self, data: list[tinker.Datum]) -> PairBatch:
         """Returns the datums with the reference's log-probabilities."""
+        # SimPO: a reference of 0 leaves the log-probabilities unchanged.
         if self._reference is None:
             return PairBatch(data, np.zeros(len(data)))
         return PairBatch(data, answer_scores(data, await score_datums(self._reference, data)))

@@ -67,6 +67,8 @@ class CLIConfig(RecipeSettings):
     rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
     rl_max_tokens: int = chz.field(default=128, doc="Maximum tokens to sample in an answer")
+    # Small judges prefer one position whatever the texts are; the mean over both orders cancels
+    # such a bias (docs/07-preferences.md).
     judge_both_orders: bool = chz.field(
         default=True, doc="Score both orders of the answers and average the log-odds"
     )
@@ -106,6 +108,7 @@ class CLIConfig(RecipeSettings):
         """Pattern of pairs in which the judge scores each pair in both orders."""
         if self.tournament_pattern is not None:
             return self.tournament_pattern
+        # A judge that scores both orders sees each pair once; otherwise both orders are matchups.
         return (
             TournamentPattern.ALL_PAIRS_ONE_WAY
             if self.judge_both_orders

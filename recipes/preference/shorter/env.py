@@ -107,6 +107,7 @@ def _question(question: str, answer: str) -> LabeledComparison:
         {"role": "system", "content": INSTRUCTION},
         {"role": "user", "content": question},
     ]
+    # The same text twice is longer, so A is the better answer.
     short, long = (
         [Message(role="assistant", content=text)] for text in (answer, f"{answer} {answer}")
     )
