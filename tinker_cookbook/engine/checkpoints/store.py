@@ -145,8 +145,8 @@ class CheckpointStore:
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
 
     def touch_run(self, run_id: str) -> None:
-        """Updates the time of last use, which is that of the file ``run.json``: setting it is
-        not a write that a crash could interrupt halfway."""
+        """Updates the time of last use: the modification time of ``run.json``, because a crash
+        cannot leave it half written."""
         path, now = self._run_folder(run_id) / _RUN, self.clock()
         if not path.exists():
             raise self._unknown_run(run_id)

@@ -32,7 +32,7 @@ _UNSUPPORTED = (AttributeError, LookupError, TypeError, ValueError, RuntimeError
 
 
 class _Probe(BatchLayout):
-    """Layout that records what each layer would store."""
+    """Layout that records the cache shape of each layer and computes nothing."""
 
     def __init__(self) -> None:
         super().__init__([])

@@ -47,7 +47,7 @@ class LowRank:
 
     @cached_property
     def by_column(self) -> tuple[Tensor, Tensor]:
-        """Both in fp32, contiguous by column."""
+        """``A`` and ``B`` in fp32, contiguous by column."""
         # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
         # that is contiguous by row takes a third to a half of the time.
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()

@@ -1,6 +1,6 @@
 """Finds the folder of a model: a local folder, the Hub cache, the Hub, or a registered package.
 
-A name is that of the Hub (``Qwen/Qwen3-8B``) or a local folder in transformers format. Copies that
+A name is a Hub name (``Qwen/Qwen3-8B``) or a local folder in transformers format. Copies that
 this package makes are in ``models_dir()``.
 """
 

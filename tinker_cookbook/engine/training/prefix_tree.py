@@ -1,7 +1,7 @@
 """Sequences with common prefixes, laid out as one row: each prefix is computed once.
 
 The sequences form a tree of segments. A group of eight samples of one prompt becomes
-``[prompt | answer 1 | ... | answer 8]``; turns of a conversation of which each extends the last
+``[prompt | answer 1 | ... | answer 8]``; turns of a conversation, each of which extends the last,
 become one path. Each segment sees the path from the root to it and, causally, itself. Segments that
 continue the same path are ``Siblings``: attention treats them as a batch that shares the keys of
 the path (``tree_attention``). Positions count along the path, so rotary embeddings are those of

@@ -1,8 +1,8 @@
 """Attention over a row in which sequences share prefixes (``prefix_tree``).
 
-A short row is one batch of one, under a mask of which token sees which. Most scores of a long one
-would be masked; there siblings, the segments that continue one path, are a small batch: their
-queries attend to the keys of the path, which they share, and causally to those of their segment.
+A short row is computed at once, under a mask. In a long row the mask would hide most scores, so
+siblings (segments that continue one path) are computed as a small batch: their queries attend to
+the keys of the path, which they share, and causally to those of their segment.
 """
 
 from __future__ import annotations

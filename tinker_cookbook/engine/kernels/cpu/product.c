@@ -153,7 +153,7 @@ static void add_a(const Call *c, const Adapter *a, float *low) {
 
 /* `matrix` is its term, if it is not in the result yet. */
 static void add_b(const Call *c, const Adapter *a, const float *low, const Term *matrix) {
-    /* x A^T has rows of whole panels, of which the first `rank` numbers count. */
+    /* Rows of x A^T have the width of whole panels; only the first `rank` numbers are read. */
     const Term term = {a->rank, width_of(a), 0, low, a->b};
     Sum sum = {a->rows, 1, c->outputs, 1, c->out + a->first * c->outputs, {term}};
     if (matrix) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*matrix, term}};
