@@ -5,8 +5,8 @@
    result is the same to the bit in any batch, in prefill as in decoding. All sums are fp32.
 
    A page holds PAGE tokens. The pool of a layer's keys is [pages, kv_heads, width, PAGE], so that
-   one vector is LANES tokens; the pool of its values is [pages, kv_heads, PAGE, value_width]. Sequences
-   with a common prefix share its full pages, which are only read. */
+   one vector is LANES tokens; the pool of its values is [pages, kv_heads, PAGE, value_width].
+   Sequences with a common prefix share its full pages, which are only read. */
 
 #include <math.h>
 #include <stdlib.h>
