@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 _NAMES = ("auto", "local", "tinker")
 
-FAREWELL_SECONDS, SHORT_FAREWELL_SECONDS = 30.0, 3.0
-"""Timeouts of the last message to a service: after success, and after a failure."""
+CLOSE_SECONDS, CLOSE_SECONDS_AFTER_FAILURE = 30.0, 3.0
+"""Timeouts of the final status report to a service."""
 
 Target = tuple[str, str | None, str, str, str | None]
 """Kind, URL, device, dtype and root of a connection."""
@@ -33,7 +33,7 @@ Target = tuple[str, str | None, str, str, str | None]
 @dataclass(frozen=True, eq=False)
 class Connection:
     """A connected backend: ``service``, its ``kind`` ("local" or "tinker"), and ``reasons``: the
-    sentences that tell the user what was chosen and why.
+    sentences for the user on what was chosen and why.
 
     As a context it closes itself, and reports to the service how the work in it ended.
     """
@@ -65,6 +65,7 @@ class Connection:
 
         A service that cannot be reached is no error, because the work is done, and saved or not.
         """
+        # A later ``make_once`` must open a new connection instead of using this closed one.
         if _open.get(self.target) is self:
             del _open[self.target]
         close = getattr(self.service, "close", None)  # older SDKs have none
@@ -72,10 +73,12 @@ class Connection:
             return
         success = status == "success"
         try:
-            reported.result(timeout=FAREWELL_SECONDS if success else SHORT_FAREWELL_SECONDS)
+            # On this report the server frees the run's weights; without it, only after heartbeats
+            # have been missing for a while.
+            reported.result(timeout=CLOSE_SECONDS if success else CLOSE_SECONDS_AFTER_FAILURE)
         except Exception as error:
             if success:  # after a failure, the failure is the news
-                logger.warning("the server could not be told that all is done: %r", error)
+                logger.warning("the final status report did not reach the server: %r", error)
 
 
 _open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()
@@ -95,6 +98,7 @@ def check_backend(
     Contradictions are refused: ``base_url`` with the local engine, ``device`` with a remote one;
     so is a remote backend without a key (BackendError).
     """
+    # Names are checked for every backend, so that a typo fails even where they have no effect.
     check_device_name(device)
     check_dtype_name(dtype)
     kind, url, reason = _choose(backend, base_url)
@@ -127,6 +131,7 @@ def connect(
     """
     kind, url, reason = check_backend(backend, base_url, device, dtype)
     reasons = [reason]
+    # Each branch imports what it alone needs: the SDK, or torch and the engine.
     if kind == "tinker":
         from tinker_cookbook.backends.hosted import connect_hosted
 
@@ -147,6 +152,7 @@ def connect(
                 "torch was imported before tinker_cookbook, so its threads spin and small steps "
                 "are slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
             )
+    # The registry holds it weakly, so that an unused engine and its models can be freed.
     target = kind, url, device, dtype, None if root is None else str(root)
     connection = _open[target] = Connection(service, kind, tuple(reasons), target)
     return connection
@@ -169,9 +175,11 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
         make: creates the value from a service client.
     """
     backend, base_url = config.backend, config.base_url
+    # One at a time, so that two threads with equal configs do not load the model twice.
     with _making:
         kind, url, _ = check_backend(backend, base_url, config.device, config.dtype)
         target = kind, url, config.device, config.dtype, None
+        # The run's connection comes first: its engine holds the base model already.
         connection = _open.get(target) or _kept.get(target)
         if connection is None:
             connection = _kept[target] = connect(
@@ -184,7 +192,7 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
 
 
 def leave_torch_out(backend: str, base_url: str | None = None) -> bool:
-    """Keeps torch out of this process where the backend is remote; call it before ``connect``.
+    """Prevents the import of torch if the backend is remote; call it before ``connect``.
 
     The SDK and transformers import torch wherever it is installed, and work without it: a client
     takes 280 MB with it and 75 MB without, and starts sooner. It is for programs that give the SDK
@@ -200,6 +208,7 @@ def leave_torch_out(backend: str, base_url: str | None = None) -> bool:
 
 
 def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
+    # ``backend=URL`` is a short form of ``backend=tinker base_url=URL``.
     if _is_url(backend):
         if base_url is not None and base_url != backend:
             raise ConfigurationError(
@@ -220,11 +229,12 @@ def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
             raise ConfigurationError(
                 f"backend=local and base_url={base_url} contradict each other; leave one out"
             )
-        return "local", None, "backend: the bundled engine, as asked"
+        return "local", None, "backend: the bundled engine, as requested"
+    # Settings take precedence over the environment.
     if base_url is not None:
-        return "tinker", base_url, f"backend: the server at {base_url}, as asked"
+        return "tinker", base_url, f"backend: the server at {base_url}, as requested"
     if backend == "tinker":
-        return "tinker", None, "backend: the hosted Tinker API, as asked"
+        return "tinker", None, "backend: the hosted Tinker API, as requested"
     if os.environ.get("TINKER_BASE_URL"):
         return "tinker", None, "backend: the server named by TINKER_BASE_URL"
     if hosted_requested():

@@ -53,6 +53,7 @@ def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> l
                 raise DataValidationError(f"datum {index}: loss_fn_inputs lacks {name!r}{reason}")
             inputs[name] = datum.loss_fn_inputs[name].to_numpy()
         if not trained_only:
+            # The inputs are checked as those of cross_entropy, which requires weights.
             inputs["weights"] = np.zeros(inputs["target_tokens"].shape, dtype=np.float32)
         out.append(Example(tokens, inputs))
     return out
@@ -87,6 +88,7 @@ def sampling_settings_of(
     """
     tokens: set[int] = set()
     strings: tuple[str, ...] = ()
+    # None and [] differ: an empty list switches off the end-of-sequence tokens too.
     stop = params.stop
     if stop is None:
         tokens = set(eos_ids)

@@ -73,7 +73,7 @@ class SampleFuture(LocalFuture[T]):
     def __init__(self, future: ConcurrentFuture[T]) -> None:
         super().__init__(future)
         self._abandon = weakref.finalize(self, future.cancel)
-        self._abandon.atexit = False
+        self._abandon.atexit = False  # the engine cancels all its requests when it closes
 
     def future(self) -> ConcurrentFuture[T]:
         """Returns the underlying future; the request is no longer cancelled with this object."""
@@ -93,11 +93,12 @@ def chain(
     out: ConcurrentFuture[R] = ConcurrentFuture()
 
     def begin(_: ConcurrentFuture[Any]) -> None:
-        if out.cancelled():
+        if out.cancelled():  # while ``first`` was in progress: the request is never submitted
             return
         try:
             inner = then()
         except BaseException as error:
+            # concurrent.futures only logs the error of a callback, so ``out`` would never end.
             settle(out, error=error)
             return
         out.add_done_callback(lambda _: inner.cancel())  # no effect once it is done
@@ -106,7 +107,7 @@ def chain(
     def end(inner: ConcurrentFuture[T]) -> None:
         try:
             result = finish(inner.result())
-        except CancelledError:
+        except CancelledError:  # for example, when the engine closes
             out.cancel()
         except BaseException as error:
             settle(out, error=error)
@@ -127,8 +128,8 @@ def done_future(value: T) -> LocalFuture[T]:
 class AsyncNames:
     """Adds the second names of SDKs before 0.38: ``NAME_async`` for each public method ``NAME``.
 
-    Awaiting one gives the result of the method. Where ``async_gives_futures`` is set, as in a
-    training client, it gives the future of a request, which is awaited in turn.
+    Awaiting one returns the result of the method. If ``async_gives_futures`` is set, as in a
+    training client, it returns the future of a request, which is awaited in turn.
     """
 
     async_gives_futures = False
@@ -136,6 +137,7 @@ class AsyncNames:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
+            # A name that the class or a base defines is kept.
             public = inspect.isfunction(method) and not name.startswith("_")
             if public and not name.endswith("_async") and not hasattr(cls, f"{name}_async"):
                 setattr(cls, f"{name}_async", async_twin(method))
@@ -158,7 +160,7 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
     """Base of clients that can be used before they are created: methods queue after the creation.
 
     ``class Client(ReadyClient["Client"])``: ``await client`` and ``client.result()`` wait for the
-    creation, raise its error, and give the client itself, as a future of a client does.
+    creation, raise its error, and return the client itself, like a future of a client.
 
     Args:
         creation: finishes when the client exists; its result is not used.
@@ -179,6 +181,7 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
 
     def future(self) -> ConcurrentFuture[C]:
         """Returns a future of the client; cancelling it does not affect the client."""
+        # Not the creation itself: the operations of the client in the queue rely on it.
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:
@@ -199,10 +202,11 @@ async def _wait(future: ConcurrentFuture[T], timeout: float | None) -> T:
 
 def _blocking_result(future: ConcurrentFuture[T], timeout: float | None) -> T:
     global _warned_of_blocking
+    # A result that is ready does not block, so it needs no warning.
     if not (future.done() or _warned_of_blocking) and asyncio._get_running_loop() is not None:
         _warned_of_blocking = True
         warnings.warn(
-            ".result() in async code blocks the event loop until the result is there: every other "
+            ".result() in async code blocks the event loop until the result is ready: every other "
             "task waits. Write `await future` instead. (This warning is shown once.)",
             RuntimeWarning,
             stacklevel=3,

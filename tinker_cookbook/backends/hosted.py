@@ -1,8 +1,8 @@
-"""The hosted Tinker API, or any server that speaks its protocol, through the official SDK.
+"""The hosted Tinker API, or any server that implements its protocol, through the official SDK.
 
-The SDK connects on first use and then retries for minutes, by which time a run has loaded its data
-and lost its user. ``connect_hosted`` looks first: is there a key, and does the address answer?
-Nothing secret is sent in looking.
+The SDK connects on first use and then retries for minutes, long after a run has loaded its data.
+``connect_hosted`` therefore checks first that a key is set and that the address responds. These
+checks send no secret.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tinker_cookbook.utils.imports import lazy_module
 if TYPE_CHECKING:
     import tinker
 else:
-    # Asking whether there are credentials must not cost the SDK's import, which pulls torch.
+    # Checking for credentials must not import the SDK, which imports torch.
     tinker = lazy_module("tinker")
 
 PROBE_SECONDS = 5.0
-"""How long an address may take to answer before it counts as unreachable."""
+"""Seconds within which an address must respond; after that it counts as unreachable."""
 
 _EXIT_SECONDS = 5.0
-"""How long the end of the program waits for the callback or request of the SDK's thread."""
+"""Seconds that the end of the program waits for the callback or request of the SDK's thread."""
 
 _KEY_PREFIXES = ("tml-", "eyJ")  # an API key; a JSON web token
 _LOCAL_INSTEAD = "or train on this machine with backend=local"
 
 
 def hosted_credentials_present() -> bool:
-    """Returns whether there are credentials, well-formed or not, in the places that the SDK reads:
+    """Returns whether credentials, well-formed or not, are set where the SDK reads them:
     ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file of ``tinker auth login``."""
     if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD"):
         return True
@@ -66,11 +66,12 @@ def connect_hosted(
         user_metadata: kept with the session on the server.
 
     Raises:
-        BackendError: no key, a malformed one, a malformed address, or nothing answers there within
-            ``PROBE_SECONDS``; the message says what to do.
+        BackendError: no key, a malformed one, a malformed address, or no response from it within
+            ``PROBE_SECONDS``; the message names the next step.
     """
     from tinker.lib.base_url import resolve_base_url
 
+    # From cheap to slow: the form of the key, the form of the address, then one request.
     check_credentials()
     if base_url or os.environ.get("TINKER_BASE_URL"):
         _check_url(base_url or os.environ["TINKER_BASE_URL"])
@@ -81,19 +82,19 @@ def connect_hosted(
             f"base_url: no answer from {url} ({reason}). Check the network and the address "
             f"(base_url=, TINKER_BASE_URL), {_LOCAL_INSTEAD}."
         )
-    # The way to a RestClient that all SDKs know; who runs a recipe can do nothing about it.
+    # The package calls it because all SDK versions have it; users of a recipe cannot change that.
     warnings.filterwarnings("ignore", r"DEPRECATED: ServiceClient\.create_rest", FutureWarning)
-    # Registered last, so that it runs before all exit handlers of today.
+    # Exit handlers run in reverse order: registered again, this one runs before those so far.
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 
 def check_credentials() -> None:
-    """Raises BackendError where there is no key, or one that cannot be right. Asks no server."""
+    """Raises ``BackendError`` if the key is missing or malformed. Sends no request."""
     key = os.environ.get("TINKER_API_KEY")
     if os.environ.get("TINKER_CREDENTIAL_CMD"):
-        return  # what it prints is known only when it runs, and a malformed key gives way to it
+        return  # its output is known only when it runs, and it replaces a malformed key
     if key and (not key.startswith(_KEY_PREFIXES) or any(map(str.isspace, key))):
         raise BackendError(
             f"TINKER_API_KEY: got {len(key)} characters that do not begin with 'tml-' or that "
@@ -110,6 +111,7 @@ def check_credentials() -> None:
 
 
 def _stored_login_is_usable() -> bool:
+    # No file is no login; a file that cannot be read is an error, with advice.
     path = Path("~/.tinker/credentials.json").expanduser()
     try:
         stored = json.loads(path.read_bytes())
@@ -148,7 +150,7 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
         try:
             urllib.request.urlopen(health, timeout=seconds, context=context).close()
             reasons.append(None)
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError:  # an error status is a response too
             reasons.append(None)
         except urllib.error.URLError as error:
             reasons.append(str(error.reason))
@@ -173,5 +175,7 @@ def _end_sdk_thread() -> None:
     running = getattr(holders, "_internal_client_holder_thread_singleton", None)
     loop, thread = getattr(running, "_loop", None), getattr(running, "_thread", None)
     if loop is not None and thread is not None and thread.is_alive():
+        # A loop is not thread-safe; this is the only way to stop it from another thread. Its thread
+        # then returns from run_forever and ends, while the interpreter is still complete.
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_EXIT_SECONDS)

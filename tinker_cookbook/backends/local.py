@@ -31,7 +31,7 @@ class LocalServiceClient(AsyncNames):
         engine: May serve other clients too.
         store: Where checkpoints are kept.
         user_metadata: Saved with each run.
-        session: First part of the runs' ids; none is given twice.
+        session: First part of the runs' ids, which are unique.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class LocalServiceClient(AsyncNames):
         seed: int | None,
         user_metadata: dict[str, str] | None = None,
     ) -> LocalTrainingClient:
-        """Returns ``create_lora_training_client`` with the id of the run."""
+        """Like ``create_lora_training_client``, with a given id of the run."""
         self.engine.require_trainable()
         self.engine.resolve(base_model)  # a misspelt name fails here, not at the first step
+        # Chosen here and not by torch, so that the record of the run holds it.
         seed = secrets.randbits(31) if seed is None else seed
         metadata = {**self._metadata, **(user_metadata or {})}
 
@@ -81,6 +82,7 @@ class LocalServiceClient(AsyncNames):
             self.store.create_run(run_id, run_info(run, metadata, seed))
             return run
 
+        # First in the run's lane, so the client's operations can be submitted at once.
         created = self.engine.submit_in(run_id, create)
         return LocalTrainingClient(self.engine, self.store, base_model, run_id, created)
 
@@ -119,7 +121,8 @@ class LocalServiceClient(AsyncNames):
         *,
         with_optimizer: bool,
     ) -> LocalTrainingClient:
-        """Returns ``create_training_client_from_state`` with the id of the new run."""
+        """Like ``create_training_client_from_state``, with a given id of the new run."""
+        # Read by the caller: a missing or damaged checkpoint fails here, not at the first step.
         self.engine.require_trainable()
         loaded = self.store.read_checkpoint(path, with_optimizer=with_optimizer)
         name = base_model or loaded.state["base_model"]

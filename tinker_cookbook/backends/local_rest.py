@@ -54,11 +54,12 @@ class ArchiveUrl:
 class LocalRestClient:
     """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
 
-    All runs on this disk are the user's own, so both access scopes show them all.
+    All runs on this disk belong to the user, so both access scopes list them all.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
+        # One thread, so that operations on the store run in the order of the calls.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rest")
 
     def get_training_run(
@@ -134,6 +135,7 @@ class LocalRestClient:
         def work() -> types.CheckpointsListResponse:
             runs = self._store.list_runs()
             infos = [info for run in runs for info in self._store.list_checkpoints(run.run_id)]
+            # Ties are ordered by path, so that pages neither overlap nor miss an entry.
             infos.sort(key=lambda info: (-info.created_at, str(info.path)))
             return types.CheckpointsListResponse(
                 checkpoints=[_checkpoint(info) for info in infos[offset : offset + limit]],
@@ -161,7 +163,7 @@ class LocalRestClient:
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> LocalFuture[ArchiveUrl]:
-        """Returns ``get_checkpoint_archive_url_from_tinker_path`` by run and ``weights/NAME``."""
+        """Like ``get_checkpoint_archive_url_from_tinker_path``, by run and ``weights/NAME``."""
         path = f"tinker://{training_run_id}/{checkpoint_id}"
         return self.get_checkpoint_archive_url_from_tinker_path(path)
 
@@ -189,6 +191,7 @@ class LocalRestClient:
         """
 
         def work() -> Path:
+            # The files are exact as an adapter; only a merge changes tied embeddings too.
             copied = self._store.copy_out(tinker_path, Path(folder))
             info = self._store.get_run(TinkerPath.parse(tinker_path).run_id).info
             if note := merge_note(info.base_model, info.train_unembed):
@@ -216,6 +219,7 @@ class LocalRestClient:
         method = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
         if name.endswith("_async") and not name.startswith("_") and method is not None:
             return partial(async_twin(method), self)
+        # A method of the hosted API gets a hint, because the name is not misspelt.
         hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
         raise AttributeError(
             f"LocalRestClient has no {name!r}"
@@ -223,8 +227,9 @@ class LocalRestClient:
         )
 
     def _training_run(self, run: RunRecord) -> types.TrainingRun:
+        # Checkpoints come oldest first, so the newest of each kind is left.
         last: dict[str, types.Checkpoint] = {}
-        for info in self._store.list_checkpoints(run.run_id):  # oldest first
+        for info in self._store.list_checkpoints(run.run_id):
             last[info.path.kind] = _checkpoint(info)
         return types.TrainingRun(
             training_run_id=run.run_id,

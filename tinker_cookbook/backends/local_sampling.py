@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -47,8 +47,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> None:
         self._engine = engine
         self._base_model = base_model
+        # On the worker: it loads the base model, or takes the snapshot after the steps in the lane.
         self._made = engine.submit_in(lane, make)
-        # Provenance names sequences of several clients in one batch, so ids carry the client's.
+        # Ids contain the client's, because provenance names sequences of several clients.
         self._client_id = uuid.uuid4().hex[:12]
         self._ids = itertools.count()
         super().__init__(self._made)
@@ -61,7 +62,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         model_path: str | None,
         base_model: str | None,
     ) -> LocalSamplingClient:
-        """From a checkpoint, or from a plain base model."""
+        """Returns a client of a checkpoint, or of a plain base model."""
+        # Checkpoint and model name are looked up by the caller, so that a wrong one fails here.
         loaded = None
         if model_path is not None:
             loaded = store.read_checkpoint(model_path, with_optimizer=False)
@@ -101,56 +103,37 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         """
         if prompt_alt_tokens_k:
             raise BackendError(
-                "prompt_alt_tokens_k: the local engine does not draw alternative prompt tokens; "
+                "prompt_alt_tokens_k: the local engine does not sample alternative prompt tokens; "
                 "use topk_prompt_logprobs"
             )
         if isinstance(prompt, str):
             prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
-
+        # Cached: scoring and sampling may share the request. Made later: it needs the sampler.
+        request = cache(
+            partial(
+                self._request, tokens, num_samples, sampling_params, topk_sample_logprobs, on_token
+            )
+        )
         targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
         if target_prompt_logprobs is not None:
             targets = target_prompt_logprobs.to_torch(pad_value=-1).long().numpy()
-        one_token = sampling_params.max_tokens == 1
-
-        @cache
-        def request() -> SampleRequest:
-            made = self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
-            made.on_token = on_token
-            return made
-
         scored = None
+        # A single token needs no decoding, so the forward pass of the scores samples it too.
+        in_one_pass = sampling_params.max_tokens == 1
         if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:
             scored = self._score(
                 tokens,
                 lambda scores: scores,
-                draw=request if one_token else None,
+                sample=request if in_one_pass else None,
                 logprobs=include_prompt_logprobs,
                 topk=topk_prompt_logprobs,
                 targets=None if targets is None else targets.clip(min=0),
                 last_n=prompt_logprobs_last_n,
             )
-
-        def draw() -> Future[list[Sample]]:
-            if scored is not None:
-                scored.result()  # raises if scoring failed: then there are no samples either
-                if one_token:
-                    return request().future
-            return self._engine.sample(request())
-
-        def answer(samples: list[Sample]) -> types.SampleResponse:
-            scores = PromptScores() if scored is None else scored.result()
-            requested = None
-            if targets is not None and scores.target_logprobs is not None:
-                filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
-                requested = types.TensorData.from_numpy(filled)
-            return convert.sample_response_of(samples, scores, requested, sequence_ids)
-
-        future = chain(scored or self._made, draw, answer)
-        if scored is not None:
-            future.add_done_callback(lambda _: scored.cancel())  # does nothing if it is done
-        return SampleFuture(future)
+        answer = partial(_response, targets=targets, sequence_ids=sequence_ids)
+        return self._sample_after(scored, request, answer, sampled=in_one_pass)
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -161,6 +144,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         """
 
         def answer(scores: PromptScores) -> list[float | None]:
+            # NaN marks positions that were not computed; the SDK has None there.
             assert scores.logprobs is not None
             return [None if np.isnan(value) else float(value) for value in scores.logprobs]
 
@@ -184,34 +168,86 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         """Returns the name of the base model."""
         return self._base_model
 
+    def _sample_after(
+        self,
+        scored: Future[PromptScores] | None,
+        request: Callable[[], SampleRequest],
+        answer: Callable[[list[Sample], PromptScores], types.SampleResponse],
+        *,
+        sampled: bool,
+    ) -> SampleFuture[types.SampleResponse]:
+        """Returns ``answer`` of the samples of ``request()`` and of the scores, if requested.
+
+        ``sampled``: the pass of the scores computes the samples too.
+        """
+
+        def submit() -> Future[list[Sample]]:
+            if scored is not None:
+                scored.result()  # raises if scoring failed: then there are no samples either
+                if sampled:
+                    return request().future
+            return self._engine.sample(request())
+
+        def finish(samples: list[Sample]) -> types.SampleResponse:
+            return answer(samples, PromptScores() if scored is None else scored.result())
+
+        # One after the other: the prompt's scores first, or at least the weights, then the samples.
+        future = chain(scored or self._made, submit, finish)
+        if scored is not None:
+            future.add_done_callback(lambda _: scored.cancel())  # does nothing if it is done
+        return SampleFuture(future)
+
     def _request(
-        self, tokens: np.ndarray, num_samples: int, params: types.SamplingParams, topk: int
+        self,
+        tokens: np.ndarray,
+        num_samples: int,
+        params: types.SamplingParams,
+        topk: int,
+        on_token: Callable[[int, Sample], None] | None,
     ) -> SampleRequest:
         sampler = self._made.result()
         settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
+        # Only stop strings need the text of a sample while it grows.
         decode = self._decode if settings.stop_strings else None
-        return sample_request(
+        request = sample_request(
             sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
         )
+        request.on_token = on_token
+        return request
 
     def _score(
         self,
         tokens: np.ndarray,
         finish: Callable[[PromptScores], T],
-        draw: Callable[[], SampleRequest] | None = None,
+        sample: Callable[[], SampleRequest] | None = None,
         **what: Any,
     ) -> Future[T]:
         """Returns ``finish`` of the scores of ``tokens``; ``what`` goes to ``score_request``.
 
-        ``draw`` makes a request for samples of one token, which come with the scores.
+        ``sample`` makes a request for samples of one token, which the same pass computes.
         """
 
-        def ask() -> Future[PromptScores]:
+        def submit() -> Future[PromptScores]:
             request = score_request(self._made.result(), tokens, **what)
-            request.draw = None if draw is None else draw()
+            request.sample = None if sample is None else sample()
             return self._engine.score(request)
 
-        return chain(self._made, ask, finish)
+        return chain(self._made, submit, finish)
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.get_tokenizer().decode(tokens, skip_special_tokens=False))
+
+
+def _response(
+    samples: list[Sample],
+    scores: PromptScores,
+    targets: np.ndarray | None,
+    sequence_ids: Sequence[str],
+) -> types.SampleResponse:
+    """Returns the SDK's response; ``targets`` [T - 1, K] are the requested token ids."""
+    requested = None
+    if targets is not None and scores.target_logprobs is not None:
+        # Skipped entries were scored as token 0; the protocol has 0.0 there.
+        filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
+        requested = types.TensorData.from_numpy(filled)
+    return convert.sample_response_of(samples, scores, requested, sequence_ids)

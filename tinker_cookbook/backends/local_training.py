@@ -83,6 +83,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
             return loss_fn([data[i] for i in indices], logprobs)
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+            # On the worker and in order of submission, like the passes of built-in losses.
             trained_only = bool(getattr(loss_fn, "trained_only", False))
             examples = convert.custom_examples_of(data, trained_only=trained_only)
             group_size = getattr(loss_fn, "group_size", None)
@@ -154,15 +155,17 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         """
         refuse("kind", None if kind == "snapshot" else kind)
 
+        # In the run's lane: after the operations submitted before, ahead of later ones.
         def make() -> Sampler:
             run = self._created.result()
+            # The snapshot holds references, no copies: from now on steps write new tensors.
             name = f"run {self._run_id} after step {run.step}"
             return Sampler(run.base, run.snapshot(), name, self._store.owner)
 
         return LocalSamplingClient(self._engine, self._base_model, make, self._run_id)
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """Replaces the weights by those of ``path``; the optimizer starts afresh."""
+        """Replaces the weights by those of ``path``; the optimizer is reset."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
@@ -177,7 +180,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 
     def get_info(self) -> types.GetInfoResponse:
         """Model name, rank and run id; waits until the run exists."""
-        run = self._created.result()
+        run = self._created.result()  # the configuration of the model is known once it is loaded
         return types.GetInfoResponse(
             type="get_info",
             model_id=self._run_id,
@@ -200,7 +203,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     def fail_pass(
         self, error: Exception, *, backward: bool
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Takes the place of a pass whose data could not be read, and fails in its turn."""
+        """Queues a pass that fails with ``error``, because its data could not be read."""
         return self._submit(lambda run: run.fail_pass(error, backward=backward))
 
     def run_pass(
@@ -243,6 +246,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         return self._submit(work)
 
     def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
+        # Read by the caller, so that a bad path fails at once; the weights are replaced in turn.
         loaded = self._store.read_checkpoint(path, with_optimizer=with_optimizer)
 
         def work(run: TrainingRun) -> types.LoadWeightsResponse:
@@ -252,7 +256,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         return self._submit(work)
 
     def _submit(self, work: Callable[[TrainingRun], T]) -> LocalFuture[T]:
-        """Queues ``work(run)``; if the run could not be created, raises why."""
+        """Queues ``work(run)``; its future has the error if the run could not be created."""
         return LocalFuture(
             self._engine.submit_in(self._run_id, lambda: work(self._created.result()))
         )

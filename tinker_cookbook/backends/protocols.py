@@ -65,7 +65,7 @@ class SamplingClient(Protocol):
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
         """Log-probability of each prompt token given those before it, or of the last ones alone;
-        ``None`` for the first token and those not asked for."""
+        ``None`` for the first token and those not requested."""
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:

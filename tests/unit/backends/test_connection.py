@@ -28,7 +28,7 @@ def connection_to(answer):
 
 @pytest.mark.parametrize("status", ["errored", "interrupted"])
 def test_a_service_that_is_gone_does_not_hold_up_a_failed_run(status, monkeypatch):
-    monkeypatch.setattr(sys.modules[Connection.__module__], "SHORT_FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(sys.modules[Connection.__module__], "CLOSE_SECONDS_AFTER_FAILURE", 0.2)
     connection, told = connection_to(Future())
     begun = time.monotonic()
     connection.close(status, "why")

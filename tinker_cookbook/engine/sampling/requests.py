@@ -120,6 +120,7 @@ class SampledSequence:
         self.request, self.index = request, index
         self.sample = Sample()
         seed = request.settings.seed
+        # The index is part of the seed, so sample i depends neither on the batch nor on the others.
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
         self._number, self._decides = 0.0, -1
         self.ended = False
@@ -132,6 +133,7 @@ class SampledSequence:
 
     def uniform(self) -> float:
         """Random number in [0, 1) for the next token; it changes when a token is added."""
+        # One number for each token: a step repeated after an error or preemption uses it again.
         if self._decides != len(self.sample.tokens):
             self._number, self._decides = self._rng.random(), len(self.sample.tokens)
         return self._number
@@ -166,6 +168,7 @@ class SampledSequence:
             stop = any(text in tail for text in strings)
         if stop:
             sample.stop_reason = "stop"
+        # A stop at the limit is a stop: the reason "length" means that the text was cut off.
         self.ended = stop or len(sample.tokens) >= self.request.limit
         return self.ended
 
@@ -188,8 +191,8 @@ class PromptScores:
 class ScoreRequest:
     """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
 
-    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for one-token
-    samples after the same tokens, which the same pass computes; its future is done before
+    ``targets`` [T - 1, K] int64 are scored at all positions. ``sample`` is a request for
+    one-token samples after the same tokens, which the same pass computes; its future is done before
     ``future``. ``future`` is pending until the scores are complete, so it can be cancelled at any
     time.
     """
@@ -200,7 +203,7 @@ class ScoreRequest:
     topk: int
     targets: np.ndarray | None
     first: int
-    draw: SampleRequest | None = None
+    sample: SampleRequest | None = None
     future: Future[PromptScores] = field(default_factory=Future)
     batch: list[ScoreRequest] = field(default_factory=list)
     """Requests that are scored in one batch, including this one; empty before planning."""
@@ -208,10 +211,11 @@ class ScoreRequest:
     @property
     def computed(self) -> np.ndarray:
         """Returns the tokens that the model has to compute."""
-        return self.tokens[:-1] if self.draw is None else self.tokens
+        return self.tokens[:-1] if self.sample is None else self.tokens
 
     def follow(self, operation: Future[None]) -> None:
         """Copies an error or cancellation of the worker's operation to the future."""
+        # Scoring settles the future itself; this is for a closed engine and errors outside of it.
         if operation.cancelled():
             self.future.cancel()
         elif (error := operation.exception()) is not None:
@@ -228,6 +232,7 @@ def sample_request(
     topk_sample: int = 0,
 ) -> SampleRequest:
     """Returns a checked request for ``num_samples`` completions of ``prompt``."""
+    # Checked before it is queued: the error reaches its caller and not the running batch.
     tokens = _checked(sampler, prompt)
     if num_samples < 1:
         raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
@@ -277,6 +282,7 @@ def score_request(
             )
         if targets.size:
             check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
+    # The first token has no log-probability, because no token is before it.
     first = 1 if last_n is None else len(tokens) - last_n
     return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
 

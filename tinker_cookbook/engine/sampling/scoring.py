@@ -58,6 +58,7 @@ class Scorer:
             longer = [other for other in mine if len(other.computed)]
             groups = [[other] for other in mine if not len(other.computed)]
             groups += [[longer[i] for i in g] for g in self._groups(request.sampler.base, longer)]
+            # Each request knows its batch: the first whose turn comes computes all of it.
             for group in groups:
                 for other in group:
                     other.batch = group
@@ -130,6 +131,7 @@ class Scorer:
         logger.warning("Scoring %d prompts at once failed (%s); halving.", len(requests), reason)
         if short:
             self._most_tokens = sum(len(request.tokens) for request in requests) // 2
+        # Halves until the request at fault is alone; all others get their scores.
         middle = len(requests) // 2
         self._score(requests[:middle])
         self._score(requests[middle:])
@@ -149,9 +151,11 @@ class Scorer:
             if request.targets is not None:
                 scores.target_logprobs = np.zeros(request.targets.shape, dtype=np.float32)
             answers.append(scores)
+        # A prompt of one token has no scores and nothing to compute.
         if not len(requests[0].computed):
             return answers
         hidden, read = self._hidden(sampler, [request.computed for request in requests])
+        # The state at a position predicts the next token, so the last one predicts no given token.
         where = [places[: len(r.tokens) - 1] for places, r in zip(read, requests, strict=True)]
         scored = list(zip(requests, where, answers, strict=True))
         _fill_logprobs(sampler, hidden, scored)
@@ -163,8 +167,8 @@ class Scorer:
         outputs = [
             (int(places[-1]), row)
             for places, request in zip(read, requests, strict=True)
-            if request.draw is not None
-            for row in request.draw.rows
+            if request.sample is not None
+            for row in request.sample.rows
         ]
         sample_sequences(hidden, outputs)
         for _, row in outputs:
@@ -188,7 +192,7 @@ class Scorer:
             places = np.split(batch.flat.cpu().numpy() + start, ends[:-1])
             for index, own in zip(micro.indices, places, strict=True):
                 where[index] = own
-            start += len(parts[-1])
+            start += len(parts[-1])  # indices continue in the states of all micro-batches
         return torch.cat(parts), where
 
 
@@ -204,6 +208,7 @@ def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> N
     places = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
     targets = np.concatenate([r.tokens[r.first :] for r, _, _ in wanted])
     vocab_size = sampler.base.vocab_size
+    # A (state, target) pair as one number, so that equal pairs of a shared prefix are found.
     keys, expand = np.unique(places * vocab_size + targets, return_inverse=True)
     values = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
     for request, _, answer in wanted:
