@@ -40,7 +40,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
     """
     requested = check_device_name(device)
     kind, _, index = requested.partition(":")
-    reason = "asked for"
+    reason = "requested"
     has_mps = torch.backends.mps.is_available()
     if requested == "auto":
         if torch.cuda.is_available():
@@ -70,6 +70,7 @@ def cpu_threads() -> int:
     if requested.isdigit() and int(requested) > 0:
         return int(requested)
     has_affinity = hasattr(os, "sched_getaffinity")
+    # Affinity limits the process to some cores, a quota to a share of their time.
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota, _, period = _cgroup_text("cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
@@ -138,6 +139,7 @@ def _require_cuda(requested: str, index: int) -> None:
 
 def _choose_dtype(requested: str, kind: str) -> tuple[torch.dtype, str]:
     """Returns the dtype for a kind of device, and the reason."""
+    # A requested dtype is used even where it is slow, with a note in the reason.
     native = cpu_bfloat16() if kind == "cpu" else None
     if requested != "auto":
         dtype = getattr(torch, requested)
@@ -147,8 +149,8 @@ def _choose_dtype(requested: str, kind: str) -> tuple[torch.dtype, str]:
                 "set dtype=float32 or dtype=bfloat16"
             )
         if dtype == torch.bfloat16 and kind == "cpu" and native is None:
-            return dtype, "asked for, although this processor only emulates it (float32 is faster)"
-        return dtype, "asked for"
+            return dtype, "requested, although this processor only emulates it (float32 is faster)"
+        return dtype, "requested"
     if kind == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16, "this GPU computes bfloat16"

@@ -85,6 +85,7 @@ class Engine:
 
         Cancelling the future, at any time, frees the request's memory.
         """
+        # In this order, so that the woken thread finds the request.
         self._arrived.append(request)
         self._worker.wake()  # raises if the engine is closed
         return request.future
@@ -94,12 +95,14 @@ class Engine:
 
         Cancelling the future, at any time, cancels the request.
         """
+        # Registered before it is queued: the batch of an earlier request can then include it.
         self._scorer.add(request)
         self.submit(self._scorer.serve, request).add_done_callback(request.follow)
         return request.future
 
     def resolve(self, name: str) -> ResolvedModel:
         """Returns the folder of a model name (cached); raises ``ModelNotFoundError``."""
+        # Clients resolve names on their own threads; a lock keeps two from downloading one model.
         with self._resolving:
             if name not in self._resolved:
                 resolved = resolve_model(name)
@@ -123,7 +126,7 @@ class Engine:
     def base_model(self, name: str) -> BaseModel:
         """Loads a base model once. Runs on the worker.
 
-        Raises ``OutOfMemoryError`` before loading if it does not fit beside the loaded ones.
+        Raises ``OutOfMemoryError`` before loading if it does not fit next to the loaded ones.
         """
         from transformers.utils.logging import disable_progress_bar
 
@@ -131,6 +134,7 @@ class Engine:
         folder = Path(resolved.folder)
         if folder not in self._models:
             device, dtype = self.choice.device, self.choice.dtype
+            # The first model is always tried; for a further one an estimate comes before the load.
             if self._models:
                 check_room(
                     name,
@@ -182,6 +186,7 @@ class Engine:
         because this thread must not end: no request would ever complete again.
         """
         try:
+            # New requests join the running batch of their base model between two steps.
             while self._arrived:
                 request = self._arrived.popleft()
                 base = request.sampler.base
@@ -194,11 +199,13 @@ class Engine:
                     self._schedulers[base].add(request)
                 except Exception as error:  # of a model that cannot be prepared; others go on
                     request.fail(error)
+            # One step for each base model in turn, so that none waits for another's requests.
             busy = [scheduler for scheduler in self._schedulers.values() if scheduler.busy]
             for scheduler in busy:
                 scheduler.step()
             return bool(busy)
         except Exception as error:
+            # The state of a scheduler is unknown now, so the next request gets a new one.
             while self._arrived:
                 self._arrived.popleft().fail(error)
             while self._schedulers:
@@ -214,6 +221,7 @@ class Engine:
             scheduler.cancel_all()
 
     def _start_worker(self) -> None:
+        # Number of threads and current device are settings of the thread that computes.
         if self.choice.device.type == "cpu":
             torch.set_num_threads(cpu_threads())
         elif self.choice.device.type == "cuda" and self.choice.device.index is not None:

@@ -61,8 +61,10 @@ class Worker:
 
     def pause(self) -> None:
         """Yields to sampling; long operations call it between their parts."""
+        # Only an operation on this thread has time to share.
         if threading.current_thread() is not self._thread or self._pause_began is None:
             return
+        # As long as the operation ran since the last pause: sampling gets half of the time.
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = time.monotonic()
 
@@ -74,6 +76,7 @@ class Worker:
             self._wake.notify()
         for _, future in itertools.chain(*dropped.values()):
             future.cancel()
+        # Callbacks of futures run on the worker and may close it; a thread cannot join itself.
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -90,6 +93,7 @@ class Worker:
         idle = True
         while True:
             with self._wake:
+                # Waits only if the last sampling step found nothing to do.
                 while idle and not (self._lanes or self._woken or self._closed):
                     self._wake.wait()
                 if self._closed:
@@ -103,12 +107,13 @@ class Worker:
                     operation = waiting.popleft()
                     if waiting:
                         self._lanes[lane] = waiting
+            # Without operations sampling has all the time; with them they share it.
             if operation is None:
                 idle = not self._sample()
             else:
                 self._operate(operation)
                 idle = False
-        self._end()
+        self._end()  # on this thread, to which the running batches belong
 
     def finish_operations(self) -> None:
         """Waits until all submitted operations are complete."""
@@ -116,11 +121,13 @@ class Worker:
             if self._closed:
                 return
             lanes = list(self._lanes)
+        # A lane keeps its order, so an operation at its end marks that all before it are complete.
         for last in [self.submit(lambda: None, lane) for lane in (None, *lanes)]:
             last.result()
 
     def _operate(self, operation: _Operation) -> None:
         work, future = operation
+        # From here on the future cannot be cancelled: later operations rely on this one.
         if not future.set_running_or_notify_cancel():
             return
         self._pause_began = time.monotonic()
@@ -132,6 +139,7 @@ class Worker:
         else:
             future.set_result(result)
             del result, work, future, operation
+        # Sampling gets as much time as the last part of the operation took.
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = None
 
@@ -151,6 +159,7 @@ def _finish_operations() -> None:
     The threads end before the interpreter, because torch aborts the process if it is stopped inside
     one of its functions.
     """
+    # All are closed before the first is joined, so that their threads end at the same time.
     for worker in list(_workers):
         worker.finish_operations()
         worker.close(wait=False)

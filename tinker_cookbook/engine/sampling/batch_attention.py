@@ -27,6 +27,7 @@ def _weights(
     ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax are
     fp32.
     """
+    # In fp32, bias, scale and product are one call; lower precisions need fp32 scores.
     if query.dtype == torch.float32 and call.softcap is None:
         scores = torch.baddbmm(bias, query, keys.transpose(1, 2), alpha=call.scale)
     else:
@@ -97,6 +98,7 @@ class _DecodeGroup(_Gathered):
         query = call.query
         keys, values = self.read(call.layer)
         kv_heads = len(keys) // self.count
+        # Layers with equal windows share a bias.
         if (bias := self._biases.get((call.window, kv_heads))) is None:
             bias = causal_bias(self._at, self._key_at, call.window)
             bias = bias.repeat_interleave(kv_heads, 0)[:, None]
@@ -123,6 +125,7 @@ class _PrefillChunk(_Gathered):
         """Writes the causal attention of the chunk's tokens to ``out`` [T, heads, D]."""
         run, query = self._run, call.query
         keys, values = self.read(call.layer)
+        # Queries are aligned to blocks of the sequence, whatever chunk they are in.
         here = slice(run.first, run.first + run.count)
         before = run.position % BLOCK
         after = -(run.position + run.count) % BLOCK
@@ -155,6 +158,7 @@ class GatheredAttention:
             indices = np.array([block.index for block in run.table.blocks])
             blocks.append(indices[at // BLOCK])
             offsets.append(at % BLOCK)
+            # Decode tokens of similar length share one product; a chunk has its own.
             if run.decodes:
                 decoding.setdefault(_padded_blocks(run.position + 1), []).append(run)
             else:
@@ -166,6 +170,7 @@ class GatheredAttention:
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the
         last run."""
+        # First the writes: a token attends to itself and to earlier tokens of its chunk.
         count = len(self._blocks)
         self._cache.keys[call.layer][self._blocks, :, self._offsets] = call.key[:count]
         self._cache.values[call.layer][self._blocks, :, self._offsets] = call.value[:count]
@@ -196,6 +201,7 @@ class BatchLayout:
 
     @cached_property
     def _attention(self) -> PagedAttention | GatheredAttention:
+        # Made at the first layer and used by all, because the runs are the same.
         native = self.runs[0].table.cache.native
         return PagedAttention(self.runs) if native else GatheredAttention(self.runs)
 

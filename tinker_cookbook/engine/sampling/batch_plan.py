@@ -44,9 +44,11 @@ class BatchPlan:
                 plan.runs.append(Run(table, table.length, len(plan.tokens), 1, decodes=True))
                 plan.outputs.append((len(plan.tokens), row))
                 plan._append([row.sample.tokens[-1]], [table.length], sampler)
+        # Decode tokens come first and are never left out: a long prompt must not delay them.
         plan._add_prefills(prefills, step_tokens - len(plan.tokens))
         if not plan.tokens:
             return None
+        # The padded number of tokens keeps a token's result independent of the rest of the batch.
         # Padding tokens belong to no sequence: no attention reads or writes them.
         last, count = plan.owners[-1], len(plan.tokens)
         short = -count % 32 if last.base.ragged else filling(count)
@@ -60,10 +62,11 @@ class BatchPlan:
         """
         queues: dict[Sampler, list[tuple[Prefill, BlockTable]]] = {}
         for prefill in prefills:
-            if prefill.table is not None:
+            if prefill.table is not None:  # the others wait for a common prefix
                 queues.setdefault(prefill.sampler, []).append((prefill, prefill.table))
         shortest_first = sorted(queues.values(), key=lambda queue: sum(p.left for p, _ in queue))
         for number, queue in enumerate(shortest_first):
+            # What a short queue leaves is divided among the queues after it.
             share = -(-room // (len(queues) - number))
             for prefill, table in queue:
                 if share <= 0:
@@ -74,6 +77,7 @@ class BatchPlan:
                 tokens = prefill.tokens[start:end].tolist()
                 self._append(tokens, list(range(start, end)), prefill.sampler)
                 self.chunks.append((prefill, table, count))
+                # All samples of a prompt take their first token from its last hidden state.
                 if end == len(prefill.tokens):
                     self.outputs += [(len(self.tokens) - 1, row) for row in prefill.rows]
                 share, room = share - count, room - count

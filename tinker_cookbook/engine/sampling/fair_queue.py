@@ -79,6 +79,7 @@ class Shares:
         """
         if not self.total:
             return None
+        # Between owners first, then between the samplers of one owner.
         mine = owner_of(request)
         place = self.largest()
         if self.owners[place[0]] - self.owners[mine] >= 2:
@@ -131,6 +132,7 @@ class FairQueue:
 
     def take(self, waiting: WaitingRequest, count: int) -> list[SampledSequence]:
         """Removes ``count`` samples of a request that is the first of its sampler."""
+        # Owner and sampler are inserted again at the end: they were served last.
         rows = [waiting.rows.popleft() for _ in range(count)]
         owner = owner_of(waiting.request)
         runs = self._owners.pop(owner)
@@ -148,6 +150,7 @@ class FairQueue:
         kept = [waiting for waiting in self if not waiting.request.future.done()]
         if len(kept) == sum(1 for _ in self):
             return
+        # Rebuilt in the same order, so that each keeps its turn.
         self._owners = {}
         for waiting in kept:
             self.add(waiting)

@@ -44,6 +44,7 @@ class FallbackSampler:
         for waiting in self._waiting.in_turn(shares):
             if len(self._running) >= _MOST_REQUESTS:
                 break
+            # One prefill serves all samples of a request, so they start together.
             if not shares.owners[owner_of(waiting.request)]:
                 self._waiting.take(waiting, len(waiting.rows))
                 shares.add(waiting.request)
@@ -53,7 +54,7 @@ class FallbackSampler:
                 next(steps)
             except StopIteration:
                 del self._running[request]
-            except Exception as error:
+            except Exception as error:  # requests share nothing, so the others go on
                 request.fail(error)
                 del self._running[request]
 
@@ -97,7 +98,7 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
         if len(keep) < len(rows):
             cache.reorder_cache(torch.tensor(keep, device=base.device))
         rows = [rows[i] for i in keep]
-        yield
+        yield  # the request may be cancelled while others take their step
         if not request.future.done():
-            drawn = torch.tensor([[row.sample.tokens[-1]] for row in rows]).to(base.device)
-            hidden = last_hidden(drawn)
+            newest = torch.tensor([[row.sample.tokens[-1]] for row in rows]).to(base.device)
+            hidden = last_hidden(newest)

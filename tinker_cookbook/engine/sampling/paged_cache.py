@@ -109,6 +109,8 @@ class PagedCache:
 
         They share its full blocks. Each gets a copy of the last, partly filled block.
         """
+        # A partly filled block gets new tokens, which differ for each table, so it is copied. Full
+        # blocks are never written again and can be shared.
         full = length // BLOCK
         tails = self._take(count) if length % BLOCK and count else []
         if tails:
@@ -117,6 +119,7 @@ class PagedCache:
                 pool[targets] = pool[table.blocks[full].index].clone()
         forks = []
         for number in range(count):
+            # A block counts as active once, however many sequences share it.
             for block in table.blocks[:full]:
                 self._active += not block.users
                 block.users += 1
@@ -127,6 +130,7 @@ class PagedCache:
     def keep(self, table: BlockTable) -> None:
         """Makes the table of a running sequence a cached prefix and frees its unused blocks."""
         needed = -(-table.length // BLOCK)
+        # References of the cached prefix first, so that no block is free in between.
         for block in table.blocks[:needed]:
             block.kept += 1
         self._release(table.blocks, kept=False)
@@ -148,6 +152,7 @@ class PagedCache:
         if count <= 0:
             return []
         if (missing := count - len(self._free)) > 0:
+            # By a quarter: each resize copies the pools, so growth by single blocks would be slow.
             held = len(self._blocks)
             self._resize(held + max(missing, 8, held // 4))
         taken = [self._free.pop() for _ in range(count)]
@@ -179,12 +184,13 @@ class PagedCache:
         """Moves all blocks in use to the front of pools of ``count`` blocks."""
         used = [block for block in self._blocks if block.users or block.kept]
         index = torch.tensor([block.index for block in used], dtype=torch.long, device=self.device)
-        # One layer at a time, so that only one layer's old pool exists beside the new ones.
+        # One layer at a time, so that only one layer's old pool exists next to the new ones.
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
                 new = old.new_zeros(count, *old.shape[1:])
                 torch.index_select(old, 0, index, out=new[: len(used)])
                 pools[layer] = new
+        # Tables hold blocks and not indices, so they stay valid.
         for number, block in enumerate(used):
             block.index = number
         self._free = [Block(number) for number in range(len(used), count)]

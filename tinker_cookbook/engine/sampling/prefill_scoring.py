@@ -49,6 +49,7 @@ def read_together(
     Each sequence has at least one token. ``shapes`` are the base model's ``kv_shapes``; ``pause``
     is called between forward passes.
     """
+    # A tree of segments: a common prefix is one segment, whose blocks its continuations share.
     row = lay_out(sequences)
     cache = PagedCache(shapes, base.dtype, base.device)
     waiting = [_Segment(some.path, places) for some in row.siblings for places in some.segments]
@@ -58,6 +59,7 @@ def read_together(
         runs, parts = _next_runs(waiting, complete, cache)
         count = sum(map(len, parts))
         places = np.concatenate(parts)
+        # The padded number of tokens keeps results independent of how many are in the pass.
         fill = (0, -count % 32 if base.ragged else filling(count))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[places], fill)).to(base.device),
@@ -70,6 +72,7 @@ def read_together(
         hidden[torch.from_numpy(places).to(base.device)] = found[:count]
         for run in runs:
             run.table.length += run.count
+        # A complete segment is the prefix that others wait for.
         left = []
         for segment in waiting:
             table = segment.table
@@ -78,7 +81,7 @@ def read_together(
             else:
                 left.append(segment)
         waiting = left
-        if waiting:
+        if waiting:  # sampling gets its share of the time between two passes
             pause()
     assert hidden is not None
     return hidden, row.where

@@ -77,6 +77,7 @@ class PrefixCache:
         tokens = tokens[: table.length]
         mine = [entry for entry in self._entries if entry.owner() is sampler]
         shared = [common_prefix(entry.tokens, tokens) for entry in mine]
+        # A prefix of another entry could never give a longer match than that entry.
         if len(tokens) < SHORTEST or len(tokens) in shared:  # short, or known already
             self._cache.free(table)
             return
@@ -102,9 +103,11 @@ class PrefixCache:
                 shared = common_prefix(entry.tokens, tokens[:-1])
                 if shared > max(most, SHORTEST - 1):
                     source, most = entry, shared
+        # To the end of the list, because eviction begins at the front.
         if isinstance(source, CachedPrefix):
             self._entries.remove(source)
             self._entries.append(source)
+        # Waiting for a running prefill costs steps, so it must save more than it costs.
         enough = most + worth_waiting
         for prefill in running:
             if prefill.sampler is sampler:

@@ -89,6 +89,7 @@ def sample_sequences(
     chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
     logits = logits[chosen]
     known = Exponentials(known.top[chosen], known.weights[chosen], known.sums[chosen])
+    # Reported log-probabilities are at temperature 1 over the whole vocabulary.
     normalizer = known.top + known.sums.sum(-1, keepdim=True).log().float()
     settings = [row.request.settings for row in rows]
     params = BatchSamplingParams(
@@ -120,11 +121,12 @@ def _add(
     request = row.request
     if row.failed:  # or another row of its request has
         return True
+    # NaN or infinity comes from the weights: only the requests of this sampler fail.
     if not math.isfinite(logprob):
         request.fail(request.sampler.diverged(row.length))
         return True
     request.sampler.base.sampled_tokens += 1
-    try:
+    try:  # decoding for stop strings, or the callback, may raise
         return row.add(token, logprob, best)
     except Exception as error:
         request.fail(error)
@@ -136,6 +138,7 @@ def sample_tokens(
 ) -> torch.Tensor:
     """Samples one token id per row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` are their
     exponentials."""
+    # Rows at temperature 0 take the maximum; softmax and sums are computed for the others only.
     hot = np.flatnonzero(params.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
@@ -163,9 +166,11 @@ def _sample_hot(
     narrow = np.flatnonzero((params.top_k != -1) & (params.top_k < logits.shape[-1]))
     nucleus = np.flatnonzero(params.top_p < 1)
     if scaled is not logits or len(narrow) or len(nucleus):
+        # The exponentials are of the plain logits. A copy, because log-probabilities need those.
         known = None
         scaled = logits.clone() if scaled is logits else scaled
     if len(narrow):
+        # One topk of the largest k serves rows of all k: each reads its own k-th value.
         rows, top_k = torch.from_numpy(narrow).to(device), params.top_k[narrow]
         part = scaled[rows]
         last = torch.from_numpy(top_k.astype(np.int64) - 1).to(device)

@@ -67,7 +67,7 @@ def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
     products.
     """
     numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
-    if len(numbers) == 1:
+    if len(numbers) == 1:  # one adapter for all tokens: nothing to sort
         return Segments.of_one(owners[0].terms())
     terms = [owner.terms() for owner in numbers]
     whose = np.fromiter((numbers[owner] for owner in owners), np.int64, len(owners))
@@ -78,6 +78,7 @@ def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
 
     if len(found := parts()) <= 2 * len(terms):
         return Segments(found)
+    # Stable, so that tokens of one owner keep their order; ``back`` inverts the permutation.
     order = np.argsort(whose, kind="stable")
     back = np.empty_like(order)
     back[order] = np.arange(len(order))

@@ -70,6 +70,7 @@ class Scheduler:
 
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
+        # Measured again: training may have taken or freed memory while nothing was sampled.
         if not self.busy:
             self._budget, self._most_rows = self._free_tokens(), self._usual_rows
         self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))
@@ -91,6 +92,7 @@ class Scheduler:
                 self._begin_ready_prefills(self._prefills)
                 self._advance(dict(self._rows), list(self._prefills))
         except _Restart:
+            # The error may have left tables and queue half changed: both are rebuilt.
             self._restart_all()
         except Exception as error:
             failed: Exception | None = error
@@ -121,6 +123,7 @@ class Scheduler:
         On an error each half is tried by itself, down to single requests, so that only the request
         at fault fails. This is safe because results do not depend on the batch.
         """
+        # One row of tokens for decode and prefill: each linear layer is then a single product.
         plan = BatchPlan.of(rows, prefills, self._step_tokens)
         if plan is None:
             return
@@ -135,7 +138,7 @@ class Scheduler:
             finished = set(sample_sequences(hidden, plan.outputs))
         except Exception as error:
             if out_of_memory(error):
-                raise
+                raise  # no request is at fault, the batch is too large
             halves = _halves(rows, prefills)
             if not halves:
                 _fail([*rows.values(), *(row for p in prefills for row in p.rows)], error)
@@ -154,6 +157,7 @@ class Scheduler:
         finished: set[SampledSequence],
     ) -> None:
         """Counts the computed tokens; finished sequences and complete prefills move on."""
+        # Only now: after an error the halves must write the same positions of the cache again.
         for table in rows:
             table.length += 1
         for _, table, count in plan.chunks:
@@ -170,12 +174,13 @@ class Scheduler:
     def _start_decoding(
         self, prefill: Prefill, table: BlockTable, finished: set[SampledSequence]
     ) -> None:
-        """Gives each sample of a complete prefill a block table of its own."""
+        """Gives each sample of a complete prefill its own block table."""
         # Prefills that wait for it begin now, because the table may be freed below.
         self._begin_ready_prefills(self._prefills)
         # The cache of a failed prompt may hold NaN and must not enter the prefix cache.
         broken = all(row.failed for row in prefill.rows)
         running = [row for row in prefill.rows if row not in finished]
+        # Samples share the full blocks of the prompt; each writes to a copy of the last block.
         forks = self._cache.fork(table, table.length, len(running))
         self._rows |= dict(zip(forks, running, strict=True))
         self._prefills.remove(prefill)
@@ -190,7 +195,7 @@ class Scheduler:
     def _finish(self, table: BlockTable) -> None:
         """Moves the KV cache of a finished sequence to the prefix cache."""
         row = self._rows.pop(table)
-        if row.failed:
+        if row.failed:  # its cache may hold NaN
             self._cache.free(table)
             return
         self._prefixes.adopt(row.request.sampler, row.tokens, table)
@@ -205,6 +210,7 @@ class Scheduler:
         for prefill in self._prefills:
             prefill.rows = [row for row in prefill.rows if not row.failed]
         self._drop_empty_prefills()
+        # A prefix belongs to one version of the weights and goes with its sampler.
         self._prefixes.purge()
 
     def _drop_empty_prefills(self) -> None:
@@ -213,6 +219,7 @@ class Scheduler:
             self._prefills.remove(prefill)
             if prefill.table is not None:
                 self._cache.free(prefill.table)
+        # Prefills that waited for a common prefix must not wait for one that is never computed.
         for prefill in self._prefills:
             gone = isinstance(prefill.source, Prefill) and prefill.source not in self._prefills
             if prefill.table is None and gone:
@@ -223,6 +230,7 @@ class Scheduler:
 
         If none are free, sequences of owners above their fair share are preempted.
         """
+        # Each admission changes the shares, so the order is computed again after it.
         shares = Shares(self._running_rows())
         while any(
             self._admit_request(waiting, shares) for waiting in self._waiting.in_turn(shares)
@@ -231,6 +239,7 @@ class Scheduler:
 
     def _admit_request(self, waiting: WaitingRequest, shares: Shares) -> bool:
         """Admits samples of a request; returns whether any fitted."""
+        # Whole blocks for the prompt, and an estimate for what a sample adds; tables grow later.
         prompt = -(-len(waiting.tokens) // BLOCK) * BLOCK
         if not self._make_room(waiting, prompt + _ROOM_OF_SAMPLE, shares):
             return False
@@ -242,6 +251,7 @@ class Scheduler:
         rows = self._waiting.take(waiting, count)
         with _blame(rows):
             self._start_prefill(waiting, rows)
+        # Cached prefixes give way to running sequences.
         self._prefixes.trim(self._free_room() - count * _ROOM_OF_SAMPLE)
         shares.add(waiting.request, count)
         return True
@@ -255,9 +265,12 @@ class Scheduler:
         first = not shares.owners[owner_of(waiting.request)]
         while True:
             missing = needed - self._free_room()
+            # A sequence that is alone may always run: out of memory it fails with advice.
             if shares.total < self._most_rows and (missing <= 0 or not shares.total):
                 return True
             place = shares.preemptible_for(waiting.request)
+            # For memory, only an owner without a sequence preempts, and only if that frees enough:
+            # otherwise the work of others would be lost for nothing.
             if place is None or (missing > 0 and not (first and self._preemption_frees(missing))):
                 return False
             row = self._preempt_of(place, only_if_kept=not first)
@@ -267,6 +280,7 @@ class Scheduler:
 
     def _preemption_frees(self, missing: int) -> bool:
         """Returns whether preempting all rows but one of each owner frees this many tokens."""
+        # Blocks that the remaining sequences share with preempted ones stay in use.
         tables: dict[Hashable, BlockTable] = {}
         for table, row in self._rows.items():
             tables.setdefault(owner_of(row.request), table)
@@ -299,6 +313,7 @@ class Scheduler:
 
     def _preempt(self, table: BlockTable, *, keep: bool) -> None:
         """Returns a decoding sequence to the queue; it resumes later after its sampled tokens."""
+        # In the prefix cache its KV cache is found again when it resumes, and can still be evicted.
         row = self._rows.pop(table)
         if keep:
             self._prefixes.adopt(row.request.sampler, row.tokens, table)
@@ -308,6 +323,7 @@ class Scheduler:
 
     def _start_prefill(self, waiting: WaitingRequest, rows: list[SampledSequence]) -> None:
         """Starts the prefill of a prompt, or joins one that is running for the same prompt."""
+        # A join works at any time before the prefill ends: samples start when it is complete.
         tokens = waiting.tokens.tobytes()
         for prefill in self._prefills:
             if prefill.sampler is waiting.sampler and prefill.tokens.tobytes() == tokens:
@@ -332,12 +348,14 @@ class Scheduler:
             if not prefill.ready:
                 continue
             source = prefill.source
+            # A fork shares the source's full blocks, so the source may be freed or grow afterwards.
             if source is None or source.table is None:
                 prefill.table = self._cache.new(len(prefill.tokens))
             else:
                 (prefill.table,) = self._cache.fork(source.table, prefill.shared)
                 self._cache.grow(prefill.table, len(prefill.tokens))
             prefill.source = None
+            # The first sample computes the rest of the prompt; the others find all of it.
             _count_cached(prefill.rows[:1], prefill.shared)
             _count_cached(prefill.rows[1:], len(prefill.tokens))
 
@@ -347,8 +365,10 @@ class Scheduler:
         If memory runs short, the newest sequences of the owner with most are preempted.
         """
         for table, row in list(self._rows.items()):
+            # It may have been preempted for a table before it.
             if table not in self._rows or table.length < table.capacity:
                 continue
+            # The last sequence is never preempted: alone it may exceed the budget.
             while self._free_room() < BLOCK and len(self._rows) > 1:
                 newest = self._newest(Shares(self._rows.values()).largest())
                 self._preempt(newest, keep=False)
@@ -364,11 +384,13 @@ class Scheduler:
 
         Cached prefixes are evicted for running sequences, so they do not count.
         """
+        # Prefills that wait for a prefix are admitted, but have no blocks yet.
         waiting = sum(len(prefill.tokens) for prefill in self._prefills if prefill.table is None)
         return self._budget - self._cache.active_tokens - waiting
 
     def _free_tokens(self) -> int:
         """Returns the number of tokens whose KV cache fits into half of the free memory."""
+        # At least one full context, so that any request can run.
         free = free_memory_bytes(self._base.device) // 2
         return max(self._base.context_length, free // self._cache.bytes_per_token)
 
@@ -389,6 +411,7 @@ class Scheduler:
 
     def _restart_all(self) -> None:
         """Returns all sequences to the queue; only their KV cache is computed again."""
+        # Each is put first in its queue, so the reverse order keeps the order of admission.
         for row in reversed(self._running_rows()):
             if row.ended:  # the error came after its last token
                 row.request.row_ended()
@@ -413,7 +436,7 @@ class Scheduler:
         self._prefills: list[Prefill] = []
         self._rows: dict[BlockTable, SampledSequence] = {}
         self._budget = self._free_tokens()
-        release_cached_memory(base.device)
+        release_cached_memory(base.device)  # of the old pools
 
 
 def _holds(place: Place, row: SampledSequence) -> bool:
