@@ -130,9 +130,9 @@ def test_a_file_by_name(tmp_path):
     ("arguments", "message"),
     [
         (("hh",), "dataset: got 'hh', expected one of example, hhh.*did you mean 'hhh'"),
-        (("hhh", "x.jsonl"), "test_path: got x.jsonl beside dataset=hhh"),
-        (("example", "x.jsonl"), "test_path: got x.jsonl beside dataset=example"),
-        (("example", None, 5), "test_size: got 5 beside dataset=example"),
+        (("hhh", "x.jsonl"), "test_path: got x.jsonl with dataset=hhh"),
+        (("example", "x.jsonl"), "test_path: got x.jsonl with dataset=example"),
+        (("example", None, 5), "test_size: got 5 with dataset=example"),
     ],
 )
 def test_names_that_cannot_work(arguments, message):
