@@ -109,8 +109,8 @@ class Connection(asyncio.Protocol):
         elif name in QUEUED:
             request_id = f"{name}:{next(self._numbers)}"
             self._begun[request_id] = loop.time()
-            body = {"request_id": request_id, "model_id": _MODEL, "sample_sequence_ids": ["0"]}
-            self._transport.write(_response(_JSON, json.dumps(body).encode()))
+            reply = {"request_id": request_id, "model_id": _MODEL, "sample_sequence_ids": ["0"]}
+            self._transport.write(_response(_JSON, json.dumps(reply).encode()))
         else:
             known = self._answers.fixed.get(name)
             self._transport.write(known or _response(_JSON, b"{}"))
