@@ -185,6 +185,7 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
             connection = _kept[target] = connect(
                 backend, base_url=base_url, device=config.device, dtype=config.dtype
             )
+        # Values belong to a connection and are freed with it.
         made = _made.setdefault(connection, {})
         if config not in made:
             made[config] = make(connection.service)
@@ -202,6 +203,7 @@ def leave_torch_out(backend: str, base_url: str | None = None) -> bool:
     Returns:
         Whether torch is left out.
     """
+    # The local engine needs torch, so only a remote backend can do without it.
     if check_backend(backend, base_url)[0] == "tinker":
         _process.leave_torch_out()
     return _process.torch_is_left_out()

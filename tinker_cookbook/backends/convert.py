@@ -1,4 +1,4 @@
-"""Between the types of the ``tinker`` SDK and those of the engine.
+"""Converts between the types of the ``tinker`` SDK and those of the engine.
 
 Loaded only through ``connect()``, so it may import the SDK at the top.
 """
@@ -20,7 +20,7 @@ from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataVal
 
 
 def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
-    """Token ids [T] int64 of an input that is text alone."""
+    """Returns the token ids [T] int64 of an input that contains only text."""
     parts = []
     for chunk in model_input.chunks:
         if not isinstance(chunk, types.EncodedTextChunk):
@@ -33,7 +33,7 @@ def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
 
 
 def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
-    """Engine examples of SDK datums; arrays are shared, not copied, where types allow."""
+    """Returns engine examples of SDK datums; arrays are shared, not copied, where types allow."""
     out = []
     for index, datum in enumerate(data):
         tokens = tokens_of(datum.model_input, f"datum {index}: model_input")
@@ -43,7 +43,7 @@ def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
 
 
 def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> list[Example]:
-    """Engine examples for a custom loss: tokens, targets and, with ``trained_only``, weights."""
+    """Returns examples for a custom loss: tokens, targets and, with ``trained_only``, weights."""
     out = []
     for index, datum in enumerate(data):
         tokens, inputs = tokens_of(datum.model_input, f"datum {index}: model_input"), {}
@@ -69,7 +69,7 @@ def loss_output_of(output: LossOutput) -> types.ForwardBackwardOutput:
 
 
 def adam_settings_of(params: types.AdamParams) -> AdamSettings:
-    """Checked settings of one optimizer step; other optimizers are refused."""
+    """Returns checked settings of one optimizer step; other optimizers are refused."""
     if not isinstance(params, types.AdamParams):
         raise BackendError(
             f"optim_params: got {type(params).__name__}; the local engine has AdamW, so give "
@@ -81,10 +81,10 @@ def adam_settings_of(params: types.AdamParams) -> AdamSettings:
 def sampling_settings_of(
     params: types.SamplingParams, eos_ids: tuple[int, ...]
 ) -> SamplingSettings:
-    """Checked settings of a sampling request.
+    """Returns checked settings of a sampling request.
 
-    ``stop`` None ends at the model's end-of-sequence tokens; strings or token ids end there as
-    well as at those; an empty list ends nowhere but at ``max_tokens``.
+    With ``stop`` None a sample ends at the model's end-of-sequence tokens; strings or token ids
+    are added to these; with an empty list it ends only at ``max_tokens``.
     """
     tokens: set[int] = set()
     strings: tuple[str, ...] = ()

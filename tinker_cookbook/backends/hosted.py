@@ -62,7 +62,7 @@ def connect_hosted(
     """Returns the SDK's service client for ``base_url``.
 
     Args:
-        base_url: ``None`` is ``TINKER_BASE_URL``, else the hosted API's own address.
+        base_url: ``None`` is ``TINKER_BASE_URL``, else the address of the hosted API.
         user_metadata: kept with the session on the server.
 
     Raises:
@@ -143,7 +143,7 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
     reasons: list[str | None] = []
 
     def probe() -> None:
-        # The SDK checks certificates, by its own list; here only a response counts.
+        # The SDK checks certificates with its own list; here only a response counts.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         health = f"{url}/api/v1/healthz"

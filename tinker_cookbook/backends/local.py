@@ -77,6 +77,7 @@ class LocalServiceClient(AsyncNames):
         seed = secrets.randbits(31) if seed is None else seed
         metadata = {**self._metadata, **(user_metadata or {})}
 
+        # On the worker, which alone uses the device; a run is stored only once it exists.
         def create() -> TrainingRun:
             run = self.engine.create_run(run_id, base_model, spec, seed)
             self.store.create_run(run_id, run_info(run, metadata, seed))

@@ -65,7 +65,7 @@ class LocalRestClient:
     def get_training_run(
         self, training_run_id: str, access_scope: AccessScope = "owned"
     ) -> LocalFuture[types.TrainingRun]:
-        """One run by its id."""
+        """Returns a run by its id."""
         return self._submit(lambda: self._training_run(self._store.get_run(training_run_id)))
 
     def get_training_run_by_tinker_path(
@@ -77,9 +77,10 @@ class LocalRestClient:
     def get_weights_info_by_tinker_path(
         self, tinker_path: str
     ) -> LocalFuture[types.WeightsInfoResponse]:
-        """Base model and adapter shape of a checkpoint."""
+        """Returns base model and adapter shape of a checkpoint."""
 
         def work() -> types.WeightsInfoResponse:
+            # The record of the run has it all, so no file of weights is read.
             checkpoint = self._store.get_checkpoint(tinker_path)
             info = self._store.get_run(checkpoint.path.run_id).info
             return types.WeightsInfoResponse(
@@ -100,7 +101,7 @@ class LocalRestClient:
         access_scope: AccessScope = "owned",
         project_id: str | None = None,
     ) -> LocalFuture[types.TrainingRunsResponse]:
-        """Runs, newest first."""
+        """Lists runs, newest first."""
         _check_page(limit, offset)
         if project_id is not None:
             raise BackendError(
@@ -118,7 +119,7 @@ class LocalRestClient:
         return self._submit(work)
 
     def list_checkpoints(self, training_run_id: str) -> LocalFuture[types.CheckpointsListResponse]:
-        """Checkpoints of a run, oldest first."""
+        """Lists the checkpoints of a run, oldest first."""
 
         def work() -> types.CheckpointsListResponse:
             infos = self._store.list_checkpoints(training_run_id)
@@ -129,7 +130,7 @@ class LocalRestClient:
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> LocalFuture[types.CheckpointsListResponse]:
-        """Checkpoints of all runs, newest first."""
+        """Lists the checkpoints of all runs, newest first."""
         _check_page(limit, offset)
 
         def work() -> types.CheckpointsListResponse:

@@ -138,7 +138,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> LocalFuture[list[float | None]]:
-        """Log-probability of each token given those before it; the first is ``None``.
+        """Returns log-probabilities of the tokens given those before; the first is ``None``.
 
         Requests that wait at the same time are computed together: submit all, then wait.
         """

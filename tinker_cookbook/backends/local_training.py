@@ -54,7 +54,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Log-probabilities and summed loss, without gradients."""
+        """Computes log-probabilities and the summed loss, without gradients."""
         examples = partial(convert.examples_of, data)
         return self.run_pass(examples, loss_fn, loss_fn_config, backward=False)
 
@@ -80,6 +80,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         def call(
             indices: Sequence[int], logprobs: list[torch.Tensor]
         ) -> tuple[torch.Tensor, dict[str, float]]:
+            # The engine works on its own examples; the loss gets the datums of the caller.
             return loss_fn([data[i] for i in indices], logprobs)
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
@@ -99,7 +100,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> LocalFuture[types.OptimStepResponse]:
-        """One AdamW step; metric ``grad_norm`` (before clipping)."""
+        """Runs one AdamW step; metric ``grad_norm`` (before clipping)."""
         params = optim_params if optim_params is not None else adam_params
         settings = convert.adam_settings_of(params or types.AdamParams())
         return self._submit(lambda run: types.OptimStepResponse(metrics=run.optim_step(settings)))
@@ -179,7 +180,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         return LocalSamplingClient.open(self._engine, self._store, model_path, None)
 
     def get_info(self) -> types.GetInfoResponse:
-        """Model name, rank and run id; waits until the run exists."""
+        """Returns model name, rank and run id; waits until the run exists."""
         run = self._created.result()  # the configuration of the model is known once it is loaded
         return types.GetInfoResponse(
             type="get_info",

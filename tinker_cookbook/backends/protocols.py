@@ -64,8 +64,8 @@ class SamplingClient(Protocol):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
-        """Log-probability of each prompt token given those before it, or of the last ones alone;
-        ``None`` for the first token and those not requested."""
+        """Returns log-probabilities of the prompt tokens, or of the last ones only; those of the
+        first token and of tokens that were not requested are ``None``."""
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -83,7 +83,7 @@ class TrainingClient(Protocol):
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Future[types.ForwardBackwardOutput]:
-        """Log-probabilities and loss without gradients."""
+        """Computes log-probabilities and the summed loss, without gradients."""
         ...
 
     def forward_backward(
@@ -102,7 +102,7 @@ class TrainingClient(Protocol):
         ...
 
     def optim_step(self, optim_params: types.AdamParams) -> Future[types.OptimStepResponse]:
-        """One optimizer step on the gradients added up so far, which are then cleared."""
+        """Runs one optimizer step on the gradients added up so far and clears them."""
         ...
 
     def save_state(
@@ -120,14 +120,14 @@ class TrainingClient(Protocol):
     def save_weights_and_get_sampling_client(
         self, *, record_stability_info: bool = False
     ) -> Future[SamplingClient]:
-        """A sampling client for the weights as they are after the operations submitted so far.
+        """Returns a sampling client for the weights after the operations submitted so far.
 
         ``record_stability_info``: its samples can be trained on with ``stable_reinforce``.
         """
         ...
 
     def get_info(self) -> types.GetInfoResponse:
-        """Model name, rank and run id."""
+        """Returns model name, rank and run id."""
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -140,7 +140,7 @@ class RestClient(Protocol):
     """Lists and manages runs and checkpoints."""
 
     def get_training_run(self, training_run_id: str) -> Future[types.TrainingRun]:
-        """One run by its id."""
+        """Returns a run by its id."""
         ...
 
     def get_training_run_by_tinker_path(self, tinker_path: str) -> Future[types.TrainingRun]:
@@ -150,17 +150,17 @@ class RestClient(Protocol):
     def get_weights_info_by_tinker_path(
         self, tinker_path: str
     ) -> Future[types.WeightsInfoResponse]:
-        """Base model and adapter shape of a checkpoint."""
+        """Returns base model and adapter shape of a checkpoint."""
         ...
 
     def list_training_runs(
         self, limit: int = 20, offset: int = 0
     ) -> Future[types.TrainingRunsResponse]:
-        """Runs, newest first."""
+        """Lists runs, newest first."""
         ...
 
     def list_checkpoints(self, training_run_id: str) -> Future[types.CheckpointsListResponse]:
-        """Checkpoints of a run, oldest first."""
+        """Lists the checkpoints of a run, oldest first."""
         ...
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
@@ -200,14 +200,13 @@ class ServiceClient(Protocol):
     def create_training_client_from_state_with_optimizer(
         self, path: str, user_metadata: dict[str, str] | None = None
     ) -> Future[TrainingClient]:
-        """Returns a new run from saved weights and optimizer state: continues as if never
-        stopped."""
+        """Returns a new run that continues exactly from saved weights and optimizer state."""
         ...
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None
     ) -> Future[SamplingClient]:
-        """Samples from a saved checkpoint or from a base model."""
+        """Returns a client that samples from a saved checkpoint or from a base model."""
         ...
 
     def create_rest_client(self) -> RestClient:

@@ -26,13 +26,13 @@ STEP_TOKENS = 512
 
 @dataclass(eq=False)
 class _Segment:
-    """Segment of the prefix tree: tokens at ``places`` of the row, which continue ``path``.
+    """Segment of the prefix tree: tokens at ``indices`` of the row, which continue ``path``.
 
     It has no table until the segment before it is complete.
     """
 
     path: np.ndarray
-    places: np.ndarray
+    indices: np.ndarray
     table: BlockTable | None = None
 
 
@@ -52,32 +52,32 @@ def read_together(
     # A tree of segments: a common prefix is one segment, whose blocks its continuations share.
     row = lay_out(sequences)
     cache = PagedCache(shapes, base.dtype, base.device)
-    waiting = [_Segment(some.path, places) for some in row.siblings for places in some.segments]
-    complete: dict[int, BlockTable] = {}  # by the last place of the segment
+    waiting = [_Segment(some.path, indices) for some in row.siblings for indices in some.segments]
+    complete: dict[int, BlockTable] = {}  # by the last index of the segment
     hidden: torch.Tensor | None = None
     while waiting:
         runs, parts = _next_runs(waiting, complete, cache)
         count = sum(map(len, parts))
-        places = np.concatenate(parts)
+        indices = np.concatenate(parts)
         # The padded number of tokens keeps results independent of how many are in the pass.
         fill = (0, -count % 32 if base.ragged else filling(count))
         found = base.hidden_of_batch(
-            torch.from_numpy(np.pad(row.tokens[places], fill)).to(base.device),
-            torch.from_numpy(np.pad(row.positions[places], fill)).to(base.device),
+            torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
+            torch.from_numpy(np.pad(row.positions[indices], fill)).to(base.device),
             BatchLayout(runs),
             Segments.of_one(terms),
         )
         if hidden is None:
             hidden = found.new_empty(len(row.tokens), found.shape[-1])
-        hidden[torch.from_numpy(places).to(base.device)] = found[:count]
+        hidden[torch.from_numpy(indices).to(base.device)] = found[:count]
         for run in runs:
             run.table.length += run.count
         # A complete segment is the prefix that others wait for.
         left = []
         for segment in waiting:
             table = segment.table
-            if table is not None and table.length == len(segment.path) + len(segment.places):
-                complete[int(segment.places[-1])] = table
+            if table is not None and table.length == len(segment.path) + len(segment.indices):
+                complete[int(segment.indices[-1])] = table
             else:
                 left.append(segment)
         waiting = left
@@ -90,7 +90,7 @@ def read_together(
 def _next_runs(
     waiting: Sequence[_Segment], complete: dict[int, BlockTable], cache: PagedCache
 ) -> tuple[list[Run], list[np.ndarray]]:
-    """Returns runs of segments whose prefix is complete, up to the limit of a pass, and the places
+    """Returns runs of segments whose prefix is complete, up to the limit of a pass, and the indices
     of their tokens."""
     runs: list[Run] = []
     parts: list[np.ndarray] = []
@@ -98,7 +98,7 @@ def _next_runs(
     for segment in waiting:
         if count == STEP_TOKENS:
             break
-        before, length = len(segment.path), len(segment.path) + len(segment.places)
+        before, length = len(segment.path), len(segment.path) + len(segment.indices)
         if segment.table is None:
             if not before:
                 segment.table = cache.new(length)
@@ -108,7 +108,7 @@ def _next_runs(
             else:
                 continue
         done = segment.table.length - before
-        part = segment.places[done : done + STEP_TOKENS - count]
+        part = segment.indices[done : done + STEP_TOKENS - count]
         runs.append(Run(segment.table, before + done, count, len(part)))
         parts.append(part)
         count += len(part)

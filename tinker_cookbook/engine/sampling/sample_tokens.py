@@ -73,10 +73,10 @@ def sample_sequences(
     """
     if not outputs:  # a step that only reads prompts
         return []
-    places, rows = zip(*outputs, strict=True)
+    indices, rows = zip(*outputs, strict=True)
     # fp32 logits, once for each hidden state, with the owners' adapters. The number of rows is
     # padded, so that a row's result does not depend on it.
-    once, first, which = np.unique(places, return_index=True, return_inverse=True)
+    once, first, which = np.unique(indices, return_index=True, return_inverse=True)
     owners = [rows[i].request.sampler for i in first]
     short, base = filling(len(once)), owners[0].base
     padded = torch.from_numpy(np.pad(once, (0, short), mode="edge")).to(hidden.device)
@@ -85,7 +85,7 @@ def sample_sequences(
     if hidden.device.type == "mps":  # it has no float64
         logits = logits.cpu()
     known = Exponentials.of(logits)
-    in_order = np.array_equal(once, places)  # then the padding is cut off, and nothing copied
+    in_order = np.array_equal(once, indices)  # then the padding is cut off, and nothing copied
     chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
     logits = logits[chosen]
     known = Exponentials(known.top[chosen], known.weights[chosen], known.sums[chosen])

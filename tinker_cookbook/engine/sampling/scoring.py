@@ -156,17 +156,17 @@ class Scorer:
             return answers
         hidden, read = self._hidden(sampler, [request.computed for request in requests])
         # The state at a position predicts the next token, so the last one predicts no given token.
-        where = [places[: len(r.tokens) - 1] for places, r in zip(read, requests, strict=True)]
+        where = [indices[: len(r.tokens) - 1] for indices, r in zip(read, requests, strict=True)]
         scored = list(zip(requests, where, answers, strict=True))
         _fill_logprobs(sampler, hidden, scored)
         _fill_topk(sampler, hidden, scored)
-        for request, places, answer in scored:
+        for request, indices, answer in scored:
             if request.targets is not None:
-                answer.target_logprobs = _logprobs(sampler, hidden, places, request.targets)
+                answer.target_logprobs = _logprobs(sampler, hidden, indices, request.targets)
         # The one token that was requested together with the scores.
         outputs = [
-            (int(places[-1]), row)
-            for places, request in zip(read, requests, strict=True)
+            (int(indices[-1]), row)
+            for indices, request in zip(read, requests, strict=True)
             if request.sample is not None
             for row in request.sample.rows
         ]
@@ -189,9 +189,9 @@ class Scorer:
             batch = pad(micro, sequences, base.device)
             parts.append(hidden_states(base, terms, batch, grad=False))
             ends = np.cumsum([len(sequences[i]) for i in micro.indices])
-            places = np.split(batch.flat.cpu().numpy() + start, ends[:-1])
-            for index, own in zip(micro.indices, places, strict=True):
-                where[index] = own
+            indices = np.split(batch.flat.cpu().numpy() + start, ends[:-1])
+            for number, part in zip(micro.indices, indices, strict=True):
+                where[number] = part
             start += len(parts[-1])  # indices continue in the states of all micro-batches
         return torch.cat(parts), where
 
@@ -205,11 +205,11 @@ def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> N
     wanted = [item for item in scored if item[0].logprobs]
     if not wanted:
         return
-    places = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
+    indices = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
     targets = np.concatenate([r.tokens[r.first :] for r, _, _ in wanted])
     vocab_size = sampler.base.vocab_size
     # A (state, target) pair as one number, so that equal pairs of a shared prefix are found.
-    keys, expand = np.unique(places * vocab_size + targets, return_inverse=True)
+    keys, expand = np.unique(indices * vocab_size + targets, return_inverse=True)
     values = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
     for request, _, answer in wanted:
         assert answer.logprobs is not None
@@ -222,8 +222,8 @@ def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
     head, lora = sampler.base.head, sampler.unembed_pair()
     for k in sorted({request.topk for request, _, _ in scored} - {0}):
         wanted = [item for item in scored if item[0].topk == k]
-        places = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
-        once, expand = np.unique(places, return_inverse=True)
+        indices = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
+        once, expand = np.unique(indices, return_inverse=True)
         values = np.empty((len(once), k), dtype=np.float32)
         ids = np.empty((len(once), k), dtype=np.int32)
         for index in _chunks(sampler.base, len(once)):
@@ -239,13 +239,13 @@ def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
 
 
 def _logprobs(
-    sampler: Sampler, hidden: torch.Tensor, places: np.ndarray, targets: np.ndarray
+    sampler: Sampler, hidden: torch.Tensor, indices: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] at ``places`` of ``hidden``."""
+    """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] at ``indices`` of ``hidden``."""
     out = np.empty(targets.shape, dtype=np.float32)
     lora = sampler.unembed_pair()
-    for index in _chunks(sampler.base, len(places)):
-        states = hidden[_tensor(places[index], hidden)]
+    for index in _chunks(sampler.base, len(indices)):
+        states = hidden[_tensor(indices[index], hidden)]
         found = sampler.base.head.logprobs(states, _tensor(targets[index], hidden), lora)
         out[index] = found.cpu().numpy()
     return out
