@@ -32,6 +32,7 @@ else:
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
+# An expression may also take all memory while it is evaluated; then only its worker dies.
 _WORKER_MEMORY_BYTES = 2 << 30
 _MAX_WORKERS = 4
 _ORPHAN_SECONDS = 2.0  # time after its timeout when a worker without a parent ends itself
@@ -69,6 +70,7 @@ class TimedPool:
         self._max_workers = workers
         self._timeout_seconds = timeout_seconds
         self._preload = tuple(preload)
+        # Both call methods may start the pool, from different threads.
         self._lock = threading.Lock()
         self._pool: pebble.ProcessPool | None = None
 
@@ -97,6 +99,7 @@ class TimedPool:
             pool, self._pool = self._pool, None
         if pool is not None:
             atexit.unregister(self.close)
+            # stop, not close, which would wait for calls that may hang.
             pool.stop()
             pool.join()
 
@@ -132,12 +135,14 @@ def _check_timeout(seconds: float) -> None:
 def _prepare_worker(preload: Sequence[str]) -> None:
     # The main process handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Imported before the first call, so that its timeout does not include the import.
     for module in preload:
         if find_spec(module) is not None:
             import_module(module)
     if find_spec("resource") is not None:  # Windows has no such limit
         import resource
 
+        # A process cannot exceed its hard limit (negative: there is none).
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = _WORKER_MEMORY_BYTES if hard < 0 else min(hard, _WORKER_MEMORY_BYTES)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -147,11 +152,13 @@ def _run(function: Callable[..., T], args: tuple[Any, ...], limit: float) -> T:
     # If the main process was killed, no process ends a call that hangs; then this timer does.
     if not hasattr(signal, "setitimer"):
         return function(*args)
+    # The default action of SIGALRM ends the process, even inside code that never returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit + _ORPHAN_SECONDS)
     try:
         return function(*args)
     finally:
+        # The worker goes on to other calls.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -180,6 +187,7 @@ async def grade_math(
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
         return False
+    # Equal texts and plain numbers need neither a worker nor math_verify.
     if answer == reference:
         return True
     plain = equal_plain_numbers(answer, reference)
@@ -190,6 +198,7 @@ async def grade_math(
         return await (pool or _default_pool).call(
             verify_expressions, answer, reference, timeout_seconds=timeout_seconds
         )
+    # The policy decides how long an answer takes to compare, so a timeout is no error of the run.
     except TimeoutError:
         reason = f"grading took more than {timeout_seconds:g} s and was stopped"
     except pebble.ProcessExpired as error:
@@ -208,6 +217,7 @@ def equal_plain_numbers(answer: str, reference: str) -> bool | None:
         text = text.strip().removesuffix(".").removeprefix("\\").removeprefix("$").strip()
         if not _PLAIN.fullmatch(text):
             return None
+        # Decimal compares all digits; different long numbers may be equal as floats.
         numbers.append(Decimal(text.replace(",", "")))
     return numbers[0] == numbers[1]
 
@@ -220,6 +230,7 @@ def last_number(text: str) -> str | None:
 
 def extract_boxed(text: str) -> str | None:
     r"""Returns the content of the last complete ``\boxed{…}``, with nested braces, or None."""
+    # The last box is the answer; if it was cut off, the one before counts.
     for match in reversed(list(_BOXED.finditer(text))):
         depth = 0
         for i in range(match.end(), len(text)):
@@ -235,6 +246,7 @@ def extract_gsm8k_answer(text: str) -> str | None:
     """Returns the number after the last ``####``; else the boxed one; else the last in the text."""
     _, marked, after = text.rpartition("####")
     if marked:
+        # The line ends the answer: an explanation below it may contain other numbers.
         return last_number(after.strip().split("\n")[0])
     boxed = extract_boxed(text)
     return last_number(text if boxed is None else boxed)
@@ -258,7 +270,9 @@ def verify_expressions(answer: str, reference: str) -> bool:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     from math_verify import parse, verify
 
+    # The order matters: verify(gold, target) is not symmetric.
     expected, got = (
+        # In a box the whole text is one answer, whether it is LaTeX or plain.
         parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         for text in (reference, answer)
     )

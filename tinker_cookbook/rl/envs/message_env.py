@@ -192,6 +192,7 @@ class EnvFromMessageEnv(Env):
             f"max_trajectory_tokens={self.max_trajectory_tokens}: this task is too long for the "
             "model's context window"
         )
+        # An episode without turns, not an error: other prompts may be short enough.
         return InitialObservationOverflow(
             self.context_overflow_reward,
             {**_MAX_TOKENS_REACHED, f"{STOP_METRIC_PREFIX}{StopReason.MAX_TOKENS}": 1.0},
@@ -221,12 +222,14 @@ class EnvFromMessageEnv(Env):
             elif cut:
                 problem = "the message is too long and was cut off"
             return await self._malformed(message, problem, cut)
+        # A valid message resets the count, which the policy for parse errors compares.
         self._errors_in_a_row = 0
         # The limit on tool calls counts them before they run.
         calls = len(message.get("tool_calls", ()))
         metrics: Metrics = {}
         limit = self._config.limits.max_tool_calls
         if limit is not None and self._tool_calls + calls > limit:
+            # The environment never sees this message, but a grader of all messages does.
             self._history.add([message])
             return self._final(0.0, StopReason.MAX_TOOL_CALLS, metrics)
         if limit is not None or calls:
@@ -250,6 +253,7 @@ class EnvFromMessageEnv(Env):
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """Returns the message environment's reward for the whole episode."""
+        # By default a grader sees only the messages that the environment stores.
         everything = self._config.termination_policy.pass_all_messages_to_grader
         messages = self._history.seen if everything else self._history.own
         return await self.message_env.grade(list(messages), stop_reason)
@@ -259,6 +263,7 @@ class EnvFromMessageEnv(Env):
         return self.renderer.get_stop_sequences() if self._stop is None else self._stop
 
     async def _render(self) -> Observation:
+        # Rendered in a thread, as parsing is: long conversations must not delay other episodes.
         return await asyncio.to_thread(self.renderer.build_generation_prompt, self._history.seen)
 
     def _overflows(self, ob: Observation) -> bool:
@@ -267,6 +272,7 @@ class EnvFromMessageEnv(Env):
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
     async def _after_step(self, result: MessageStepResult, metrics: Metrics) -> StepResult:
+        # next_messages is the whole conversation, which the environment may have shortened.
         self._history.update(result.next_messages)
         self._stop = result.next_stop_condition
         metrics, logs = {**metrics, **result.metrics}, dict(result.logs)
@@ -294,11 +300,13 @@ class EnvFromMessageEnv(Env):
             self._history.add([message])
             reason = StopReason.MAX_TOKENS if cut else StopReason.PARSE_ERROR
             return self._final(reward, reason, metrics, logs)
+        # The malformed answer stays before the hint, so that the next prompt extends this turn.
         hint = Message(role="user", content=template.format(details=problem))
         ob, _ = await self.add_messages([message, hint])
         return self._continue(ob, reward, metrics, logs)
 
     def _continue(self, ob: Observation, reward: float, metrics: Metrics, logs: Logs) -> StepResult:
+        # Checked before sampling, which needs room for an answer.
         if self._overflows(ob):
             metrics = {**metrics, "context_overflow": 1.0}
             reward, reason = self.context_overflow_reward, StopReason.CONTEXT_OVERFLOW

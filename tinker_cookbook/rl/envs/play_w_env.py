@@ -44,6 +44,7 @@ async def get_async_input(prompt: str, multiline: bool = False) -> str:
     ``multiline=True`` reads until two empty lines, which are left out. Otherwise one line is read;
     a backslash at its end continues it in the next. Raises ``EOFError`` at the end of the input.
     """
+    # A daemon thread, so that the program can end while it waits for a line.
     return await run_in_daemon_thread(lambda: _read_answer(input, prompt, multiline))
 
 
@@ -88,6 +89,7 @@ class ManualPolicy(TokenCompleter):
         ending = stop[0] if stop else None
         if isinstance(ending, int):
             tokens = [*tokens, ending]
+        # A stop string is encoded with the text, since tokens may span their border.
         elif ending is not None:
             tokens = encode_without_special_tokens(self.tokenizer, text + ending)
         self._seen = [*prompt, *tokens]
@@ -99,6 +101,7 @@ class _PrintRewards(RolloutHooks):
     show: Callable[[str], None]
 
     async def on_turn_begin(self, state: RolloutState) -> None:
+        # The last turn is complete only when the next one begins.
         if state.transitions:
             self._show_turn(state.transitions[-1], state.turn_index)
 
@@ -135,6 +138,7 @@ async def play_env(
     try:
         return await run_rollout(policy, env, hooks=_PrintRewards(show))
     except Exception as error:
+        # run_rollout wraps the error of a policy; Ctrl-D is an EOFError inside.
         if not isinstance(original(error), EOFError):
             raise
         show("stopped")
@@ -174,6 +178,7 @@ async def main(config: Config) -> None:
         envs = await builder.make_envs()
         _check_index("member", config.member, len(envs))
         await play_env(envs[config.member], get_tokenizer(config.model_name))
+    # Also after an error, so that no resource of the group stays open.
     finally:
         await builder.cleanup()
 

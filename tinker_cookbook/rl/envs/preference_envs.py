@@ -62,7 +62,7 @@ __all__ = [
 
 
 class PreferenceEnv(Env):
-    """Environment with one answer to a conversation, judged in its group: its own reward is 0."""
+    """Environment with one answer to a conversation; its reward comes from the whole group."""
 
     def __init__(self, convo_prefix: Sequence[Message], policy_renderer: Renderer) -> None:
         self.convo_prefix: list[Message] = list(convo_prefix)
@@ -85,6 +85,7 @@ class PreferenceEnv(Env):
         return StepResult.final(0.0, self.stop_condition)
 
 
+# One lock for all models: copies share a builder, which may cache the model that it builds.
 _build_lock = threading.Lock()
 
 
@@ -202,10 +203,13 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         responses = [self.get_response_message(trajectory) for trajectory in trajectory_group]
         n, target = len(responses), self.eval_target_completion_A
         compared = [messages for messages, _ in responses]
+        # In training answers of a group are compared, so wins and losses cancel.
         if target is None:
             pairs = get_pairs_chunked(n, self.tournament_pattern, self.matchup_group_size)
         else:
+            # In evaluation the opponent is a fixed answer, so that the win rate can rise.
             compared.append(target)  # has index n
+            # Two orders or one, by the pattern; the order (0, 1) puts the fixed answer second.
             orders = get_pairs(2, self.tournament_pattern)
             pairs = [((i, n)[first], (i, n)[second]) for i in range(n) for first, second in orders]
         comparisons = [
@@ -225,10 +229,12 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
             shared["judge_confidence"] = sum(map(abs, verdicts)) / len(verdicts)
             shared["judge_position_bias"] = sum(verdicts) / len(verdicts)
         rewards: list[tuple[float, Metrics]] = []
+        # balance may have one more entry, that of the fixed answer.
         for (_, valid), win in zip(responses, balance, strict=False):
             metrics: Metrics = {"win_minus_loss": win, "format": float(valid)}
             if target is not None:
                 metrics["win_rate"] = (1 + win) / 2
+            # A wrong format costs 1, as much as the step from a tie to losing every matchup.
             rewards.append((win + (valid - 1), {**metrics, **shared}))
         return rewards
 
@@ -252,7 +258,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
 def _group(
     labeled: LabeledComparison, held_out: bool = False, **settings: Any
 ) -> PairwisePreferenceGroupBuilder:
-    """Returns the group of a prompt; if ``held_out``, it meets the answer that the data prefers."""
+    """Returns the group of a prompt; if ``held_out``, the opponent is the preferred answer."""
     comparison, target = labeled.comparison, None
     if held_out:
         target = comparison.completion_B if labeled.label == "B" else comparison.completion_A
@@ -349,6 +355,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             )
         renderer = get_renderer(self.policy_renderer_name, get_tokenizer(self.policy_model_name))
         judge = LazyPreferenceModel(self.preference_model_builder)
+        # In training both compared answers will be sampled, in evaluation one of them.
         that_fit = partial(
             comparisons_that_fit,
             renderer=renderer,
@@ -366,6 +373,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             matchup_group_size=self.matchup_group_size,
             comparisons=that_fit(train, new_answers=2),
         )
+        # A tie has no preferred answer that could be the opponent.
         held_out = [labeled for labeled in test or [] if labeled.label != "Tie"][: self.num_test]
         held_out = that_fit(held_out, new_answers=1)
         if not held_out:
@@ -379,4 +387,5 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             num_envs=self.test_group_size,
             content_preprocessor=self.content_preprocessor,
         )
+        # One batch in a fixed order, so that every evaluation has the same groups.
         return train_set, ProblemDataset(held_out, make_group, len(held_out), shuffle=False)

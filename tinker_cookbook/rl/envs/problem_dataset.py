@@ -40,6 +40,7 @@ class ProblemDataset(RLDataset, Generic[P]):
         """Returns the groups of batch ``index``."""
         start = index * self._groups_per_batch
         here = self._order[start : start + self._groups_per_batch]
+        # A slice accepts negative and large indices, and would hide the mistake.
         if index < 0 or not here:
             raise IndexError(f"batch {index} of a dataset with {len(self)} batches")
         return [self._make_group(self._problems[i]) for i in here]
@@ -50,5 +51,6 @@ class ProblemDataset(RLDataset, Generic[P]):
     def set_epoch(self, seed: int) -> None:
         """Puts the problems in an order that depends on ``seed`` only, if ``shuffle`` is set."""
         if self._shuffle:
+            # A permutation of the seed alone, not of the order before: a resumed run gets the same.
             count = len(self._problems)
             self._order = random.Random(seed).sample(range(count), count)

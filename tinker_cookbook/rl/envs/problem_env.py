@@ -102,8 +102,10 @@ class ProblemEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
         text, metrics, logs = await asyncio.to_thread(self._parse, action)
+        # A right format adds nothing and a wrong one costs format_coef, so the best reward stays 1.
         reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0
         limit = self._grader_timeout
+        # Also reported as 0, so that its mean over episodes is the share of timeouts.
         if limit is not None:
             metrics["grader_timeout"] = 0.0
         try:
@@ -123,6 +125,7 @@ class ProblemEnv(Env):
         metrics: Metrics = {}
         # Without an override the reward has no format term and the metric is not logged.
         if type(self).check_format is not ProblemEnv.check_format:
+            # Both exclude truncated answers; is_clean includes an end with the end-of-text token.
             strict = self.require_stop_sequence_for_format
             ended = ending.is_stop_sequence if strict else ending.is_clean
             metrics["format"] = float(ended and bool(self.check_format(text)))
@@ -132,6 +135,7 @@ class ProblemEnv(Env):
         if inspect.iscoroutinefunction(self.check_answer):
             verdict = await self.check_answer(text)
         else:
+            # A daemon thread: a grader that never returns must not keep the program from ending.
             verdict = await run_in_daemon_thread(self.check_answer, text)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
@@ -143,6 +147,7 @@ class ProblemEnv(Env):
             ) from None
 
 
+# A separate class: a TimeoutError that check_answer raises itself is an error.
 class _GraderTimeoutError(Exception):
     """``check_answer`` took longer than ``grader_timeout_seconds``."""
 
@@ -165,6 +170,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Makes ``num_envs`` environments."""
+        # An environment runs one episode, so each member of the group gets a new one.
         return [self.env_thunk() for _ in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:

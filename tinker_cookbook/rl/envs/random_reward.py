@@ -43,10 +43,12 @@ class _RandomRewardEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         result = await call_step(self._env, action, extra)
         metrics = {**result.metrics, "true_reward": result.reward}
+        # From a generator, because a function of the answer could be learned.
         reward = float(self._rng.integers(2)) if result.episode_done else 0.0
         return replace(result, reward=reward, metrics=metrics)
 
     def begin_rollout(self, config: RolloutConfig) -> None:
+        # begin_rollout and grade are optional for an environment.
         begin = getattr(self._env, "begin_rollout", None)
         if begin is not None:
             begin(config)
@@ -66,6 +68,7 @@ class _RandomRewardGroup(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         envs = await self._group.make_envs()
+        # Seeded by batch, group and member, so that rewards do not depend on timing.
         return [_RandomRewardEnv(env, [*self._seed, i]) for i, env in enumerate(envs)]
 
     async def cleanup(self) -> None:

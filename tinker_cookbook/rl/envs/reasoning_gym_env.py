@@ -44,6 +44,7 @@ DEFAULT_TIMEOUT_SECONDS = 10.0
 Entry = dict[str, Any]
 """A problem of a generator: question, answer, metadata."""
 
+# Separate from the pool of grading: its workers import another package.
 _pool = TimedPool(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, preload=["reasoning_gym"])
 
 
@@ -87,11 +88,13 @@ class ReasoningGymEnv(ProblemEnv):
             return await _pool.call(
                 _score,
                 self.generator,
+                # As sorted JSON: the worker caches scorers by their settings, as a hashable key.
                 json.dumps(self.config, sort_keys=True),
                 answer,
                 self.entry,
                 timeout_seconds=self.scoring_timeout_seconds,
             )
+        # The policy decides how long scoring takes, so a timeout is no error of the run.
         except (TimeoutError, pebble.ProcessExpired) as error:
             logger.warning(
                 "scoring an answer to %s ended without a score (%s); it gets 0: %.80r",
@@ -130,6 +133,7 @@ def _score(generator: str, config: str, answer: str, entry: Entry) -> float:
 
 @lru_cache(maxsize=16)
 def _scorer(generator: str, config: str) -> Any:
+    # Scoring uses the settings of a generator, not its problems: one is enough.
     return make_generator(generator, json.loads(config), size=1, seed=0)
 
 
@@ -227,16 +231,20 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
             )
             if not test:  # num_test=0
                 return train_set, None
+            # Evaluation needs no advantages, so it has one episode per problem.
             entries = _Entries(problems, test)
             return train_set, ProblemDataset(entries, partial(make_group, 1), self.groups_per_batch)
 
+        # In a thread, because it imports the package and loads a tokenizer.
         return await asyncio.to_thread(build)
 
     def _generator(self) -> Any:
+        # One generator for both parts: problem i depends on the seed and i, so they are disjoint.
         size = self.size + self.num_test
         return make_generator(self.generator, self.config, size=size, seed=self.seed)
 
     def _group(self, renderer: Renderer, size: int, entry: Entry) -> EnvGroupBuilder:
+        # A partial can be pickled, so that groups can run in other processes.
         env = partial(
             ReasoningGymEnv,
             self.generator,

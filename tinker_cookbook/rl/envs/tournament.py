@@ -48,6 +48,7 @@ def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> li
         raise ConfigurationError(
             f"matchup_group_size: got {chunk_size}, expected at least 2, as one has no opponent"
         )
+    # At least two members in each chunk, and at least one chunk.
     num_chunks = max(1, min(math.ceil(n / chunk_size), n // 2))
     bounds = [n * k // num_chunks for k in range(num_chunks + 1)]
     return [
@@ -76,8 +77,10 @@ def mean_wins_minus_losses(
                 f"preference between answers {first} and {second}: got {preference}, expected a "
                 "number from -1 (the first is better) to 1 (the second is better)"
             )
+        # What one answer wins the other loses, so each pair adds 0 to the sum.
         balance[first] -= preference
         balance[second] += preference
         matchups[first] += 1
         matchups[second] += 1
+    # A mean, since chunks of different sizes have different numbers of matchups.
     return [value / max(count, 1) for value, count in zip(balance, matchups, strict=True)]

@@ -53,6 +53,7 @@ def diagnose(
     turns = [t for g in groups for trajectory in g.trajectories_G for t in trajectory.transitions]
     rewards_P = [group.get_total_rewards() for group in groups]
     metrics = metrics or {}
+    # Rewards matter only if there are episodes, answers and trained tokens: these come first.
     if not any(rewards_P):
         errors = int(float(metrics.get("rollout_errors/total", 0)))
         return Diagnosis(
@@ -73,6 +74,7 @@ def diagnose(
             "is malformed. Show the format in the prompt (few-shot examples), start with "
             "supervised training on examples, or set mask_error_turns=False.",
         )
+    # A teacher gives each token an advantage, so equal rewards are no obstacle.
     if "teacher_kl" in metrics:
         if metrics.get("optim/num_steps") != 0:
             return None
@@ -83,8 +85,10 @@ def diagnose(
             "model that training began from. Use a checkpoint, another base model, or a different "
             "prompt for the teacher.",
         )
+    # One group with different rewards is enough for a gradient.
     if not all(is_constant(rewards) for rewards in rewards_P):
         return None
+    # A group of one is a mistake in the settings, whatever the answers are.
     if all(len(rewards) <= 1 for rewards in rewards_P):
         return Diagnosis("group_of_one", f"Every group {GROUP_OF_ONE}")
     count = f"all {len(rewards_P)} groups" if len(rewards_P) > 1 else "the only group"
@@ -103,8 +107,10 @@ def diagnose_kl(
 ) -> Diagnosis | None:
     """Returns a warning if the KL of sampler and learner is high enough to risk instability."""
     kl = float(metrics.get(_KL, 0.0))
+    # Not kl <= bound, since NaN gives no warning here.
     if not kl > _UNSTABLE_KL:
         return None
+    # Off-policy the KL grows with staleness, on-policy with the step or a numerical mismatch.
     if max_steps_off_policy:
         advice = f"lower max_steps_off_policy (now {max_steps_off_policy}), or the learning rate"
     else:
@@ -127,11 +133,14 @@ def _likeliest_cause(
 ) -> tuple[str, str]:
     """Returns the cause of constant rewards and the advice; the most specific cause first."""
     values = [rewards[0] for rewards in rewards_P if rewards]
+    # Equal and good rewards are success, not a failure of the answers.
     if min(values) >= GOOD_REWARD:
         return "all_good", "The model solves these problems already: use harder ones, or stop here."
+    # Truncated answers come next: without their end they neither parse nor have the format.
     truncated = [turn for turn in turns if turn.ac.stop_reason == "length"]
     share = len(truncated) / len(turns)
     if share >= _MOST:
+        # If all were cut at the same length, that is the limit.
         lengths = {len(turn.ac.tokens) for turn in truncated}
         limit = lengths.pop() if max_tokens is None and len(lengths) == 1 else max_tokens
         where = "max_tokens" if limit is None else f"max_tokens={limit}"
@@ -139,12 +148,14 @@ def _likeliest_cause(
             f"{share:.0%} of the answers were cut off at {where}, before their end: raise "
             "max_tokens, or request shorter answers in the prompt."
         )
+    # One token is the stop token alone.
     share = sum(len(turn.ac.tokens) <= 1 for turn in turns) / len(turns)
     if share >= _MOST:
         return "empty", (
             f"{share:.0%} of the answers are empty: the model stops at once. Check that "
             "renderer_name fits the model, and look at the prompt in the transcripts."
         )
+    # Parse errors point to the renderer, a missing format to the prompt or the task's check.
     share = sum(float(turn.metrics.get("parse_error", 0)) > 0 for turn in turns) / len(turns)
     if share >= _MOST:
         return "format", (
@@ -158,6 +169,7 @@ def _likeliest_cause(
             "requires: show it in the prompt (few-shot examples), or compare the environment's "
             "check_format with the transcripts."
         )
+    # Equal samples have equal rewards in any task, so only the sampling settings can help.
     texts = [
         {tuple(tuple(turn.ac.tokens) for turn in one.transitions) for one in group.trajectories_G}
         for group in groups
@@ -167,6 +179,7 @@ def _likeliest_cause(
             "The samples of each group are the same text: raise temperature towards 1, and raise "
             "top_p and top_k."
         )
+    # What remains is the difficulty of the task.
     size = max(len(rewards) for rewards in rewards_P)
     if max(values) < GOOD_REWARD:
         return "all_bad", (

@@ -110,6 +110,7 @@ class RLProgress:
         # The last test reward stays visible until the next evaluation.
         tests = [key for key in metrics if key.endswith(f"/{REWARD}")]
         self._test_reward = _value(metrics, tests[0]) if tests else self._test_reward
+        # The estimate uses the last 20 updates: a slow first step or an evaluation soon drops out.
         self._pace.update(self._clock(), step)
         parts = [f"step {step}/{self.total_steps}", *self._pace.describe(self.total_steps)]
         if self._test_reward is not None:
@@ -132,6 +133,7 @@ class RLProgress:
         now = self._clock()
         recent = self._shown_at is not None and now - self._shown_at < self._transcript_interval
         groups = [group] if isinstance(group, TrajectoryGroup) else group
+        # A group with different rewards shows what is learned.
         mixed = [one for one in groups if not is_constant(one.get_total_rewards())]
         chosen = next(iter([*mixed, *groups]), None)
         if (recent and not force) or chosen is None or not chosen.trajectories_G:
@@ -142,6 +144,7 @@ class RLProgress:
         if console.is_terminal:
             console.print(Panel(body, title=Text(title), title_align="left"))
         else:
+            # Without markup: brackets in sampled text are no styles.
             console.print(f"rl: {title}", markup=False, soft_wrap=True)
             indented = "\n".join(f"  | {line}" for line in body.plain.splitlines())
             console.print(indented, markup=False, soft_wrap=True)
@@ -203,12 +206,14 @@ class RLProgress:
         total = _value(self._metrics, TOTAL_TIME)
         if not total:
             return ""
+        # These are not parts of the step: its total, the evaluations, and rates.
         others = {TOTAL_TIME, "time/eval", *_TOKENS_PER_SECOND.values()}
         parts = {
             key.removeprefix("time/"): float(value) / total
             for key, value in self._metrics.items()
             if key.startswith("time/") and key not in others and isinstance(value, (int, float))
         }
+        # Shares that would be shown as 0% are left out.
         shares = [f"{name} {share:.0%}" for name, share in parts.items() if share >= 0.005]
         return f"step {_short_time(total)}: {' '.join(shares)}" if shares else ""
 

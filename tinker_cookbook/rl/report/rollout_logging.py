@@ -72,6 +72,7 @@ def serialize_rollout_summaries_from_groups(
                 "steps": steps,
                 "final_ob_len": trajectory.final_ob.length,
             }
+            # Metrics and logs of an environment may hold values without a JSON form.
             rows.append(json_value(row))
     return rows
 

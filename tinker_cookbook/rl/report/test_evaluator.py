@@ -127,12 +127,15 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                 if builder is None:
                     return
                 try:
+                    # A policy for each index: samples do not depend on the order of starts.
                     group = await run_group(
                         builder, policy.derived(index), strategy=self._strategy, config=self._config
                     )
+                # Only a tolerant strategy raises this; the other groups still give a measurement.
                 except AllTrajectoriesFailedError as error:
                     skipped.append(error)
                     continue
+                # Sums instead of episodes, so that memory does not grow with the test set.
                 totals = TrajectoryTotals.of(group)
                 measured[index] = totals, list(builder.logging_tags()), list(group.rollout_errors)
                 kept[index] = group
@@ -140,6 +143,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                 if len(kept) > self._num_groups_to_log:
                     del kept[max(kept)]
 
+        # This many workers are the limit on concurrent groups.
         await gather_or_cancel(run_groups() for _ in range(self._in_flight))
         if not measured:
             if skipped:
@@ -153,6 +157,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
             )
         self.last_groups = [kept[i] for i in sorted(kept)]
         self.last_tags = [measured[i][1] for i in sorted(kept)]
+        # In the order of the dataset, since rounding of a sum depends on the order.
         totals_P, tags_P, errors_P = zip(*(measured[i] for i in sorted(measured)), strict=True)
         errors = [error for errors in errors_P for error in errors]
         metrics = {**metrics_of_totals(totals_P, tags_P), **error_metrics(errors, len(skipped))}

@@ -131,6 +131,7 @@ class Reporter:
 
     async def report(self, done: IterationReport) -> tuple[Metrics, dict[str, int]]:
         """Shows the iteration and queues its transcripts; returns its row and the counters."""
+        # In threads, since the event loop may be sampling the next groups.
         metrics = await asyncio.to_thread(self._measure, done)
         groups = done.collected.groups
         # The evaluation after this update writes its transcripts under the next step.
@@ -175,6 +176,7 @@ class Reporter:
             **done.trained,
             **done.collected.metrics,
         }
+        # Synchronous runs always sample with the newest weights.
         if self._config.async_config is not None:
             metrics.update(compute_sampling_client_metrics(groups, done.step))
         metrics["reward/total"] = metrics["env/all/reward/total"]
@@ -254,6 +256,7 @@ def _times(
     whole = sum(waited.values())
     shares = {name: seconds / whole for name, seconds in waited.items()} if whole > 0 else {}
     times: Metrics = {f"time/{name}": rollouts * share for name, share in shares.items()}
+    # Without waiting times all of the rollout time counts as sampling.
     times.setdefault("time/sampling", rollouts if not shares else 0.0)
     times["time/train"] = training = done.training_seconds
     if "time/scoring" in done.trained:

@@ -62,6 +62,7 @@ def metrics_of_totals(
     tags = {tag: None for taglist in taglist_P for tag in taglist if tag != "all"}
     for tag in tags:
         tagged = [one for one, own in zip(totals_P, taglist_P, strict=True) if tag in own]
+        # A tag that all groups have would repeat env/all.
         if len(tagged) < len(totals_P):
             of_tag = TrajectoryTotals.sum(tagged).env_metrics()
             metrics |= {f"env/{tag}/{name}": value for name, value in of_tag.items()}
@@ -136,6 +137,7 @@ class TrajectoryTotals:
         total.counts["episodes"] = len(rewards_G)
         total.reward = float(sum(rewards_G))
         if rewards_G:
+            # In a constant group any member's reward is that of all.
             kind = "all_good" if rewards_G[0] >= GOOD_REWARD else "all_bad"
             total.counts[kind if is_constant(rewards_G) else "mixed"] += 1
         for trajectory, metrics in zip(group.trajectories_G, group.metrics_G, strict=True):
@@ -153,8 +155,10 @@ class TrajectoryTotals:
                     if name not in _EVENTS:
                         _add(total.env_sums, name, _number(name, value))
                         total.env_counts[name] += 1
+            # Sorted, because the order of strings in a set differs between processes.
             for name in sorted(_EVENTS & {name for report in reports for name in report}):
                 values = [_number(name, report.get(name, 0)) for report in reports]
+                # An event of the episode counts once, however many reports have it.
                 happened = float(max(values) > 0) if name == _EPISODE_EVENT else sum(values)
                 _add(total.events, name, happened)
         return total
@@ -188,6 +192,7 @@ class TrajectoryTotals:
             metrics["turns_per_episode"] = count["turns"] / count["episodes"]
             metrics["reward/total"] = self.reward / count["episodes"]
             kinds = ("mixed", "all_good", "all_bad")
+            # Groups without an episode have no kind, so the shares are of the others.
             groups = sum(count[kind] for kind in kinds)
             metrics |= {f"by_group/frac_{kind}": count[kind] / groups for kind in kinds}
         return metrics

@@ -116,6 +116,7 @@ def _colors(entry: LoggedGroup) -> list[str]:
     if is_constant(rewards):
         return [""] * len(rewards)
     mean = _mean(rewards)
+    # Without advantages (in an evaluation) the difference to the mean has the same sign.
     advantages = [
         reward - mean if given is None else given
         for reward, given in zip(rewards, entry.advantages, strict=True)
@@ -155,6 +156,7 @@ def _sample(entry: LoggedGroup, member: int, color: str, show_prompt: bool) -> N
     facts += [f"{trajectory.stop_reason}", plural(tokens, "token")]
     if len(turns) != 1:
         facts.append(plural(len(turns), "turn"))
+    # The stop reason max_tokens shows this already.
     elif turns[0].ac.stop_reason == "length" and trajectory.stop_reason != StopReason.MAX_TOKENS:
         facts.append("cut off")
     summary = Node("summary", {}, [Node("b", {}, [f"Sample {member}"])])
@@ -218,7 +220,9 @@ def _log_of(trace: Trace | None, member: int | None) -> list[Child]:
     """Returns what was logged in the scope of one member, or outside of all such scopes."""
     found: list[Child] = []
     for child in [] if trace is None else list(trace.root.children):
+        # member_log marks the scope of a member by this attribute.
         scope = child.attrs.get("data-member") if isinstance(child, Node) else None
+        # A member that logged nothing has an empty scope.
         is_empty_scope = scope is not None and isinstance(child, Node) and not child.children
         if scope == (None if member is None else str(member)) and not is_empty_scope:
             found.append(child)

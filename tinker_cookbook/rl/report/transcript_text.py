@@ -92,6 +92,7 @@ class TokenText:
                 TurnText(
                     prompt=self.pieces(new, before=prompt[:start]),
                     num_new_tokens=sum(getattr(item, "length", 1) for item in new),
+                    # Answers differ, so only prompts are cached.
                     answer=self.pieces(answer, before=prompt, keep=False),
                 )
             )
@@ -124,6 +125,7 @@ class TokenText:
         # Special tokens and images become separate pieces.
         for kind, run in groupby(items, kind_of):
             part = list(run)
+            # Decoded with the tokens before: a decoder drops the space of its first token.
             lead = _tokens(everything[max(0, position - LEAD) : position])
             position += len(part)
             if kind == "image":
@@ -166,6 +168,7 @@ def _items(observation: Observation) -> list[Item]:
         if tokens is not None:
             items.extend(tokens)
         else:
+            # Compared within this process only, so a hash is enough.
             source = getattr(chunk, "data", None) or getattr(chunk, "location", None)
             items.append(Image(chunk.length, str(hash(source))))
     return items

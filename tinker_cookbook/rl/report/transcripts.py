@@ -39,6 +39,7 @@ __all__ = ["TranscriptWriter", "group_log", "iteration_dir", "member_log"]
 
 logger = logging.getLogger(__name__)
 
+# At most this many steps wait, so that their episodes do not fill the memory.
 _MAX_PENDING = 2
 
 
@@ -46,6 +47,7 @@ _MAX_PENDING = 2
 def group_log(enabled: bool = True) -> Iterator[Trace | None]:
     """Collects what the environments of one group log with ``logtree``, if ``enabled``."""
     if not enabled:
+        # Environments must not write into a report that the caller has open.
         with scope_disable():
             yield None
         return
@@ -83,6 +85,7 @@ class TranscriptWriter:
         self.json_export = json_export
         self.tokenizer = tokenizer
         self._pending: deque[Future[None]] = deque()
+        # A single thread, so that steps are written in order.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transcripts")
 
     def write(
@@ -128,6 +131,7 @@ class TranscriptWriter:
             numbers = [None] * size if own is None else list(own)
             log = None if logs is None else logs[index]
             entries.append(LoggedGroup(index, group, list(tags[index]), numbers, log))
+        # An error of an earlier step ends the run here.
         while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
             self._pending.popleft().result()
         future = self._thread.submit(self._write, iteration, split, entries, len(groups))
@@ -161,6 +165,7 @@ class TranscriptWriter:
     def _write(
         self, iteration: int, split: str, entries: Sequence[LoggedGroup], num_groups: int
     ) -> None:
+        # Tokens are decoded here, in the writer's thread, so that training does not wait.
         text = TokenText(self.tokenizer)
         for entry in entries:
             entry.texts = [text.episode(one) for one in entry.group.trajectories_G]
@@ -173,6 +178,7 @@ class TranscriptWriter:
                     for entry in entries
                     for member in range(len(entry.texts))
                 ]
+                # Atomic, so that a run that is killed leaves a whole file or none.
                 write_atomically(local_path(f"{base}_rollout_summaries.jsonl"), b"".join(rows))
             if self.num_groups_to_log > 0:
                 what = f"trained by update {iteration + 1}" if split == "train" else "not trained"

@@ -212,6 +212,7 @@ def table_from_dict(
         return
     items = list(data.items())
     if sort_by is not None:
+        # False is index 0 of an item, the key; True is 1, the value.
         items.sort(key=lambda item: item[sort_by == "value"])
     append(table_node(items, [key_header, value_header], caption))
 

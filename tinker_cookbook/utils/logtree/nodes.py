@@ -84,7 +84,7 @@ class Node:
 
 
 def visible(text: str) -> str:
-    """Replaces control characters by their pictures, as they could steer a terminal or a page."""
+    """Replaces control characters by their pictures, which could control a terminal or a page."""
     return text.translate(_CONTROLS)
 
 
@@ -137,4 +137,5 @@ def table_node(
 
 def _is_number(value: Any) -> bool:
     scalar_array = hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0  # numpy, torch
+    # True and False are words, not quantities.
     return scalar_array or (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -79,6 +79,7 @@ class Trace:
         """Writes the HTML, whole or not at all; returns False if there is no ``path``."""
         if self.path is None:
             return False
+        # Sampled text may have lone surrogates, which UTF-8 cannot encode.
         _write_file(self.path, self.html().encode("utf-8", "replace"))
         return True
 
@@ -144,6 +145,7 @@ def init_trace(
 
 def flush_trace() -> bool:
     """Writes the open report in its current state; returns False if there is no file to write."""
+    # Not current_output: a report can be written where logging is disabled.
     output = OUTPUT.get()
     return output is not None and output.trace.write()
 

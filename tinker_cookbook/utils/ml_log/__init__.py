@@ -92,6 +92,7 @@ def setup_logging(
             multiplex.log_hparams(config)
         _write_code_diff(path)
     except OSError as error:
+        # The log handlers of this run must not stay in the process.
         multiplex.close()
         raise ConfigurationError(
             f"log_path={path} cannot be written: {error.strerror or error}; free some space there "
@@ -166,6 +167,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _remove_handlers(root: logging.Logger) -> None:
+    # By the mark, so that handlers of other code stay.
     for handler in [h for h in root.handlers if getattr(h, _OURS, False)]:
         root.removeHandler(handler)
         handler.close()

@@ -70,6 +70,7 @@ class JsonLogger(Logger):
         Raises:
             TrainingError: It cannot be written; the rows before are intact.
         """
+        # Otherwise this value would replace the step of the row.
         if step is not None and metrics.get("step", step) != step:
             raise DataValidationError(
                 f"metrics contain step={metrics['step']} but are logged for step={step}; 'step' is "
@@ -119,6 +120,7 @@ class JsonLogger(Logger):
         if self.path.exists():
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
+                # fsync writes the file's pages, also those of other descriptors.
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

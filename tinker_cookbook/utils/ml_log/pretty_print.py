@@ -25,6 +25,7 @@ class PrettyPrintLogger(Logger):
         """Prints the metrics, sorted by group and name."""
         if not metrics:
             return
+        # Metrics without a group come first.
         ordered = sorted(metrics.items(), key=lambda item: ("/" in item[0], item[0]))
         if self._console.is_terminal:
             table = Table(title=None if step is None else f"step {step}", title_justify="left")
@@ -36,6 +37,7 @@ class PrettyPrintLogger(Logger):
         else:
             head = "" if step is None else f"step {step}  "
             line = head + "  ".join(f"{name}={format_value(value)}" for name, value in ordered)
+            # soft_wrap keeps a step on one line, whatever the width of the console is.
             self._console.print(line, markup=False, soft_wrap=True)
 
 

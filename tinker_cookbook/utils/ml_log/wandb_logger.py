@@ -66,6 +66,7 @@ class WandbLogger(Logger):
         # Plots over our own step: see the docstring of the class.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
+        # Written at the start, so that a run that is killed can be continued there.
         record = {"id": self._run.id, "project": project, "name": wandb_name}
         write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
 
@@ -80,6 +81,7 @@ class WandbLogger(Logger):
 
     def log_hparams(self, config: Any) -> None:
         """Updates the run's configuration."""
+        # A resumed run may have other settings.
         self._run.config.update(dump_config(config), allow_val_change=True)
 
     def log_long_text(self, key: str, text: str) -> None:
