@@ -160,6 +160,7 @@ def get_renderer(
         for key, value in sorted({**chosen, **renderer.resolved_options}.items())
         if value is not None
     }
+    # The full name, from which a checkpoint or a pickle rebuilds the renderer.
     renderer._renderer_name = f"{base}?{urlencode(words, quote_via=quote)}" if words else base
     renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
     renderer._has_image_processor = image_processor is not None
@@ -198,12 +199,14 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
     known = _options(factory)
     known = known if known is None else known | _COMMON_OPTIONS
     chosen: dict[str, Any] = {}
+    # Arguments come last, so that they override options in the name.
     for option, value in [*spelled, *options.items()]:
         if known is not None and option not in known:
             raise ConfigurationError(
                 f"renderer_name: {base} has no option {option!r}, expected "
                 f"{'one of ' + ', '.join(known) if known else 'none'}{nearest(option, known)}"
             )
+        # Without known options a factory takes any; values then stay as they are.
         default = (known or _COMMON_OPTIONS).get(option)
         chosen[option] = _value(f"{base}?{option}", value, default)
     return base, factory, chosen
@@ -219,6 +222,7 @@ def _options(factory: RendererFactory) -> dict[str, Any] | None:
 
 def _value(where: str, value: Any, default: Any) -> Any:
     """Converts a value to the type of the option's default."""
+    # Booleans first, since they are also integers.
     if isinstance(default, bool):
         words = {"true": True, "1": True, "false": False, "0": False}
         found = value if isinstance(value, bool) else words.get(str(value).lower())

@@ -56,7 +56,9 @@ class ChatMLBase(Renderer):
         """Returns a message that the model writes: ``block`` and ``text`` after the header."""
         return RenderedMessage(
             header=self.codec.constant(header),
+            # Apart from the header, because at inference an answer follows its tokens.
             output=self.codec.encode_after(block, f"{text}{END}"),
+            # Sampling stops at <|im_end|>, so the line break after it is not trained.
             footer=self.codec.constant("\n"),
         )
 
@@ -92,6 +94,7 @@ class ChatMLRenderer(ChatMLBase):
             return ""
         from jinja2 import TemplateError
 
+        # After one user message, any system prompt in the text is the template's default.
         probe = [{"role": "user", "content": "x"}]
         try:
             text = str(self.tokenizer.apply_chat_template(probe, tokenize=False))

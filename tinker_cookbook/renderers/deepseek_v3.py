@@ -62,6 +62,7 @@ second argument is the index of the message, for errors."""
 def _calls(before: str, between: str, after: str, separator: str = "") -> Calls:
     """Returns the form with these texts around a call's name and its arguments."""
     patterns = map(re.escape, (before, between, after, separator))
+    # The separator is optional, since none follows the last call.
     pattern = re.compile("{}([^<\\n]+){}(.*?){}(?:{})?".format(*patterns), re.DOTALL)
 
     def call_of(found: re.Match[str]) -> ToolCall:
@@ -77,6 +78,7 @@ def _calls(before: str, between: str, after: str, separator: str = "") -> Calls:
             for call in message.get("tool_calls", [])
         )
         block = f"{CALLS}{calls}{END_CALLS}" if calls else ""
+        # Unparsed calls are verbatim, because the model sampled them.
         return block + "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
 
     return Block(CALLS, END_CALLS, read=read), write
@@ -115,6 +117,7 @@ def check_arguments(text: str) -> dict[str, Any]:
     """Returns the arguments of a call; raises ValueError unless they are a JSON object."""
     try:
         arguments = json.loads(text)
+    # Sampled text may nest brackets beyond Python's stack.
     except RecursionError as error:
         raise ValueError("arguments: the JSON is nested too deeply") from error
     if not isinstance(arguments, dict):
@@ -214,6 +217,7 @@ class DeepSeekV3Renderer(Renderer):
         """Declares tools after the system prompt, as in the model card of V3.1."""
         if not tools:
             return system_message(system_prompt)
+        # V3.1 alone has a form for declarations, in its model card.
         if self._version is not _V3_1:
             raise RendererError(
                 f"{self._name}: V3 and R1 declare no tools; use deepseekv3 or "
@@ -235,6 +239,7 @@ class DeepSeekV3Renderer(Renderer):
         if not self._thinking:
             return BlockReader((calls,))
         thinking = Block(THINK, END_THINK, trim=white, after=white)
+        # The prompt has opened the block, so a response begins inside it.
         return BlockReader((thinking, calls), inside=thinking)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
@@ -263,6 +268,7 @@ class DeepSeekV3Renderer(Renderer):
         if not self.system_role_as_user:
             return normal
         return [
+            # A system message at the beginning has a form; only later ones become questions.
             Message(**{**message, "role": "user"}) if i and message["role"] == "system" else message
             for i, message in enumerate(normal)
         ]
@@ -285,6 +291,7 @@ class DeepSeekV3Renderer(Renderer):
         # opens none: then both tags are text.
         opening = version.openings.get(ctx.prev_role)
         header = ""
+        # The prompt contains the opening of the block, so it is header and not trained.
         if opening is not None and writes:
             header, text = opening + version.think, thinking + version.end_think + text
         elif opening is not None:
@@ -296,10 +303,12 @@ class DeepSeekV3Renderer(Renderer):
                 f"{self._name}: the thinking of an answer is left out, because the prompt closes "
                 "it before the answer begins; to train on it, use deepseekv3_thinking"
             )
+        # The stop token is sampled, so it is trained with the answer.
         text += version.calls[1](message, ctx.idx) + END
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        # V3 writes tokens around consecutive results, V3.1 does not.
         opening, between, closing = self._version.results
         before = between if ctx.prev_role == "tool" else opening
         after = "" if ctx.next_role == "tool" else closing

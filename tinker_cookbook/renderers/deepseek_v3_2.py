@@ -70,11 +70,14 @@ def _read_calls(body: str) -> list[ToolCall]:
             if parameter is None:
                 raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
             value, name = parameter["value"], to_json(parameter["name"])
+            # In the markup strings are bare; the arguments of a call are JSON.
             if parameter["kind"] == "true":
                 value = to_json(value)
+            # Not parsed and dumped: the call must render to the sampled tokens.
             spelled.append(f"{name}: {value}")
             at = parameter.end()
         arguments = f"{{{', '.join(spelled)}}}"
+        # JSON keeps the last of equal names, and a bare value may contain a comma and a name.
         if len(check_arguments(arguments)) != len(spelled):
             raise ValueError("got a parameter twice, or two values in one, expected each once")
         return tool_call(found[1], arguments)
@@ -84,6 +87,7 @@ def _read_calls(body: str) -> list[ToolCall]:
 
 def _spelled(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
     """Yields name, value and verbatim JSON of ``count`` arguments."""
+    # json.loads would lose the spelling of numbers and the white space.
     decoder, rest = json.JSONDecoder(), arguments.partition("{")[2]
     for _ in range(count):
         rest = rest.lstrip(" \t\r\n,")
@@ -106,6 +110,7 @@ def _write_calls(message: Message, idx: int) -> str:
             )
         written += f"{_END_INVOKE}\n"
     blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
+    # Unparsed calls are verbatim, because the model sampled them.
     blocks += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
     return "".join(f"\n\n{block}" for block in blocks)
 

@@ -65,6 +65,7 @@ class Gemma3Renderer(Renderer):
         return RenderedMessage(
             header=self.codec.constant(header),
             output=[self.codec.encode(f"{text.strip()}{_END}")],
+            # Sampling stops at <end_of_turn>, so the line break after it is not trained.
             footer=self.codec.constant("\n"),
         )
 

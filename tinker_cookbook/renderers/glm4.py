@@ -116,6 +116,7 @@ class Glm46Renderer(Renderer):
         return _OPENINGS.get(role, f"<|{role}|>")
 
     def _reader(self) -> MessageReader:
+        # The format has a line break before the first block or the text.
         return BlockReader(self._blocks, skip="\n")
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -132,14 +133,17 @@ class Glm46Renderer(Renderer):
             + "</tool_call>"
             for call, arguments in calls_with_arguments(message, ctx.idx)
         ]
+        # Unparsed calls are verbatim, because the model sampled them.
         calls += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
         block = self._thinking_block(thinking.strip(), ctx.idx)
         answer = "".join(f"\n{part}" for part in (text.strip(), *calls) if part)
         # The model ends a call with the token of the results that it expects.
         waits = ctx.next_role == "tool" or (ctx.next_role is None and calls)
         return RenderedMessage(
+            # What the prompt contains already is header and not trained.
             header=self.codec.constant(_ASSISTANT + self._prompt_opening),
             output=[self.codec.encode(block + answer)],
+            # The token that begins the next message is the stop token, so it is trained.
             stop_overlap=self.codec.constant(_RESULTS if waits else _USER),
         )
 
@@ -166,8 +170,10 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
                 f"{self._name} tells the model not to think; drop it with "
                 "remove_thinking(content), or use glm4_6"
             )
+        # The header contains the empty block.
         return ""
 
 
 def _spell(value: object) -> str:
+    # Strings are bare, other values JSON.
     return value if isinstance(value, str) else to_json(value)

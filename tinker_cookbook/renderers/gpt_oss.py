@@ -109,6 +109,7 @@ class GptOssRenderer(Renderer):
             self.resolved_options = {"current_date": self.current_date}
         self._as_template = tool_format == "template"
         self._text_as_thinking = text_before_call == "analysis"
+        # <|end|> does not stop sampling: after thinking another message follows.
         self._stops = [
             special_token_id(tokenizer, t, type(self).__name__)
             for t in (harmony.RETURN, harmony.CALL)
@@ -149,13 +150,16 @@ class GptOssRenderer(Renderer):
                     f"messages[{ctx.idx}].role: got a tool result, expected a tool call before it: "
                     f"{self._name} writes the tool's name; add the call, or 'name' to the result"
                 )
+            # A result is a message from the tool to the assistant.
             author = f"{message.get('name')} to=assistant{harmony.CHANNEL}commentary"
             # The chat template dumps a result as a JSON string.
             text = to_json(text) if self._as_template else text
+        # The system message belongs to the format, so instructions are the developer's.
         elif role in ("system", "developer") and ctx.idx == 0:
             author = "developer"
             if not text:
                 return RenderedMessage(output=[])
+            # A declaration of tools has its headings already.
             if not _declares_tools(message):
                 text = f"{_INSTRUCTIONS}{text}\n\n"
         elif role != "user":
@@ -182,6 +186,7 @@ class GptOssRenderer(Renderer):
         self, messages: Sequence[Message], trained: Sequence[bool]
     ) -> list[tuple[Piece, float]]:
         """Returns the last message as it is sampled, after the prompt of inference."""
+        # Without the last message: its turn is not history yet and keeps its thinking.
         last_answer = self._last_user_index(messages[:-1])
         rendered = self._render_cache.render_all(self.render_message, messages, last_answer)
         return [(self._conversation_prefix(messages), 0.0), *weigh(rendered, trained, 0.0)]
@@ -204,6 +209,7 @@ class GptOssRenderer(Renderer):
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         text = self._system
         if messages and _declares_tools(messages[0]):
+            # The system message has to name the channel of calls, even if it has no other text.
             line = "Calls to these tools must go to the commentary channel: 'functions'."
             text = f"{text}\n{line}" if text else line
         return (
@@ -250,6 +256,7 @@ class GptOssRenderer(Renderer):
                 as_template=self._as_template,
             )
         else:
+            # The last answer ends with <|return|> as it is sampled, earlier ones with <|end|>.
             text = harmony.write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
         return RenderedMessage(
             header=self.codec.constant(harmony.ASSISTANT), output=[self.codec.encode(text)]
@@ -269,6 +276,7 @@ def make_gpt_oss(
     text_before_call: str = "commentary",
 ) -> GptOssRenderer:
     """Returns the renderer of a name; ``today_date`` is the former name of ``current_date``."""
+    # Options of the name may leave the effort out; a system prompt needs one.
     if use_system_prompt and reasoning_effort is None:
         reasoning_effort = "medium"
     return GptOssRenderer(

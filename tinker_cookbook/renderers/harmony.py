@@ -61,6 +61,7 @@ class HarmonyReader(MessageReader):
         while self._state != "call":
             before = self._state, len(self._buffer)
             deltas += self._read_header() if self._state == "header" else self._read_body()
+            # Nothing was consumed, so the rest needs more text.
             if (self._state, len(self._buffer)) == before:
                 break
         return deltas
@@ -115,6 +116,7 @@ class HarmonyReader(MessageReader):
         add = self.add_thinking if self._state == "thinking" else self.add_text
         at = self._buffer.find(END)
         if at < 0:
+            # What may begin <|end|> waits for the next text.
             ready = len(self._buffer) - partial_at_end(self._buffer, (END,))
             text, self._buffer = self._buffer[:ready], self._buffer[ready:]
             return add(text)
@@ -173,6 +175,7 @@ def write_call(
     """
     # Empty parts have no message.
     runs = [(kind, text) for kind, text in _runs(message) if text]
+    # As in the template: text next to a call is thinking, and both together are an error.
     if text_as_thinking:
         if len(runs) > 1:
             raise RendererError(
@@ -181,6 +184,7 @@ def write_call(
                 "out, or drop one of them"
             )
         runs = [("thinking", text) for _, text in runs]
+    # History drops the thinking and keeps the text next to a call.
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
     unparsed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
     count = len(message.get("tool_calls", [])) + len(unparsed)
@@ -262,6 +266,7 @@ def _type(schema: Any) -> str:
     """Returns the TypeScript type of a JSON schema, as the chat template writes it."""
     spec = _schema(schema)
     kind = spec.get("type")
+    # The template marks null for arrays and strings only.
     nullable = " | null" if spec.get("nullable") else ""
     if kind == "array":
         items = spec.get("items")

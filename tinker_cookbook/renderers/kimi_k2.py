@@ -50,6 +50,7 @@ def _read_calls(body: str) -> list[ToolCall]:
     """Returns the calls of a section; raises ValueError for anything else."""
 
     def call_of(found: re.Match[str]) -> ToolCall:
+        # Only a check: the arguments stay verbatim.
         json.loads(found["arguments"])
         return tool_call(found["name"], found["arguments"], found["id"])
 
@@ -128,11 +129,13 @@ class KimiK2InstructRenderer(Renderer):
                 for call_id, call in zip(ids, message.get("tool_calls", []), strict=True)
             )
             text += f"{_CALLS}{calls}{_END_CALLS}" if calls else ""
+            # Unparsed calls are verbatim, because the model sampled them.
             text += "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
             # The prompt has the beginning of the thinking block.
             header += self._prompt_opening
             segments: Segments = [text.removeprefix(self._prompt_opening)]
         else:
+            # As in the template, the text of a result begins with the id of its call.
             result = f"## Return of {ids[0]}\n" if role == "tool" else ""
             segments = [result, *self._segments(message, ctx.idx)]
         # The template inserts the default system message after a declaration of tools too.
@@ -182,6 +185,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
         thinking = leading_thinking(message, ctx.idx, self._name) or ""
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        # Where thinking is removed, the empty block stays.
         return f"{KIMI_THINKING.opening}{thinking if keeps else ''}{KIMI_THINKING.closing}"
 
 

@@ -50,6 +50,7 @@ class KimiK25DisableThinkingRenderer(KimiK25Renderer):
 
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
         text = super()._thinking_text(message, ctx)
+        # An answer with thinking could not continue the prompt, which closes the block.
         if text != self._prompt_opening:
             raise RendererError(
                 f"messages[{ctx.idx}].content: got thinking, expected an answer without: "

@@ -36,6 +36,7 @@ def encode_tools_to_typescript_style(tools: Sequence[Mapping[str, Any]]) -> str:
         function = tool["function"]
         name, schema = function.get("name", "function"), function.get("parameters") or {}
         parts = list(_subschemas(schema))
+        # Definitions may be in any part of the schema.
         definitions = {k: v for part in parts for k, v in (part.get("$defs") or {}).items()}
         references = [part["$ref"] for part in parts if "$ref" in part]
         for reference in references:
@@ -85,6 +86,7 @@ def _type(schema: Any, indent: str) -> str:
         return _object(schema, indent)
     if kind == "array":
         item, inner = schema.get("items") or {}, indent + _INDENT
+        # A comment needs a separate line, and so does the type below it.
         if about := _about(item, inner):
             return f"Array<\n{about}{inner}{_type(item, inner)}\n{indent}>"
         return f"Array<{_type(item, indent)}>"
@@ -131,6 +133,7 @@ def _about(schema: Any, indent: str) -> str:
         return ""
     about = _comment(schema.get("description", ""), indent)
     kind = schema.get("type")
+    # An enumeration, a union or a reference replaces the type, and its bounds with it.
     plain = isinstance(kind, str) and not schema.keys() & {"enum", "anyOf", "$ref"}
     names = _BOUNDS.get(kind, ()) if plain and kind else ()
     bounds = ", ".join(f"{name}: {schema[name]}" for name in sorted(names) if name in schema)

@@ -80,6 +80,7 @@ class Llama3Renderer(Renderer):
             # Next to tools the template trims the system prompt alone.
             text = _WITH_TOOLS + self._dates + text.removeprefix(_WITH_TOOLS)
         else:
+            # Only the first system message has the dates.
             text = (self._dates if role == "system" and ctx.idx == 0 else "") + text.strip()
         return RenderedMessage(
             header=self.codec.constant(self._header(role)),
@@ -92,6 +93,7 @@ class Llama3Renderer(Renderer):
         for i, call in enumerate(message.get("tool_calls", [])):
             arguments = call.function.arguments
             try:
+                # Arguments are dumped again, as in the template.
                 parameters = to_json(json.loads(arguments))
             except json.JSONDecodeError as error:
                 raise RendererError(
@@ -102,6 +104,7 @@ class Llama3Renderer(Renderer):
         return written + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
 
     def _reader(self) -> MessageReader:
+        # No token marks a call, so it is known only when the response is complete.
         return _CallOrText()
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
@@ -117,6 +120,7 @@ class Llama3Renderer(Renderer):
         return [Message(role="system", content=text)]
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        # The template writes the dates even without a system message.
         if not self._dates or (messages and messages[0]["role"] == "system"):
             return []
         return self.codec.constant(self._header("system") + self._dates + _END)

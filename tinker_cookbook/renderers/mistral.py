@@ -108,6 +108,7 @@ class MistralRenderer(Renderer):
         self._space = "" if self.version.endswith("tekken") else " "
         name = f"mistral ({self.version})"
         needed = _V7_TOKENS if self._v7 else _V3_TOKENS
+        # A missing token raises here instead of at the first message.
         self._ids = {token: special_token_id(self.tokenizer, token, name) for token in needed}
 
     def get_stop_sequences(self) -> list[int]:
@@ -147,6 +148,7 @@ class MistralRenderer(Renderer):
             body = to_json(entry)
             return self._between(_RESULT, self._text(body), _END_RESULT)
         # v7 writes the id before [TOOL_CONTENT], v3 as a field of the JSON result.
+        # A result that is no JSON stays text.
         body = text if value is text else to_json(value)
         result = self._between(_RESULT, self._text(body), _END_RESULT)
         header = [*token_list(result.header), *self._text(call_id), self._ids[_CONTENT]]
@@ -160,6 +162,7 @@ class MistralRenderer(Renderer):
         return [self._ids[_BOS]]
 
     def _generation_suffix(self, role: Role) -> list[int]:
+        # An answer follows [/INST] directly, without a header.
         if role in ("assistant", "user"):
             return [self._ids[_INST]] if role == "user" else []
         raise RendererError(
@@ -187,6 +190,7 @@ class MistralRenderer(Renderer):
         ]
         if self._v7 or roles[:1] == ["user"]:
             return []
+        # With a question, tools and system prompt are written there.
         system, tools = ("", "") if "user" in roles else self._before_last_question(messages)
         inserted = self._question(system, tools)
         return [t for piece in (inserted.header, *inserted.output) for t in token_list(piece)]
@@ -197,6 +201,7 @@ class MistralRenderer(Renderer):
         if last >= 0:
             system, tools = self._before_last_question(messages)
             text = ensure_text(messages[last]["content"])
+            # Tools, and in v3 the system prompt, move to the last question: it is rendered again.
             rendered[last] = self._question(system + text, tools)
         return rendered
 
@@ -233,6 +238,7 @@ class MistralRenderer(Renderer):
         if calls:
             tokens += [self._ids[_CALLS], *self._text(mistral_messages.calls_text(calls, idx))]
         for call in message.get("unparsed_tool_calls", []):
+            # What precedes [TOOL_CALLS] in an unparsed call is text; each part after it is a call.
             before, *bodies = call.raw_text.split(_CALLS)
             tokens += self._plain(before)
             for body in bodies:  # as the model wrote it, with its space
@@ -243,9 +249,11 @@ class MistralRenderer(Renderer):
         return self._plain(self._spaced(text))
 
     def _spaced(self, text: str) -> str:
+        # SentencePiece versions begin each text after a control token with a space.
         return f"{self._space}{text}" if text else ""
 
     def _plain(self, text: str) -> list[int]:
+        # Names of control tokens stay text, whatever the option is.
         return [*self.codec.encode(self.codec.split_control_tokens(text))]
 
 
@@ -264,5 +272,6 @@ class _TextThenCalls(MarkedTextReader):
 
 
 def _has_token(tokenizer: Tokenizer, token: str) -> bool:
+    # Unknown tokens have the id of <unk>.
     found = tokenizer.convert_tokens_to_ids(token)
     return isinstance(found, int) and found != getattr(tokenizer, "unk_token_id", None)

@@ -40,6 +40,7 @@ def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
     for i, message in enumerate(messages):
         check_parts(message, i, renderer, TEXT)
         content = message["content"]
+        # Only these roles join their parts by a blank line, as in Mistral's library.
         if message["role"] in ("system", "user") and not isinstance(content, str):
             text = _BETWEEN.join(part.get("text", "") for part in content)
         else:
@@ -73,6 +74,7 @@ def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
                 f"parameters: {renderer} has no form for other fields; take them out"
             )
         check_function_name(spec.get("name"), f"tools[{i}].name")
+        # The order of the keys is that of Mistral's library.
         function = {
             "name": spec["name"],
             "description": spec.get("description", ""),
@@ -90,6 +92,7 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
         check_function_name(call.function.name, f"{where}.name")
         try:
             arguments = json.loads(call.function.arguments or "{}")
+            # Encoding raises for a lone surrogate, which has no UTF-8.
             to_json(arguments).encode()
         except _UNREADABLE as error:
             raise RendererError(
@@ -117,6 +120,7 @@ def read_calls(body: str) -> list[ToolCall]:
         name, arguments = entry["name"], entry["arguments"]
         if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
             raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
+        # A string is JSON already and stays as it was sampled.
         if isinstance(arguments, str):
             json.loads(arguments)
         else:
@@ -171,12 +175,14 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
         if role == "tool":
             waiting = waiting - 1 if waiting > 0 else waiting
         else:
+            # An unparsed call may be several, so any number of results may follow.
             waiting = -1 if message.get("unparsed_tool_calls") else len(made)
         before = role
 
 
 def _join(first: Message, second: Message) -> Message:
     texts = [ensure_text(message["content"]) for message in (first, second)]
+    # An answer with calls alone must not add a blank line.
     if first["role"] == "assistant":
         texts = [text for text in texts if text]
     result = Message(**{**first, "content": _BETWEEN.join(texts)})
@@ -200,6 +206,7 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
         if calls:
             written: list[ToolCall] = []
             for call in calls:
+                # A valid id is kept, so that a sampled call renders to its tokens.
                 keeps = call.id and re.fullmatch("[a-zA-Z0-9]{9}", call.id)
                 id_ = call.id if keeps and call.id else f"{count:09d}"
                 written.append(ToolCall(function=call.function, id=id_))
@@ -210,6 +217,7 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
             if not waiting:  # the result of an unparsed call, which has a number as well
                 waiting.append((None, f"{count:09d}"))
                 count += 1
+            # By its id, or without one in the order of the calls.
             wanted = message.get("tool_call_id")
             found = (n for n, known in enumerate(waiting) if wanted and wanted in known)
             at = next(found, None)

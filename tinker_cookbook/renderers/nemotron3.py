@@ -67,6 +67,7 @@ class Nemotron3Renderer(ChatMLBase):
     @property
     def has_extension_property(self) -> bool:
         """True where thinking stays in history, for answers that have some."""
+        # The words on the effort move to the last question, which changes earlier prompts.
         return not (self.strip_thinking_from_history or self._low_effort)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -111,6 +112,7 @@ class Nemotron3Renderer(ChatMLBase):
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         answer = self._thinking_and_text(message, ctx.idx)
         calls = "".join(f"{block}\n" for block in format_xml_calls(message, ctx.idx))
+        # Thinking is kept from the last question on.
         if not self.strip_thinking_from_history or ctx.idx >= ctx.last_user_index:
             if ctx.is_last and not (self.disables_thinking or answer.startswith(_OPENED)):
                 self._warn_once(
@@ -142,6 +144,7 @@ class Nemotron3Renderer(ChatMLBase):
         thinking, text = leading_thinking(message, idx, self._name), get_text_content(message)
         if thinking and thinking.strip():
             return f"{_OPENED}{thinking}{self._closing}{text}"
+        # Text without thinking follows an empty block.
         return text if _OPEN in text or _CLOSE in text else _EMPTY + text
 
 
@@ -174,6 +177,7 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
         for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
+            # Only a trained answer must continue the prompt; others follow the template.
             if not trains or message["role"] != "assistant":
                 continue
             if not self._thinking_and_text(message, i).startswith(_EMPTY):
@@ -215,6 +219,7 @@ def _declare(function: Mapping[str, Any]) -> str:
     lines = ["", "<function>", *_tags(function, ("name", "description")), "<parameters>"]
     parameters = function.get("parameters") or {}
     for name, fields in (parameters.get("properties") or {}).items():
+        # The template writes known fields first, in this order, and others after them.
         first = ("type", "description", "enum")
         lines += ["<parameter>", f"<name>{name}</name>", *_tags(fields, first)]
         lines += [*_others(fields, ("name", *first)), "</parameter>"]

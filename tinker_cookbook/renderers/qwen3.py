@@ -87,6 +87,7 @@ class Qwen3InstructRenderer(ChatMLBase):
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         text = get_text_content(message)
+        # Thinking comes from another model, and only the last answer keeps it.
         if ctx.is_last or not self.strip_thinking_from_history:
             text = format_content_as_string(message["content"], separator="")
         return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
@@ -121,6 +122,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         """
         for i in reversed(range(len(messages))):
             text = self._question(messages[i])
+            # The template writes tool results as user messages.
             result = text.startswith("<tool_response>") and text.endswith("</tool_response>")
             if messages[i]["role"] == "user" and not result:
                 return i
@@ -136,11 +138,13 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         # Quirk of the template: of the last turn only the last answer has an empty block.
         in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
         if in_turn or not self.strip_thinking_from_history:
+            # The format sets the line breaks around the block; those of the message are dropped.
             answer = _with_tool_calls(text.lstrip("\n"), message, bool(text))
             return self._answer_after_block(thinking.strip("\n"), answer, ctx)
         return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
 
     def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        # The prompt ends before the block: the model samples all of it.
         block = f"<think>\n{thinking}\n</think>\n\n"
         return self._answer(self._header("assistant"), text, block)
 
@@ -181,6 +185,7 @@ class ThinkingDisabled(ChatMLBase):
                 f"the prompt of {self._name} closes the think block; drop it with "
                 f"remove_thinking(content), or use {self._name.partition('_disable')[0]}"
             )
+        # The prompt contains the empty block, so it is header and not trained.
         return self._answer(self._header("assistant") + _EMPTY_THINKING, text)
 
 
@@ -233,4 +238,5 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
         if not (thinking or ctx.is_last):
             # The line breaks of an empty block merge into one token in history.
             return self._answer(header + _EMPTY_THINKING, text)
+        # The prompt opens the block, so training begins inside it.
         return self._answer(header + "<think>\n", text, f"{thinking}\n</think>\n\n")

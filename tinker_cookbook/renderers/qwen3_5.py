@@ -62,6 +62,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         return [Message(role="system", content=f"{text}\n\n{system_prompt}".rstrip())]
 
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
+        # The template iterates over arguments, so they must be objects.
         return json.loads(arguments)
 
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
@@ -75,6 +76,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
         # A blank line separates calls from text; without text there is none.
         answer = text + ("\n\n" if calls and text else "") + "\n".join(calls)
+        # Unlike in Qwen3, every answer of the last turn has a block, if need be an empty one.
         if ctx.in_last_assistant_turn or not self.strip_thinking_from_history:
             return self._answer_after_block(thinking.strip(), answer, ctx)
         return self._answer(self._header("assistant"), answer)

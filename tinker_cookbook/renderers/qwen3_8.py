@@ -46,6 +46,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
                 f"{self.reasoning_effort!r}, expected one of {', '.join(efforts)}"
                 f"{nearest(self.reasoning_effort, efforts)}"
             )
+        # Medium effort has no sentence, and thinking that is disabled has no effort.
         self._effort = "" if self.disables_thinking else efforts[self.reasoning_effort]
         self._inserted_system = self._effort or None
 
@@ -61,6 +62,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         return super().render_message(Message(**{**message, "content": whole}), ctx)
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+        # Tags in a string are text here, unlike in Qwen3.5.
         if isinstance(message["content"], str):
             return "", message["content"].strip()
         return super()._split_thinking(message, ctx)

@@ -46,7 +46,9 @@ class RoleColonRenderer(Renderer):
         text = ensure_text(message["content"])
         return RenderedMessage(
             header=self.codec.constant(self._header(message["role"])),
+            # The prompt ends with the colon, so the model samples the space.
             output=[self.codec.encode(f" {text}\n\n")],
+            # The rest of the stop sequence, which also begins the next header.
             stop_overlap=self.codec.constant(_NEXT_USER) if message["role"] == "assistant" else (),
         )
 

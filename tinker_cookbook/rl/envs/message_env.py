@@ -298,6 +298,7 @@ class EnvFromMessageEnv(Env):
         logs: Logs = {"parse_error": problem} if explained else {}
         if ends:
             self._history.add([message])
+            # A truncated answer does not parse either, but the limit is the cause.
             reason = StopReason.MAX_TOKENS if cut else StopReason.PARSE_ERROR
             return self._final(reward, reason, metrics, logs)
         # The malformed answer stays before the hint, so that the next prompt extends this turn.

@@ -168,6 +168,7 @@ class Config:
 
 async def main(config: Config) -> None:
     """Runs one environment of a dataset."""
+    # Mistakes in the settings are reported before anything is loaded.
     config.dataset_builder.check()
     train, _ = await config.dataset_builder()
     _check_index("batch", config.batch, len(train))

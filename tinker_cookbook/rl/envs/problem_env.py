@@ -101,6 +101,7 @@ class ProblemEnv(Env):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
+        # In a thread: methods of the task may be slow.
         text, metrics, logs = await asyncio.to_thread(self._parse, action)
         # A right format adds nothing and a wrong one costs format_coef, so the best reward stays 1.
         reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0

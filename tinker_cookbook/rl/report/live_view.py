@@ -170,6 +170,7 @@ class RLProgress:
         reward = _value(self._metrics, REWARD)
         if reward is not None:
             facts.append(f"reward {number(reward)}")
+            # NaN and infinity have no bar.
             finite = [value for value in self._rewards if math.isfinite(value)]
             if curve and finite:  # bars between the lowest and the highest of the last rewards
                 low, span = min(finite), (max(finite) - min(finite)) or 1.0

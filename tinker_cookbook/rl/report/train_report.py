@@ -233,6 +233,7 @@ class _RecordedTestSet(SamplingClientEvaluator):
 
 def _worth_showing(name: str) -> bool:
     """Returns whether the terminal shows a metric of an evaluation; a test set has many."""
+    # Counts (num_…) are no results.
     if not name.startswith("test/"):
         return not name.rpartition("/")[2].startswith("num_")
     return name.endswith("env/all/reward/total")
@@ -263,6 +264,7 @@ def _times(
         # A streaming run scores one part while others are sampled, within the time of sampling.
         streaming = config.stream_minibatch_config is not None
         times["time/scoring"] = scoring = 0.0 if streaming else float(done.trained["time/scoring"])
+        # The update waits for the scores, so their time is part of training_seconds.
         times["time/train"] = training = max(0.0, training - scoring)
     times["time/other"] = max(0.0, done.seconds - rollouts - done.training_seconds)
     times["time/total"] = done.seconds

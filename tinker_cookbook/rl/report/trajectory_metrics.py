@@ -59,6 +59,7 @@ def metrics_of_totals(
     total = TrajectoryTotals.sum(totals_P)
     metrics = {f"env/all/{name}": value for name, value in total.env_metrics().items()}
     metrics |= total.event_metrics()
+    # A dict, for the order of first occurrence; "all" would collide with the name for all groups.
     tags = {tag: None for taglist in taglist_P for tag in taglist if tag != "all"}
     for tag in tags:
         tagged = [one for one, own in zip(totals_P, taglist_P, strict=True) if tag in own]
@@ -157,6 +158,7 @@ class TrajectoryTotals:
                         total.env_counts[name] += 1
             # Sorted, because the order of strings in a set differs between processes.
             for name in sorted(_EVENTS & {name for report in reports for name in report}):
+                # A report without the event means that it did not happen.
                 values = [_number(name, report.get(name, 0)) for report in reports]
                 # An event of the episode counts once, however many reports have it.
                 happened = float(max(values) > 0) if name == _EPISODE_EVENT else sum(values)
@@ -201,6 +203,7 @@ class TrajectoryTotals:
         """Returns ``stop/…`` and the metrics of ``_EVENTS``."""
         episodes = self.counts["episodes"]
         metrics = {f"stop/{reason}": n / episodes for reason, n in sorted(self.stops.items())}
+        # Events without a divisor are counts.
         divisors = {_TURN_EVENT: max(self.counts["turns"], 1), _EPISODE_EVENT: episodes}
         return metrics | {name: n / divisors.get(name, 1) for name, n in self.events.items()}
 

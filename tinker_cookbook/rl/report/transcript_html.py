@@ -48,6 +48,7 @@ def transcript_page(
     for entry in entries:
         if entry.index < num_shown:
             trace.root.add(_group_section(entry))
+            # The environments' formatters need their style sheets on this page.
             for css in entry.log.css if entry.log is not None else ():
                 trace.add_css(css)
     if hidden:

@@ -53,6 +53,7 @@ class Node:
         """Returns the element and its content as HTML."""
         attrs = "".join(f' {name}="{escape(value)}"' for name, value in self.attrs.items())
         start = f"<{self.tag}{attrs}>"
+        # HTML defines these without content and closing tag.
         if self.tag in ("br", "hr", "img"):
             return start
         if self.tag == "pre":
@@ -98,6 +99,7 @@ def attributes(values: Mapping[str, Any]) -> dict[str, str]:
     ``data-id``."""
     out: dict[str, str] = {}
     for key, value in values.items():
+        # Python names cannot contain a dash or be a keyword such as class.
         name = re.sub("_+", "-", key.rstrip("_"))
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name):
             raise ConfigurationError(
