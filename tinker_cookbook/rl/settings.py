@@ -89,10 +89,10 @@ class RLSettings(SampledSettings):
     """Settings of a reinforcement learning run; ``None`` values are derived and printed."""
 
     kl_reference_model: str | None = chz.field(
-        default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
+        default=None, doc="Reference model of the KL penalty; default: model_name, untrained"
     )
     kl_reference_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the reference's adapter, where it has one"
+        default=None, doc="tinker:// path of the adapter of the reference, if it has one"
     )
     loss_normalization: str = chz.field(
         default="auto",
