@@ -76,15 +76,7 @@ def diagnose(
         )
     # A teacher gives each token an advantage, so equal rewards are no obstacle.
     if "teacher_kl" in metrics:
-        if metrics.get("optim/num_steps") != 0:
-            return None
-        return Diagnosis(
-            "teacher_agrees",
-            "The teacher and the student give every token the same probability (teacher_kl is "
-            f"{float(metrics['teacher_kl']):.1g}): nothing can be learned. The teacher is the "
-            "model that training began from. Use a checkpoint, another base model, or a different "
-            "prompt for the teacher.",
-        )
+        return _teacher_diagnosis(metrics)
     # One group with different rewards is enough for a gradient.
     if not all(is_constant(rewards) for rewards in rewards_P):
         return None
@@ -93,13 +85,24 @@ def diagnose(
         return Diagnosis("group_of_one", f"Every group {GROUP_OF_ONE}")
     count = f"all {len(rewards_P)} groups" if len(rewards_P) > 1 else "the only group"
     values = [rewards[0] for rewards in rewards_P if rewards]
-    if is_constant(values):
-        observed = f"In {count} every sample got the same reward, {number(values[0])}"
-    else:
+    observed = f"In {count} every sample got the same reward, {number(values[0])}"
+    if not is_constant(values):
         spread = f"from {number(min(values))} to {number(max(values))}"
         observed = f"In {count} the samples of a group got the same reward ({spread})"
     cause, reason = _likeliest_cause(groups, turns, rewards_P, max_tokens)
     return Diagnosis(cause, f"{observed}: nothing can be learned from this batch. {reason}")
+
+
+def _teacher_diagnosis(metrics: Mapping[str, float | int | str]) -> Diagnosis | None:
+    if metrics.get("optim/num_steps") != 0:
+        return None
+    return Diagnosis(
+        "teacher_agrees",
+        "The teacher and the student give every token the same probability (teacher_kl is "
+        f"{float(metrics['teacher_kl']):.1g}): nothing can be learned. The teacher is the model "
+        "that training began from. Use a checkpoint, another base model, or a different prompt for "
+        "the teacher.",
+    )
 
 
 def diagnose_kl(
@@ -155,20 +158,8 @@ def _likeliest_cause(
             f"{share:.0%} of the answers are empty: the model stops at once. Check that "
             "renderer_name fits the model, and look at the prompt in the transcripts."
         )
-    # Parse errors point to the renderer, a missing format to the prompt or the task's check.
-    share = sum(float(turn.metrics.get("parse_error", 0)) > 0 for turn in turns) / len(turns)
-    if share >= _MOST:
-        return "format", (
-            f"{share:.0%} of the answers could not be parsed: check that renderer_name fits the "
-            "model, and show the format in the prompt (few-shot examples)."
-        )
-    formats = [float(t.metrics["format"]) for t in turns if "format" in t.metrics]
-    if formats and sum(formats) / len(formats) <= _RARELY:
-        return "format", (
-            f"{sum(formats) / len(formats):.0%} of the answers have the format that the task "
-            "requires: show it in the prompt (few-shot examples), or compare the environment's "
-            "check_format with the transcripts."
-        )
+    if (problem := _format_problem(turns)) is not None:
+        return "format", problem
     # Equal samples have equal rewards in any task, so only the sampling settings can help.
     texts = [
         {tuple(tuple(turn.ac.tokens) for turn in one.transitions) for one in group.trajectories_G}
@@ -191,3 +182,21 @@ def _likeliest_cause(
         "Each problem is either too easy or too hard for all of its samples: try a larger "
         f"group_size (now {size}), a higher temperature, or problems of medium difficulty."
     )
+
+
+def _format_problem(turns: Sequence[Transition]) -> str | None:
+    # Parse errors point to the renderer, a missing format to the prompt or the task's check.
+    share = sum(float(turn.metrics.get("parse_error", 0)) > 0 for turn in turns) / len(turns)
+    if share >= _MOST:
+        return (
+            f"{share:.0%} of the answers could not be parsed: check that renderer_name fits the "
+            "model, and show the format in the prompt (few-shot examples)."
+        )
+    formats = [float(t.metrics["format"]) for t in turns if "format" in t.metrics]
+    if formats and sum(formats) / len(formats) <= _RARELY:
+        return (
+            f"{sum(formats) / len(formats):.0%} of the answers have the format that the task "
+            "requires: show it in the prompt (few-shot examples), or compare the environment's "
+            "check_format with the transcripts."
+        )
+    return None
