@@ -183,17 +183,19 @@ def build(
             seconds = median(map(_step_seconds, finished))
             variants[name] |= {"step_seconds": seconds, **comparison.figures(finished)}
     found = report.pairs(runs.get("ours", []), runs.get("trl", []))
-    ratios = {
-        "step_seconds": lambda: [_step_seconds(a) / _step_seconds(b) for a, b in found],
-        "peak_bytes": lambda: [a["peak_bytes"] / b["peak_bytes"] for a, b in found],
-    }
+    ratio = None
+    if found:
+        ratio = {
+            "step_seconds": report.ratio([_step_seconds(a) / _step_seconds(b) for a, b in found]),
+            "peak_bytes": report.ratio([a["peak_bytes"] / b["peak_bytes"] for a, b in found]),
+        }
     result = {
         "benchmark": comparison.name,
         "date": report.now(),
         **machine,
         **settings,
         "variants": variants,
-        "ratio": {key: report.ratio(of()) for key, of in ratios.items()} if found else None,
+        "ratio": ratio,
         "notes": list(notes),
     }
     return result | comparison.extras(result)

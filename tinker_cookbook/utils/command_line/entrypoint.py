@@ -63,8 +63,7 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
         # programs import, so the module is imported once more under its own name.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         run = main
-        named = spec is not None and not spec.name.endswith("__main__")
-        if main.__module__ == "__main__" and spec is not None and named:
+        if main.__module__ == "__main__" and spec and not spec.name.endswith("__main__"):
             run = getattr(importlib.import_module(spec.name), main.__name__)
         return run(parse_arguments(_config_class(run), sys.argv[1:]))
 

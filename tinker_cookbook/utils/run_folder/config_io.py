@@ -181,7 +181,7 @@ def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
         kinds[where] = "partial"
         parts = {"func": value.func, "args": list(value.args), "keywords": value.keywords}
         return {key: _dump(part, _join(where, key), kinds) for key, part in parts.items()}
-    if type(value) in (list, tuple, set, frozenset, dict) or isinstance(value, Mapping):
+    if type(value) in (list, tuple, set, frozenset) or isinstance(value, Mapping):
         return _dump_container(value, where, kinds)
     # What is left is a function or a class, which is kept by its name.
     name = _importable_name(value)
