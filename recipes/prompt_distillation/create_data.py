@@ -48,7 +48,7 @@ from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, check_settings, number
+from tinker_cookbook.training.config import BackendSettings, check_model, check_settings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
@@ -63,7 +63,7 @@ QUERIES = example_data("languages.jsonl")
 
 
 @chz.chz
-class Config:
+class Config(BackendSettings):
     """Settings of the teacher; what is None is derived and printed."""
 
     output_file: str = chz.field(
@@ -106,11 +106,6 @@ class Config:
     samples_per_query: int = number(1, "Answers to each query", low=1)
     concurrency: int = number(32, "Queries that are sampled concurrently", low=1)
     seed: int = chz.field(default=0, doc="Seed of the samples")
-
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
     @property
     def model_name(self) -> str:

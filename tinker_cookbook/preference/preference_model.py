@@ -33,6 +33,7 @@ from tinker_cookbook.preference.comparison import (
 )
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
@@ -149,16 +150,12 @@ def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
 
 
 @chz.chz
-class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
+class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSettings):
     """Builder of a preference model from saved weights; equal configs share one per process."""
 
     renderer_name: str = chz.field(doc="Chat format that it was trained with")
     model_name: str = chz.field(doc="Hub name or local folder of its base model")
     rm_weights_path: str = chz.field(doc="tinker:// path of its weights, for the sampler")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
     greedy: bool = chz.field(default=False, doc="Judge by the most probable label alone")
     both_orders: bool = chz.field(default=False, doc="Judge both orders, average the log-odds")
 

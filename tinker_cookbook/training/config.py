@@ -53,7 +53,17 @@ def peak_rate(default: float | None, doc: str = "Peak learning rate of AdamW") -
 
 
 @chz.chz
-class RunSettings:
+class BackendSettings:
+    """Settings that choose a backend."""
+
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+
+
+@chz.chz
+class RunSettings(BackendSettings):
     """Settings with the same meaning and the same default in every recipe and every loop.
 
     A subclass that defines a number again must give its bounds again, by ``number``.
@@ -84,11 +94,6 @@ class RunSettings:
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that decide what a step means"
     )
-
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
     save_every: int = number(20, "Steps between checkpoints; 0 is never")
     save_every_tokens: int = number(0, "Trained tokens between checkpoints")

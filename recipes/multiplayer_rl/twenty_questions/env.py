@@ -34,22 +34,19 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import BackendSettings
 
 WORDS = example_data("twenty_questions_words.txt")
 
 
 @chz.chz
-class AnswererConfig:
+class AnswererConfig(BackendSettings):
     """A model that answers, greedily; calling it gives the completer, one a process."""
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     model_path: str | None = chz.field(default=None, doc="tinker:// path of its adapter, if any")
     max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
     def __call__(self) -> MessageCompleter:
         """Returns the completer; made at the first call, which loads the model."""

@@ -1,0 +1,115 @@
+"""Opens a checkpoint or a base model for sampling, with the chat format that it was trained with.
+
+For programs that use a trained model: evaluations, chat and exports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import chz
+
+from tinker_cookbook.backends.connect import Connection, connect
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import BackendSettings, check_model, check_settings
+from tinker_cookbook.utils.checkpoints.renderer_names import get_renderer_name_from_checkpoint_async
+from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tinker_cookbook.backends import SamplingClient
+
+
+@chz.chz
+class SamplingModelSettings(BackendSettings):
+    """Settings that name a model to sample from."""
+
+    model_path: str | None = chz.field(
+        default=None, doc="tinker:// path of a checkpoint; default: the base model alone"
+    )
+    model_name: str | None = chz.field(
+        default=None, doc="Base model, Hub name or local folder; default: that of model_path"
+    )
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format; default: the one of the run, else the model's"
+    )
+
+    def check(self) -> None:
+        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        if self.model_path is None and self.model_name is None:
+            raise ConfigurationError(
+                "model_path: got none, expected the tinker:// path of a checkpoint, or model_name= "
+                "for a base model"
+            )
+        if self.model_path is not None:
+            check_tinker_path("model_path", self.model_path, "sampler_weights", "the run")
+        check_settings(self)
+        if self.model_name is not None:
+            check_model(self)
+
+    def connect(self) -> Connection:
+        """Connects to the backend that the settings choose."""
+        return connect(self.backend, base_url=self.base_url, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class SamplingModel:
+    """A model that is ready to be sampled from, and how messages become its tokens."""
+
+    model_name: str
+    """Base model."""
+    model_path: str | None
+    client: SamplingClient
+    renderer: Renderer
+    renderer_name: str
+    renderer_reason: str
+    """Why this chat format was chosen."""
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's path, or the name of the base model."""
+        return self.model_path or self.model_name
+
+
+async def open_sampling_model(
+    connection: Connection, settings: SamplingModelSettings
+) -> SamplingModel:
+    """Opens the model of ``settings`` on ``connection``.
+
+    Raises:
+        ConfigurationError: the checkpoint is of another base model than ``model_name``.
+        CheckpointError: the backend does not have the checkpoint.
+    """
+    service, path = connection.service, settings.model_path
+    name, renderer_name, recorded = settings.model_name, settings.renderer_name, False
+    if path is not None:
+        info = await service.create_rest_client().get_weights_info_by_tinker_path(path)
+        if name is not None and name != info.base_model:
+            raise ConfigurationError(
+                f"model_name: got {name}, but {path} was trained on {info.base_model}; leave "
+                "model_name out"
+            )
+        name = info.base_model
+        if renderer_name is None:
+            renderer_name = await get_renderer_name_from_checkpoint_async(service, path)
+            recorded = renderer_name is not None
+    assert name is not None
+    renderer_name, reason = resolve_renderer_name(name, renderer_name)
+    tokenizer = get_tokenizer(name)
+    return SamplingModel(
+        model_name=name,
+        model_path=path,
+        client=await service.create_sampling_client(
+            model_path=path, base_model=None if path else name
+        ),
+        renderer=get_renderer(renderer_name, tokenizer),
+        renderer_name=renderer_name,
+        renderer_reason="recorded by the run" if recorded else reason,
+        tokenizer=tokenizer,
+    )
