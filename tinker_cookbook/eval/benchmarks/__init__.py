@@ -1,0 +1,41 @@
+"""Benchmarks: questions with graders, run on a checkpoint, a base model or an API."""
+
+from tinker_cookbook.eval.benchmarks._registry import REGISTRY, find_benchmark, register
+from tinker_cookbook.eval.benchmarks._types import (
+    BenchmarkBuilder,
+    BenchmarkConfig,
+    BenchmarkResult,
+    BenchmarkResultDict,
+    Logs,
+    Metrics,
+    PassAtKScores,
+    StoredTrajectory,
+    StoredTrajectoryDict,
+    StoredTurn,
+    StoredTurnDict,
+    TurnRole,
+)
+from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+
+# Modules below register their benchmarks when they are imported.
+
+__all__ = [
+    "REGISTRY",
+    "BenchmarkBuilder",
+    "BenchmarkConfig",
+    "BenchmarkResult",
+    "BenchmarkResultDict",
+    "Example",
+    "ExampleBenchmark",
+    "Grade",
+    "Logs",
+    "Metrics",
+    "PassAtKScores",
+    "StoredTrajectory",
+    "StoredTrajectoryDict",
+    "StoredTurn",
+    "StoredTurnDict",
+    "TurnRole",
+    "find_benchmark",
+    "register",
+]

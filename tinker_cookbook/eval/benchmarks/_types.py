@@ -1,0 +1,294 @@
+"""Settings, results and stored answers of benchmarks, and the interface of a benchmark.
+
+Names and fields are those of the official package. Added: ``top_p`` and what follows it in
+``BenchmarkConfig``, ``sample`` and ``key`` in ``StoredTrajectory``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from typing_extensions import TypedDict
+
+from tinker_cookbook.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.renderers import Renderer
+    from tinker_cookbook.rl.types import Env
+
+Metrics: TypeAlias = dict[str, float | int]
+"""Numbers about one answer, or about all answers of a benchmark."""
+
+Logs: TypeAlias = dict[str, Any]
+"""What a person wants to see next to an answer, as JSON values."""
+
+METRIC_MAX_TOKENS_REACHED = "max_tokens_reached"
+"""Metric of an answer: 1 if it was cut off at ``max_tokens``."""
+
+METRIC_CONTEXT_OVERFLOW = "context_overflow"
+"""Metric of an answer: 1 if the conversation no longer fitted into the context window."""
+
+PassAtKScores: TypeAlias = dict[int, float]
+"""k -> probability that at least one of k answers to a problem is right."""
+
+TurnRole: TypeAlias = Literal["user", "assistant", "environment", "grader"]
+Scoring: TypeAlias = Literal["generation", "logprob"]
+
+
+class StoredTurnDict(TypedDict):
+    """A ``StoredTurn`` as JSON."""
+
+    role: TurnRole
+    content: str
+    token_count: int
+    metadata: dict[str, Any]
+
+
+class StoredTrajectoryDict(TypedDict):
+    """A line of ``trajectories.jsonl``."""
+
+    idx: int
+    benchmark: str
+    example_id: str
+    turns: list[StoredTurnDict]
+    reward: float
+    metrics: Metrics
+    logs: Logs
+    error: str | None
+    time_seconds: float
+    sample: int
+    key: str
+
+
+class BenchmarkResultDict(TypedDict):
+    """``result.json``."""
+
+    name: str
+    score: float
+    num_examples: int
+    num_correct: int
+    num_errors: int
+    num_truncated: int
+    metrics: Metrics
+    time_seconds: float
+    pass_at_k: dict[str, float]
+
+
+@dataclass
+class BenchmarkConfig:
+    """How a benchmark is run."""
+
+    max_examples: int | None = None
+    """The first examples only; default: all."""
+    concurrency: int = 64
+    """Requests in flight at the same time."""
+    agent_concurrency: int = 8
+    """As ``concurrency``, for benchmarks with several turns."""
+    timeout_seconds: float = 300
+    """Time limit of one example. One that exceeds it counts as an error."""
+    max_trajectory_tokens: int | None = None
+    """Tokens of a whole conversation, for benchmarks with several turns."""
+    max_generation_tokens: int | None = None
+    """Sampled tokens of a whole conversation, for benchmarks with several turns."""
+    max_tokens: int = 32768
+    """Tokens of one answer; never more than the context window leaves after the prompt."""
+    temperature: float = 0.6
+    """0 is greedy."""
+    context_window: int | None = None
+    """Tokens of prompt and answer together; default: that of the model, if known."""
+    save_dir: str | None = None
+    """Where results and answers are written. Default: nowhere, and nothing can be resumed."""
+    num_samples: int = 1
+    """Answers to each problem, sampled by one request."""
+    judge_sampling_client: SamplingClient | None = None
+    """Model that grades, for benchmarks with ``requires_judge``."""
+    judge_renderer: Renderer | None = None
+    sandbox_factory: Callable[[], Any] | None = None
+    """Makes sandboxes, for benchmarks with ``requires_sandbox``."""
+    system_prompt: str | None = None
+    """Default: the recommended one of the benchmark, if any; ``""`` for none."""
+    grade_fn: Callable[[str, Logs], float] | None = None
+    """Replaces the grader: ``grade_fn(response, logs)``, response without thinking -> reward."""
+
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 is all tokens."""
+    seed: int | None = None
+    """Makes sampling repeatable; each problem gets a seed derived from it."""
+    data_path: str | None = None
+    """Local folder or file with the data; default: the Hub."""
+    scoring: Scoring = "generation"
+    """``logprob`` compares log-probabilities of the choices instead of sampling an answer."""
+    model_id: str | None = None
+    """What is evaluated, as part of the key of stored answers; default: read from the client."""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "agent_concurrency", "num_samples", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        if self.max_examples is not None and self.max_examples < 1:
+            raise ConfigurationError(
+                f"max_examples: got {self.max_examples}, expected at least 1, or None for all"
+            )
+        if self.temperature < 0:
+            raise ConfigurationError(f"temperature: got {self.temperature}, expected at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top_p: got {self.top_p}, expected above 0, at most 1")
+        if self.timeout_seconds <= 0:
+            raise ConfigurationError(f"timeout_seconds: got {self.timeout_seconds}, expected > 0")
+        if self.scoring not in ("generation", "logprob"):
+            raise ConfigurationError(
+                f"scoring: got {self.scoring!r}, expected 'generation' or 'logprob'"
+            )
+
+    @classmethod
+    def for_model(cls, model_name: str, **kwargs: Any) -> BenchmarkConfig:
+        """Returns a config whose ``context_window`` is that of a model; ``kwargs`` are fields.
+
+        The default ``max_tokens`` is reduced to the context window.
+        """
+        from tinker_cookbook.model_info import resolve_max_length
+
+        context = kwargs.pop("context_window", None) or resolve_max_length(model_name, None)
+        if context is not None:
+            kwargs.setdefault("max_tokens", min(cls.max_tokens, context))
+        return cls(context_window=context, **kwargs)
+
+
+@dataclass
+class StoredTurn:
+    """One message of a stored conversation."""
+
+    role: TurnRole
+    content: str
+    token_count: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StoredTrajectory:
+    """One answer, or one conversation of a benchmark with several turns."""
+
+    idx: int
+    """Position of the problem in the benchmark."""
+    benchmark: str
+    example_id: str = ""
+    turns: list[StoredTurn] = field(default_factory=list)
+    reward: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    error: str | None = None
+    """Why there is no reward: sampling or grading failed. The next run tries again."""
+    time_seconds: float = 0.0
+    sample: int = 0
+    """Which of the ``num_samples`` answers to the problem this is."""
+    key: str = ""
+    """Hash of the model and the sampling settings; only answers of one key are comparable."""
+
+    def to_dict(self) -> StoredTrajectoryDict:
+        """Returns the JSON object."""
+        return StoredTrajectoryDict(**asdict(self))
+
+    @classmethod
+    def from_dict(cls, d: StoredTrajectoryDict | Mapping[str, Any]) -> StoredTrajectory:
+        """Returns the trajectory of a JSON object; unknown fields are ignored."""
+        known = {item.name for item in fields(cls)}
+        values: dict[str, Any] = {name: value for name, value in d.items() if name in known}
+        values["turns"] = [StoredTurn(**turn) for turn in values.get("turns", ())]
+        return cls(**values)
+
+    @property
+    def correct(self) -> bool:
+        """Whether the answer got the full reward."""
+        return self.error is None and self.reward >= 1
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the answer was cut off at ``max_tokens`` or at the context window."""
+        marks = (METRIC_MAX_TOKENS_REACHED, METRIC_CONTEXT_OVERFLOW)
+        return any(self.metrics.get(mark, 0) for mark in marks)
+
+
+@dataclass
+class BenchmarkResult:
+    """Result of one benchmark. All counts are of answers, ``num_samples`` to a problem."""
+
+    name: str
+    score: float
+    """Mean reward over the answers that were graded: errors do not count, truncated answers do."""
+    num_examples: int
+    num_correct: int
+    """Answers with the full reward, 1."""
+    num_errors: int = 0
+    num_truncated: int = 0
+    metrics: Metrics = field(default_factory=dict)
+    """``ci_low`` and ``ci_high`` of the score, and what the benchmark adds."""
+    time_seconds: float = 0.0
+    pass_at_k: PassAtKScores = field(default_factory=dict)
+
+    @property
+    def num_completed(self) -> int:
+        """Answers that were graded and not truncated."""
+        return max(0, self.num_examples - self.num_errors - self.num_truncated)
+
+    @property
+    def score_completed(self) -> float:
+        """Mean reward over the answers that were graded and not truncated; 0 if there are none."""
+        exact = self.metrics.get("score_completed")
+        if exact is not None:
+            return float(exact)
+        # Without the runner's figure: the share that is right, if no truncated answer is.
+        return min(1.0, self.num_correct / self.num_completed) if self.num_completed else 0.0
+
+    def to_dict(self) -> BenchmarkResultDict:
+        """Returns the JSON object, whose keys of ``pass_at_k`` are strings."""
+        values: dict[str, Any] = asdict(self)
+        values["pass_at_k"] = {str(k): p for k, p in self.pass_at_k.items()}
+        return BenchmarkResultDict(**values)
+
+    @classmethod
+    def from_dict(cls, d: BenchmarkResultDict | Mapping[str, Any]) -> BenchmarkResult:
+        """Returns the result of a JSON object; unknown fields are ignored."""
+        known = {item.name for item in fields(cls)}
+        values: dict[str, Any] = {name: value for name, value in d.items() if name in known}
+        values["pass_at_k"] = {int(k): float(p) for k, p in values.get("pass_at_k", {}).items()}
+        return cls(**values)
+
+
+class BenchmarkBuilder(ABC):
+    """A benchmark: makes one environment for each example.
+
+    Most benchmarks are single questions with a grader: subclass ``ExampleBenchmark`` for them.
+    """
+
+    name: str
+    multi_turn: bool = False
+    """Whether ``agent_concurrency`` applies."""
+    recommended_timeout: float = 300
+    recommended_system_prompt: str | None = None
+    experimental: bool = False
+    requires_sandbox: bool = False
+    requires_judge: bool = False
+
+    @abstractmethod
+    def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:
+        """Returns one environment for each example, in the order of the examples.
+
+        An environment may have ``example_id``; default: its position.
+        """
+
+    def aggregate(self, rewards: list[float], metrics_list: list[Metrics]) -> BenchmarkResult:
+        """Returns the result of the answers that were graded.
+
+        Override it to add metrics, such as a score for each subject.
+        """
+        return BenchmarkResult(
+            name=self.name,
+            score=sum(rewards) / len(rewards) if rewards else 0.0,
+            num_examples=len(rewards),
+            num_correct=sum(reward >= 1 for reward in rewards),
+        )
