@@ -1,0 +1,210 @@
+"""Opens what is exported: the tensors of an adapter, and the folder of its base model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from tinker_cookbook.engine.checkpoints import format as fmt
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
+from tinker_cookbook.engine.model.resolve import resolve_model
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsAdapterError
+
+_PREFIX = "base_model.model."
+_SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
+# The service's name of the head -> that of transformers.
+_HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """The update of one matrix: ``W + scaling * b @ a``."""
+
+    a: Tensor
+    """[r, in], fp32."""
+    b: Tensor
+    """[out, r], fp32."""
+    scaling: float
+
+    def delta(self) -> Tensor:
+        """Returns the change of the matrix [out, in], in fp32."""
+        return (self.b @ self.a).mul_(self.scaling)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An adapter in memory, and the base model that it changes."""
+
+    name: str
+    """tinker:// path, or the folder it was read from."""
+    base_model: str
+    """Hub name or folder, as the checkpoint states it."""
+    base_folder: Path
+    """Folder of the base model on this machine, in transformers format."""
+    updates: dict[str, LowRankUpdate]
+    """By the module's name in transformers, such as ``model.layers.0.mlp.up_proj``."""
+    config: dict[str, Any]
+    """``adapter_config.json``."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """``user_metadata`` of the run, such as ``renderer_name`` and ``log_path``."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of an update."""
+        return max(len(update.a) for update in self.updates.values())
+
+
+def open_checkpoint(
+    path: str,
+    *,
+    base_model: str | None = None,
+    backend: str = "auto",
+    base_url: str | None = None,
+) -> Checkpoint:
+    """Opens a checkpoint and finds its base model.
+
+    Args:
+        path: ``tinker://`` path, or the folder of an adapter (``adapter_config.json`` and
+            ``adapter_model.safetensors``).
+        base_model: Hub name or folder; default: the one that the checkpoint states. Needed if that
+            one is a folder of another machine.
+        backend: Where a ``tinker://`` path is looked up; see ``connect``.
+        base_url: URL of a Tinker server.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+        ModelNotFoundError: The base model is not on this machine and cannot be downloaded.
+        WeightsAdapterError: The tensors form no LoRA adapter that can be exported.
+    """
+    metadata: dict[str, str] = {}
+    if path.startswith(fmt.SCHEME):
+        config, tensors, stated, metadata = _read_path(path, backend, base_url)
+    else:
+        config, tensors = read_adapter(Path(path).expanduser())
+        stated = str(config.get("base_model_name_or_path") or "")
+    if base_model is None and not stated:
+        raise ConfigurationError(
+            f"base_model: got none, and {path} does not state it; add base_model=NAME"
+        )
+    name = base_model or stated
+    folder = resolve_model(name).folder
+    return Checkpoint(path, name, folder, low_rank_updates(tensors, config, path), config, metadata)
+
+
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns ``adapter_config.json`` and the tensors of an adapter's folder.
+
+    Raises:
+        FileNotFoundError: One of the two files is missing.
+        WeightsAdapterError: One of them cannot be read.
+    """
+    for name in (fmt.ADAPTER_CONFIG, fmt.ADAPTER):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder / name}: there is no such file; expected the folder of a LoRA adapter "
+                f"with {fmt.ADAPTER_CONFIG} and {fmt.ADAPTER}, or a tinker:// path"
+            )
+    try:
+        config = json.loads((folder / fmt.ADAPTER_CONFIG).read_bytes())
+        tensors = safetensors.torch.load_file(folder / fmt.ADAPTER)
+    except (ValueError, OSError, safetensors.SafetensorError) as error:
+        raise WeightsAdapterError(f"{folder}: the adapter cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise WeightsAdapterError(f"{folder / fmt.ADAPTER_CONFIG}: expected a JSON object")
+    return config, tensors
+
+
+def low_rank_updates(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str
+) -> dict[str, LowRankUpdate]:
+    """Returns the updates by module name; the scaling is the one that PEFT would apply.
+
+    Raises:
+        WeightsAdapterError: A tensor is not half of a pair of matrices, or the adapter is of a
+            kind that changes weights in another way (DoRA, trained biases, stacked experts).
+    """
+    _check_kind(config, source)
+    sides: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        suffix = next((suffix for suffix in _SIDES if key.endswith(suffix)), None)
+        if suffix is None:
+            raise WeightsAdapterError(
+                f"{source}: tensor {key!r} is no lora_A or lora_B; expected a LoRA adapter alone"
+            )
+        if tensor.dim() != 2:
+            raise WeightsAdapterError(
+                f"{source}: tensor {key!r} has shape {tuple(tensor.shape)}, expected a matrix; "
+                "adapters of stacked experts cannot be exported yet, because the engine has none"
+            )
+        module = key.removeprefix(_PREFIX).removesuffix(suffix)
+        module = HEAD if module in _HEAD_ALIASES else module
+        sides.setdefault(module, {})[_SIDES[suffix]] = tensor.float()
+    if not sides:
+        raise WeightsAdapterError(f"{source}: the adapter has no tensors")
+    updates = {}
+    for module, pair in sides.items():
+        if len(pair) != 2 or pair["a"].shape[0] != pair["b"].shape[1]:
+            shapes = {side: tuple(tensor.shape) for side, tensor in pair.items()}
+            raise WeightsAdapterError(
+                f"{source}: {module} has {shapes}, expected a [r, in] and b [out, r]"
+            )
+        updates[module] = LowRankUpdate(
+            pair["a"], pair["b"], _scaling(config, module, len(pair["a"]))
+        )
+    return updates
+
+
+def _check_kind(config: Mapping[str, Any], source: str) -> None:
+    for key in ("r", "lora_alpha"):
+        if not isinstance(config.get(key), (int, float)):
+            raise WeightsAdapterError(
+                f"{source}: adapter_config.json: {key} is {config.get(key)!r}, expected a number"
+            )
+    for key, neutral in {
+        "use_dora": (None, False),
+        "fan_in_fan_out": (None, False),
+        "bias": (None, "none"),
+        "modules_to_save": (None, []),
+    }.items():
+        if config.get(key) not in neutral:
+            raise WeightsAdapterError(
+                f"{source}: adapter_config.json: {key}={config[key]!r} is not supported; expected "
+                "a plain LoRA adapter"
+            )
+
+
+def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
+    # PEFT: alpha / r, or alpha / sqrt(r) with rank-stabilized LoRA (Kalajdzievski 2023). A pattern
+    # names the end of a module's name and gives another alpha for it.
+    patterns = config.get("alpha_pattern") or {}
+    found = [
+        alpha for end, alpha in patterns.items() if module == end or module.endswith(f".{end}")
+    ]
+    alpha = float(found[0] if found else config["lora_alpha"])
+    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _read_path(
+    path: str, backend: str, base_url: str | None
+) -> tuple[dict[str, Any], dict[str, Tensor], str, dict[str, str]]:
+    # Not at the top: it imports the SDK, which a local path does not need.
+    from tinker_cookbook.backends.connect import check_backend
+
+    parsed = TinkerPath.parse(path)
+    kind, _, _ = check_backend(backend, base_url)
+    if kind != "local":
+        raise CheckpointError(
+            f"{path}: the checkpoint is on a server; fetch it with `tinker checkpoint download "
+            f"{path} -o FOLDER` and give the folder"
+        )
+    store = CheckpointStore()
+    loaded = store.read_checkpoint(path, with_optimizer=False)
+    metadata = {**store.get_run(parsed.run_id).info.user_metadata, **loaded.user_metadata}
+    return loaded.adapter_config, loaded.adapter, str(loaded.state["base_model"]), metadata

@@ -1,0 +1,234 @@
+"""Compares what an export computes with what the engine computes, on eight prompts.
+
+An exporter loads what it has written with the program of its users (PEFT, transformers, llama.cpp),
+and gets the log-probabilities of the same tokens. The engine computes the reference in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.exceptions import WeightsAdapterError, WeightsError
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.weights._source import Checkpoint
+
+PROOF = "proof.json"
+EXACT = 1e-4
+"""Largest difference, in nats, of an export in float32."""
+_MAX_TOKENS = 64
+
+# Different kinds of text, so that most layers and many rows of the head matter.
+PROMPTS = (
+    "The capital of France is Paris. The capital of Italy is",
+    "Once upon a time there was a little girl who lived in a village near the forest.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) +",
+    "Question: What is 17 + 25?\nAnswer: 17 + 25 = 42.\nQuestion: What is 9 * 8?\nAnswer:",
+    'user: Give me a JSON object with a name.\nassistant: {"name": "Ada", "age":',
+    "Die Katze schläft auf dem Sofa. Le chat dort sur le canapé. 猫在沙发上睡觉。",
+    "Water boils at 100 °C at sea level; at higher altitudes it boils at a lower temperature,",
+    "In short: cats purr to calm themselves.\nWhy: the sound is a vibration of the throat.\nTry:",
+)
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Log-probabilities of one prompt, in nats."""
+
+    tokens: list[int]
+    """[T] token ids of the prompt."""
+    logprobs: np.ndarray
+    """[T - 1] fp32: of each token after the first, given those before it."""
+    next_logprobs: np.ndarray
+    """[V] fp32: of every token of the vocabulary after the last one."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of the table: an export, and how far it is from the engine."""
+
+    export: str
+    """What was compared, such as ``merged, float16``."""
+    reader: str
+    """What loaded it, such as ``transformers 5.5.0``."""
+    positions: int
+    """Number of compared log-probabilities."""
+    mean: float
+    """Mean absolute difference, in nats."""
+    largest: float
+    """Largest absolute difference, in nats."""
+    bound: float
+    measure: str = "largest"
+    """Which of the two the bound is for."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within the bound; not for NaN."""
+        return getattr(self, self.measure) <= self.bound
+
+
+@dataclass
+class Proof:
+    """The comparisons of an export, and the facts about it that its card states."""
+
+    checkpoint: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    """Such as the largest change that rounding made to a weight."""
+
+    def add(self, comparison: Comparison, error: type[WeightsError] = WeightsError) -> None:
+        """Adds a comparison; raises ``error`` if the export disagrees with the engine."""
+        self.comparisons.append(comparison)
+        if not comparison.agrees:
+            raise error(
+                f"{comparison.export}: log-probabilities of {comparison.reader} differ from those "
+                f"of the engine by {comparison.mean:.2g} nats (mean) and {comparison.largest:.2g} "
+                f"(largest) on {comparison.positions} tokens; expected {comparison.measure} <= "
+                f"{comparison.bound:g}. Nothing was written"
+            )
+
+    def table(self) -> str:
+        """Returns the comparisons as a Markdown table."""
+        lines = [
+            "| export | loaded by | tokens | mean difference | largest | bound |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {one.export} | {one.reader} | {one.positions} | {one.mean:.1e} | "
+            f"{one.largest:.1e} | {one.measure} <= {one.bound:g} |"
+            for one in self.comparisons
+        ]
+        return "\n".join(lines)
+
+    def write(self, folder: Path) -> None:
+        """Writes ``proof.json`` into the folder of the export."""
+        body = {
+            "checkpoint": self.checkpoint,
+            "unit": "nats, absolute differences of log-probabilities",
+            "comparisons": [asdict(one) for one in self.comparisons],
+            "facts": self.facts,
+        }
+        write_atomically(folder / PROOF, json.dumps(body, indent=2).encode())
+
+
+def read_proof(folder: Path) -> Proof | None:
+    """Returns the proof of an export, or None if it has none."""
+    path = folder / PROOF
+    if not path.is_file():
+        return None
+    body = json.loads(path.read_bytes())
+    found = [Comparison(**one) for one in body["comparisons"]]
+    return Proof(body["checkpoint"], found, body["facts"])
+
+
+def prompt_tokens(checkpoint: Checkpoint) -> list[list[int]]:
+    """Returns the token ids of the eight prompts, at most 64 tokens each."""
+    tokenizer = get_tokenizer(str(checkpoint.base_folder))
+    return [tokenizer.encode(text)[:_MAX_TOKENS] for text in PROMPTS]
+
+
+def reference_logprobs(
+    checkpoint: Checkpoint, prompts: Sequence[list[int]], device: str = "auto"
+) -> list[PromptScores]:
+    """Returns the engine's log-probabilities of the prompts, with the adapter, in float32.
+
+    It loads the base model in float32 and frees it again.
+
+    Raises:
+        WeightsAdapterError: The adapter has modules that the model lacks, or of another shape.
+    """
+    engine = Engine(device, "float32")
+    try:
+        name = str(checkpoint.base_folder)
+        engine.resolve(name)
+        return engine.submit(_score, engine, name, checkpoint, prompts).result()
+    finally:
+        engine.close()
+
+
+def _score(
+    engine: Engine, name: str, checkpoint: Checkpoint, prompts: Sequence[list[int]]
+) -> list[PromptScores]:
+    base = engine.base_model(name)
+    terms = adapter_of(checkpoint, base).terms(base.dtype)
+    scores = []
+    for tokens in prompts:
+        with torch.no_grad(), base.adapted(terms):
+            hidden = base.hidden(torch.tensor([tokens], device=base.device))[0]
+            logits = base.head.logits(hidden, base.unembed_pair(terms))
+        scores.append(scores_of(tokens, logits))
+    return scores
+
+
+def scores_of(tokens: list[int], logits: torch.Tensor) -> PromptScores:
+    """Returns the scores of a prompt from its logits [T, V]."""
+    logprobs = logits.float().log_softmax(-1).cpu()
+    following = torch.tensor(tokens[1:])[:, None]
+    return PromptScores(
+        tokens, logprobs[:-1].gather(1, following)[:, 0].numpy(), logprobs[-1].numpy()
+    )
+
+
+def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
+    """Returns the checkpoint's adapter as the engine applies it."""
+    targets = {target.name: target for target in base.targets}
+    spec = AdapterSpec(checkpoint.rank)
+    tensors = {}
+    for name, update in checkpoint.updates.items():
+        target = targets.get(name)
+        shape = (update.b.shape[0], update.a.shape[1])
+        if target is None or shape != (target.out_features, target.in_features):
+            expected = (
+                "a layer that an adapter can cover"
+                if target is None
+                else f"shape {(target.out_features, target.in_features)}"
+            )
+            raise WeightsAdapterError(
+                f"{checkpoint.name}: has an update of {name} with shape {shape}, expected "
+                f"{expected}; it is not an adapter of {checkpoint.base_model}"
+            )
+        # The engine has one scaling for all layers.
+        b = update.b * (update.scaling / spec.scaling)
+        tensors[name] = (update.a.to(base.device), b.to(base.device))
+    return Adapter(spec, base.targets, tensors)
+
+
+def compare(
+    export: str,
+    reader: str,
+    reference: Sequence[PromptScores],
+    found: Sequence[np.ndarray],
+    *,
+    bound: float,
+    measure: str = "largest",
+) -> Comparison:
+    """Compares log-probabilities of an export with those of the engine.
+
+    Args:
+        export: What is compared, for the table.
+        reader: Program and version that loaded the export.
+        reference: Of ``reference_logprobs``.
+        found: For each prompt, [T - 1] log-probabilities in nats, as in ``PromptScores.logprobs``.
+        bound: In nats.
+        measure: ``largest`` or ``mean``: which difference must be within the bound.
+    """
+    expected = np.concatenate([scores.logprobs for scores in reference]).astype(np.float64)
+    difference = np.abs(np.concatenate(list(found)).astype(np.float64) - expected)
+    return Comparison(
+        export,
+        reader,
+        len(difference),
+        float(difference.mean()),
+        float(difference.max()),
+        bound,
+        measure,
+    )

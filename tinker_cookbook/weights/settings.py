@@ -1,0 +1,48 @@
+"""Settings that the commands of ``tinker_cookbook.weights`` share."""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
+
+
+@chz.chz
+class CheckpointSettings:
+    """Settings that name a checkpoint."""
+
+    model_path: str = chz.field(
+        doc="tinker:// path of a checkpoint, or folder of an adapter; also without 'model_path='"
+    )
+    base_model: str | None = chz.field(
+        default=None, doc="Hub name or folder of the base model; default: that of the checkpoint"
+    )
+    backend: str = chz.field(
+        default="auto", doc="Where the checkpoint is: auto, local, tinker, or the URL of a server"
+    )
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+
+    def open(self) -> Checkpoint:
+        """Reads the checkpoint; see ``open_checkpoint``."""
+        return open_checkpoint(
+            self.model_path,
+            base_model=self.base_model,
+            backend=self.backend,
+            base_url=self.base_url,
+        )
+
+
+@also_named(output_path="out", output="out", output_dir="out")
+@chz.chz
+class ExportSettings(CheckpointSettings):
+    """Settings of a command that writes an export."""
+
+    out: str = chz.field(doc="Folder to write")
+    overwrite: bool = chz.field(
+        default=False, doc="Replace an existing folder, once the new export is complete"
+    )
+    verify: bool = chz.field(
+        default=True, doc="Load the export again and compare its log-probabilities"
+    )
+    device: str = chz.field(default="auto", doc="Where to compare: auto, cuda, mps or cpu")
