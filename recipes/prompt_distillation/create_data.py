@@ -26,7 +26,7 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.completers import TinkerTokenCompleter
-from tinker_cookbook.eval.proportion import describe_share
+from tinker_cookbook.eval.statistics import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import (

@@ -18,7 +18,7 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.eval.proportion import describe_share
+from tinker_cookbook.eval.statistics import describe_share
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
 from tinker_cookbook.recipes.prompt_distillation.data import (

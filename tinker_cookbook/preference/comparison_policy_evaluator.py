@@ -12,7 +12,7 @@ import numpy as np
 
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.eval.proportion import wilson_interval
+from tinker_cookbook.eval.statistics import wilson_interval
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison import Comparison
 from tinker_cookbook.preference.preference_model import PreferenceModel

@@ -39,7 +39,9 @@ class Grade:
     reward: float
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
-    """Shown with the answer, for example what was extracted from it."""
+    """Shown with the answer, as JSON values."""
+    answer: str | None = None
+    """The final answer that was read from the response. Equal ones are one vote of maj@k."""
 
 
 @dataclass(frozen=True)
