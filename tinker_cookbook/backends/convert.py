@@ -6,17 +6,31 @@ Loaded only through ``connect()``, so it may import the SDK at the top.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import tinker
 from tinker import types
 from tinker.types.topk_logprobs import TopkLogprobs
 
+from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample, SamplingSettings
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+
+_OPTIONS = fields(LogitOptions)
+
+
+class LocalSampleResponse(types.SampleResponse):
+    """The SDK's response, which also says what changed the sampling.
+
+    ``sampling_adjustments`` has the names of the :class:`LogitOptions` in effect, such as
+    ``token_mask``. The log-probabilities are the model's own: without a mask and the other options.
+    """
+
+    sampling_adjustments: tuple[str, ...] = ()
 
 
 def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
@@ -79,7 +93,7 @@ def adam_settings_of(params: types.AdamParams) -> AdamSettings:
 
 
 def sampling_settings_of(
-    params: types.SamplingParams, eos_ids: tuple[int, ...]
+    params: types.SamplingParams, eos_ids: tuple[int, ...], options: LogitOptions | None = None
 ) -> SamplingSettings:
     """Returns checked settings of a sampling request.
 
@@ -99,6 +113,7 @@ def sampling_settings_of(
         tokens = {item for item in stop if isinstance(item, int)} | set(eos_ids)
     if any(not text for text in strings):
         raise ConfigurationError("stop: holds an empty string, which would end every sample")
+    more = {} if options is None else {f.name: getattr(options, f.name) for f in _OPTIONS}
     return SamplingSettings(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
@@ -107,6 +122,7 @@ def sampling_settings_of(
         seed=params.seed,
         stop_tokens=frozenset(tokens),
         stop_strings=strings,
+        **more,
     )
 
 
@@ -115,8 +131,10 @@ def sample_response_of(
     scores: PromptScores,
     target_logprobs: types.TensorData | None,
     sequence_ids: Sequence[str],
-) -> types.SampleResponse:
-    """Returns the SDK's response; ``sequence_ids`` are unique among all clients."""
+    adjustments: tuple[str, ...] = (),
+) -> LocalSampleResponse:
+    """Returns the SDK's response; ``sequence_ids`` are unique among all clients, ``adjustments``
+    the options that changed the sampling."""
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)
@@ -135,10 +153,12 @@ def sample_response_of(
                 topk_logprobs_np=best,
             )
         )
-    return types.SampleResponse(
+    response = LocalSampleResponse(
         sequences=sequences,
         prompt_logprobs_np=scores.logprobs,
         topk_prompt_logprobs_np=topk,
         target_prompt_logprobs=target_logprobs,
         prompt_cache_hit_tokens=samples[0].cached_prompt_tokens,
     )
+    response.sampling_adjustments = adjustments
+    return response

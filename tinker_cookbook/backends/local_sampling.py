@@ -23,6 +23,7 @@ from tinker_cookbook.backends.futures import (
 from tinker_cookbook.engine.checkpoints.save_load import load_adapter
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -92,6 +93,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
         on_token: Callable[[int, Sample], None] | None = None,
+        sampling_options: LogitOptions | None = None,
     ) -> LocalFuture[types.SampleResponse]:
         """Samples ``num_samples`` completions of ``prompt``.
 
@@ -99,7 +101,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         other backends take ``ModelInput`` only. ``target_prompt_logprobs`` [len - 1, K] are token
         ids to score at each position after the first; -1 skips an entry (0.0 in the response).
         ``on_token(i, sample)`` is called on the engine's thread after each token of sample ``i``;
-        it must return at once and raise nothing.
+        it must return at once and raise nothing. ``sampling_options`` adds penalties, a bias or a
+        mask; the response then has their names in ``sampling_adjustments``, and its
+        log-probabilities stay the model's own.
         """
         if prompt_alt_tokens_k:
             raise BackendError(
@@ -113,7 +117,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         # Cached: scoring and sampling may share the request. Made later: it needs the sampler.
         request = cache(
             partial(
-                self._request, tokens, num_samples, sampling_params, topk_sample_logprobs, on_token
+                self._request,
+                tokens,
+                num_samples,
+                sampling_params,
+                topk_sample_logprobs,
+                on_token,
+                sampling_options,
             )
         )
         targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
@@ -132,7 +142,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
                 targets=None if targets is None else targets.clip(min=0),
                 last_n=prompt_logprobs_last_n,
             )
-        answer = partial(_response, targets=targets, sequence_ids=sequence_ids)
+        adjustments = () if sampling_options is None else sampling_options.in_effect
+        answer = partial(
+            _response, targets=targets, sequence_ids=sequence_ids, adjustments=adjustments
+        )
         return self._sample_after(scored, request, answer, sampled=in_one_pass)
 
     def compute_logprobs(
@@ -204,9 +217,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         params: types.SamplingParams,
         topk: int,
         on_token: Callable[[int, Sample], None] | None,
+        options: LogitOptions | None,
     ) -> SampleRequest:
         sampler = self._made.result()
-        settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
+        settings = convert.sampling_settings_of(params, sampler.base.eos_ids, options)
         # Only stop strings need the text of a sample while it grows.
         decode = self._decode if settings.stop_strings else None
         request = sample_request(
@@ -243,6 +257,7 @@ def _response(
     scores: PromptScores,
     targets: np.ndarray | None,
     sequence_ids: Sequence[str],
+    adjustments: tuple[str, ...],
 ) -> types.SampleResponse:
     """Returns the SDK's response; ``targets`` [T - 1, K] are the requested token ids."""
     requested = None
@@ -250,4 +265,4 @@ def _response(
         # Skipped entries were scored as token 0; the protocol has 0.0 there.
         filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
         requested = types.TensorData.from_numpy(filled)
-    return convert.sample_response_of(samples, scores, requested, sequence_ids)
+    return convert.sample_response_of(samples, scores, requested, sequence_ids, adjustments)

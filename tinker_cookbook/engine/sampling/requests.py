@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
+from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import check_token_range
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -18,7 +20,7 @@ Prompt: TypeAlias = "Sequence[int] | np.ndarray"
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class SamplingSettings(LogitOptions):
     """Sampling parameters of a request.
 
     ``stop_tokens`` end a sample when sampled (and are kept in it); ``stop_strings`` when they
@@ -36,6 +38,7 @@ class SamplingSettings:
     stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         smallest = np.finfo(np.float32).tiny
         for name in ("temperature", "top_p"):
             # Sampling is in float32, where a smaller number would be 0.
@@ -52,6 +55,11 @@ class SamplingSettings:
         ):
             if not ok:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigurationError(
+                f"min_tokens: got {self.min_tokens}, expected at most max_tokens "
+                f"({self.max_tokens})"
+            )
 
 
 def settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
@@ -123,6 +131,9 @@ class SampledSequence:
         # The index is part of the seed, so sample i depends neither on the batch nor on the others.
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
         self._number, self._decides = 0.0, -1
+        self.adjuster: LogitAdjuster | None = None
+        if (settings := request.settings).change_logits:
+            self.adjuster = LogitAdjuster(settings, settings.stop_tokens, request.prompt)
         self.ended = False
         """Whether the last token was added."""
 
@@ -159,12 +170,16 @@ class SampledSequence:
             self.request.on_token(self.index, sample)
         strings, decode = settings.stop_strings, self.request.decode
         stop = token in settings.stop_tokens
+        if self.adjuster is not None:
+            stop = self.adjuster.add(token) or stop
         if strings and decode is not None and not stop:
             # A stop string may cross token borders, but it ends in the newest token. So a tail that
             # is longer than any string is enough: a character has at most four bytes, a token at
             # least one.
             longest = max(len(text) for text in strings)
-            tail = decode(sample.tokens[-(4 * longest + 8) :])
+            # Text of the first min_tokens tokens ends no sample.
+            first = max(settings.min_tokens, len(sample.tokens) - (4 * longest + 8))
+            tail = decode(sample.tokens[first:])
             stop = any(text in tail for text in strings)
         if stop:
             sample.stop_reason = "stop"
@@ -239,6 +254,8 @@ def sample_request(
     if settings.stop_strings and decode is None:
         raise ConfigurationError("stop: strings need a tokenizer; give decode")
     room = sampler.base.context_length - len(tokens)
+    if settings.logit_bias:
+        check_token_range("logit_bias", settings.bias[0], sampler.base.vocab_size)
     limit = room if settings.max_tokens is None else min(settings.max_tokens, room)
     if limit < 1:
         raise DataValidationError(

@@ -1,4 +1,4 @@
-"""Samples the next token of each running sequence, with its own temperature, top-k and top-p.
+"""Samples the next token of each running sequence, with its own sampling parameters.
 
 A token is found by inverting the cumulative distribution at one uniform number per row, so the rest
 of the batch has no influence. The sum over a vocabulary must be exact to many digits; with the sums
@@ -16,8 +16,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.model.low_rank import filling
+from tinker_cookbook.engine.sampling.adjust_logits import adjusted_logits
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import segments_of
+from tinker_cookbook.exceptions import ConfigurationError
 
 _BLOCK = 256
 _COLDEST = 1e-30
@@ -31,13 +33,20 @@ class BatchSamplingParams:
     ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
     tokens that may be sampled, -1 for all (ties at the border are all included); ``top_p`` in (0,
     1] leaves tokens out once more probable ones hold this much; ``uniform`` float64 in [0, 1)
-    decides.
+    decides; ``min_p`` leaves out tokens below this share of the highest probability.
     """
 
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
     uniform: np.ndarray
+    min_p: np.ndarray | None = None
+
+    def of_rows(self, rows: np.ndarray) -> BatchSamplingParams:
+        """Returns the parameters of some rows."""
+        temperature, top_k, top_p = self.temperature[rows], self.top_k[rows], self.top_p[rows]
+        min_p = None if self.min_p is None else self.min_p[rows]
+        return BatchSamplingParams(temperature, top_k, top_p, self.uniform[rows], min_p)
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,15 @@ def sample_sequences(
         top_k=np.array([one.top_k for one in settings]),
         top_p=np.array([one.top_p for one in settings]),
         uniform=np.array([row.uniform() for row in rows]),
+        min_p=np.array([one.min_p for one in settings]),
     )
-    sampled = sample_tokens(logits, params, known)
+    adjusted = [i for i, row in enumerate(rows) if row.adjuster is not None and row.adjuster.active]
+    if adjusted:
+        sampled, errors = _sample_adjusted(logits, params, known, rows, np.array(adjusted))
+        for i, error in errors.items():
+            rows[i].request.fail(error)
+    else:
+        sampled = sample_tokens(logits, params, known)
     logprobs = (logits.gather(1, sampled[:, None]) - normalizer)[:, 0].tolist()
     # Each k by itself, because the order of ties may depend on k.
     top = {}
@@ -112,6 +128,39 @@ def sample_sequences(
         if _add(row, token, logprobs[i], (top[k][0][i], top[k][1][i]) if k else None):
             ended.append(row)
     return ended
+
+
+def _sample_adjusted(
+    logits: torch.Tensor,
+    params: BatchSamplingParams,
+    known: Exponentials,
+    rows: Sequence[SampledSequence],
+    which: np.ndarray,
+) -> tuple[torch.Tensor, dict[int, Exception]]:
+    """Samples all rows, those of ``which`` from logits that their options change.
+
+    Returns the tokens [R] and the errors of rows; ``logits`` stay the model's own.
+    """
+    index = torch.from_numpy(which).to(logits.device)
+    changed = logits[index]  # a copy
+    adjusters = [adjuster for i in which if (adjuster := rows[i].adjuster) is not None]
+    found = adjusted_logits(changed, adjusters)
+    errors = {int(which[i]): error for i, error in found.items()}
+    tokens = sample_tokens(changed, params.of_rows(which))
+    # Where the options leave no token, the sampled one is excluded too.
+    possible = changed.gather(1, tokens[:, None])[:, 0] > -torch.inf
+    for i, ok in zip(which.tolist(), possible.tolist(), strict=True):
+        if not ok and i not in errors:
+            errors[i] = ConfigurationError(
+                f"token_mask: no token is allowed after {len(rows[i].sample.tokens)} sampled "
+                f"tokens ({', '.join(rows[i].request.settings.in_effect)})"
+            )
+    if len(which) == len(rows):
+        return tokens, errors
+    # The other rows as without them: the pass over all rows copies no logits.
+    sampled = sample_tokens(logits, params, known)
+    sampled[index] = tokens
+    return sampled, errors
 
 
 def _add(
@@ -146,8 +195,7 @@ def sample_tokens(
         return _sample_hot(logits, params, known)
     out = logits.argmax(-1)
     rows = torch.from_numpy(hot).to(logits.device)
-    some = (params.temperature[hot], params.top_k[hot], params.top_p[hot], params.uniform[hot])
-    out[rows] = _sample_hot(logits[rows], BatchSamplingParams(*some), None)
+    out[rows] = _sample_hot(logits[rows], params.of_rows(hot), None)
     return out
 
 
@@ -165,10 +213,17 @@ def _sample_hot(
         scaled = logits / column(np.maximum(params.temperature, _COLDEST))
     narrow = np.flatnonzero((params.top_k != -1) & (params.top_k < logits.shape[-1]))
     nucleus = np.flatnonzero(params.top_p < 1)
-    if scaled is not logits or len(narrow) or len(nucleus):
+    likely = np.flatnonzero(params.min_p > 0) if params.min_p is not None else ()
+    if scaled is not logits or len(narrow) or len(nucleus) or len(likely):
         # The exponentials are of the plain logits. A copy, because log-probabilities need those.
         known = None
         scaled = logits.clone() if scaled is logits else scaled
+    if params.min_p is not None and len(likely):
+        # p >= min_p * max(p), with logits.
+        rows = torch.from_numpy(likely).to(device)
+        part = scaled[rows]
+        least = part.amax(-1, keepdim=True) + column(params.min_p[likely]).log()
+        scaled[rows] = part.masked_fill(part < least, -torch.inf)
     if len(narrow):
         # One topk of the largest k serves rows of all k: each reads its own k-th value.
         rows, top_k = torch.from_numpy(narrow).to(device), params.top_k[narrow]

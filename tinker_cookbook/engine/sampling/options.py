@@ -1,0 +1,111 @@
+"""Sampling options beyond temperature, top-k and top-p: bias, penalties, minimum length, masks.
+
+They change which token is sampled. The reported log-probabilities stay the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from tinker_cookbook.exceptions import ConfigurationError
+
+MAX_LOGIT_BIAS = 100.0  # as in OpenAI's API
+
+
+class MaskState(Protocol):
+    """Mask of one sequence, which changes with each of its tokens."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the sequence ends here: no token can follow, not even a stop token."""
+        ...
+
+    def allowed(self) -> np.ndarray:
+        """Returns the tokens that may come next as bits, uint8 [ceil(V / 8)].
+
+        Token ``t`` is bit ``t % 8`` (1, 2, 4, …) of byte ``t // 8``; tokens beyond the array are
+        not allowed. Called on a thread while the model runs.
+        """
+        ...
+
+    def add(self, token: int) -> None:
+        """Moves on behind a sampled token."""
+        ...
+
+
+class TokenMask(Protocol):
+    """Constraint on sampled tokens, such as a grammar (``tinker_cookbook.structured_output``)."""
+
+    def start(self) -> MaskState:
+        """Returns the state of a new sequence; called once for each sample of a request."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitOptions:
+    """Options that change the logits before a token is sampled, applied as in vLLM.
+
+    The order is: ``logit_bias`` (token id -> number from -100 to 100, added to the logit);
+    ``min_tokens`` (no stop token or stop string before); ``repetition_penalty`` (logits of tokens
+    in prompt or sample are divided by it if positive, multiplied if negative);
+    ``frequency_penalty`` (subtracted for each occurrence in the sample) and ``presence_penalty``
+    (subtracted once if the token is in the sample); ``token_mask``; temperature; ``min_p`` (tokens
+    below this share of the highest probability are left out); top-k and top-p.
+    """
+
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    token_mask: TokenMask | None = None
+
+    def __post_init__(self) -> None:
+        bias = self.logit_bias.values()
+        infinite = float("inf")
+        for name, ok, expected in (
+            ("min_p", 0 <= self.min_p <= 1, "a number from 0 to 1"),
+            ("presence_penalty", abs(self.presence_penalty) < infinite, "a finite number"),
+            ("frequency_penalty", abs(self.frequency_penalty) < infinite, "a finite number"),
+            ("repetition_penalty", 0 < self.repetition_penalty < infinite, "a number > 0"),
+            (
+                "logit_bias",
+                all(abs(value) <= MAX_LOGIT_BIAS for value in bias),
+                f"numbers from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+            ),
+            ("min_tokens", self.min_tokens >= 0, "at least 0"),
+        ):
+            if not ok:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+        if self.min_tokens and self.token_mask is not None:
+            raise ConfigurationError(
+                f"min_tokens: got {self.min_tokens} with a token mask, which may allow only the "
+                "end; leave one of them out"
+            )
+
+    @cached_property
+    def in_effect(self) -> tuple[str, ...]:
+        """Names of the options that differ from their defaults, and so change what is sampled."""
+        default = {one.name: one.default for one in fields(LogitOptions)}
+        return tuple(
+            name
+            for name, value in default.items()
+            if (self.logit_bias if name == "logit_bias" else getattr(self, name) != value)
+        )
+
+    @cached_property
+    def change_logits(self) -> bool:
+        """Whether an option other than ``min_p``, which needs no memory of a sequence, is set."""
+        return bool(set(self.in_effect) - {"min_p"})
+
+    @cached_property
+    def bias(self) -> tuple[np.ndarray, np.ndarray]:
+        """``logit_bias`` as token ids int64 [N] and numbers float32 [N]."""
+        ids = np.fromiter(self.logit_bias, dtype=np.int64, count=len(self.logit_bias))
+        return ids, np.array([self.logit_bias[int(i)] for i in ids], dtype=np.float32)
