@@ -13,11 +13,12 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import (
     DEMO_MODEL,
     RecipeSettings,
     blueprint_of,
+    check_dataset_name,
     example_data,
     recommended_lr,
     resolve,
@@ -26,7 +27,7 @@ from tinker_cookbook.recipes.start import (
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
-from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
@@ -48,10 +49,13 @@ DATASETS = ("example", "no_robots")
 class CLIConfig(RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
-    dataset: str = chz.field(default="example", doc=f"One of {', '.join(DATASETS)}")
-    dataset_path: str | None = chz.field(default=None, doc="Your conversations, a JSONL file")
-    test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
-    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
+    dataset: str = chz.field(
+        default="example",
+        doc=f"{', '.join(DATASETS)}, a Hub name, a folder, or a file (jsonl, json, csv, parquet)",
+    )
+    dataset_path: str | None = chz.field(default=None, doc="Your conversations, a file")
+    test_path: str | None = chz.field(default=None, doc="Held-out conversations: file, Hub name …")
+    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of your data")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
@@ -89,26 +93,31 @@ def build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> Cha
             file_path=str(example_data("conversations.jsonl")),
             test_file_path=cli.test_path or str(example_data("conversations_test.jsonl")),
         )
-    return NoRobotsBuilder(common_config=common)
+    if cli.dataset == "no_robots":
+        return NoRobotsBuilder(common_config=common)
+    return ChatDataBuilder(
+        common_config=common,
+        file_path=cli.dataset,
+        test_file_path=cli.test_path,
+        test_size=cli.test_size,
+        shuffle_seed=cli.seed,
+    )
 
 
 def _check_dataset_settings(cli: CLIConfig) -> None:
-    if cli.dataset not in DATASETS:
-        raise ConfigurationError(
-            f"dataset: got {cli.dataset!r}, expected one of {', '.join(DATASETS)}"
-            f"{nearest_sentence(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
-        )
-    if cli.dataset != "example":
-        for name in ("dataset_path", "test_path"):
-            if getattr(cli, name) is not None:
-                raise ConfigurationError(
-                    f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
-                    "leave one out"
-                )
+    check_dataset_name(cli.dataset, DATASETS)
+    given = [name for name in ("dataset_path", "test_path") if getattr(cli, name) is not None]
+    # Named datasets have a held-out part, and only "example" may be replaced by dataset_path.
+    for name in given:
+        if (cli.dataset != "example" and name == "dataset_path") or cli.dataset == "no_robots":
+            raise ConfigurationError(
+                f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
+                "leave one out"
+            )
     # A setting without effect is refused, because the user expects another held-out part.
-    if cli.test_size and cli.dataset_path is None:
+    if cli.test_size and cli.dataset_path is None and cli.dataset in DATASETS:
         raise ConfigurationError(
-            f"test_size: got {cli.test_size} without dataset_path; expected it only with a file "
+            f"test_size: got {cli.test_size} without dataset_path; expected it only with data "
             "of your own, since the named datasets already have a held-out part"
         )
     if cli.test_size and cli.test_path is not None:

@@ -7,13 +7,14 @@ A recipe has a ``CLIConfig`` (its command line), ``build_config`` (which builds 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import chz
 
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, TrainingConfig
@@ -102,6 +103,18 @@ async def start(
     config.check()
     with cli_utils.log_dir_of_run(config.log_path, behavior):
         await train(config)
+
+
+def check_dataset_name(dataset: str, known: Sequence[str]) -> None:
+    """Raises ConfigurationError for a dataset that is no known name, path or Hub name."""
+    # A Hub name has an owner; a single word is a misspelt name or a file that does not exist.
+    if dataset in known or "/" in dataset or Path(dataset).expanduser().exists():
+        return
+    raise ConfigurationError(
+        f"dataset: got {dataset!r}, expected one of {', '.join(known)}"
+        f"{nearest_sentence(dataset, known)} Your own data go into dataset=FILE, FOLDER or "
+        "OWNER/NAME of the Hub"
+    )
 
 
 def blocking(main: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S], None]:

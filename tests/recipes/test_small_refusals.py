@@ -119,9 +119,9 @@ def test_a_list_ends_before_the_next_sentence(stories_model):
     common = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer=str(stories_model), renderer_name="role_colon", batch_size=8
     )
-    with pytest.raises(ConfigurationError, match=r"example, no_robots\. Your own file goes"):
+    with pytest.raises(ConfigurationError, match=r"example, no_robots\. Your own data go"):
         sl_basic.build_dataset(sl_basic.CLIConfig(dataset="imdb"), common)
-    with pytest.raises(ConfigurationError, match=r"did you mean 'example'\? Your own file goes"):
+    with pytest.raises(ConfigurationError, match=r"did you mean 'example'\? Your own data go"):
         sl_basic.build_dataset(sl_basic.CLIConfig(dataset="exampel"), common)
 
 

@@ -1,7 +1,8 @@
-"""Conversations as training data: rows with messages and tools, and JSONL files of them.
+"""Conversations as training data: rows with messages and tools, and files of them.
 
-A line of a file is ``{"messages": [...]}``, with ``"tools"`` or not. Lines are not unified into
-columns, so they may differ in tool calls, structured content and ``trainable`` flags.
+A row has one of the ``layouts``, usually ``{"messages": [...]}``, with ``"tools"`` or not. Lines of
+JSON are not unified into columns, so they may differ in tool calls, structured content and
+``trainable`` flags.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import chz
 import numpy as np
+import numpy.typing as npt
 
 from tinker_cookbook.exceptions import (
     ConfigurationError,
@@ -35,13 +37,15 @@ from tinker_cookbook.renderers import (
     select_trained,
 )
 from tinker_cookbook.renderers.core.checks import check_roles
-from tinker_cookbook.supervised.json_files import check_is_json_lines, json_lines, wrong_keys
+from tinker_cookbook.supervised.json_files import file_rows
+from tinker_cookbook.supervised.layouts import ColumnsTaken
 from tinker_cookbook.supervised.row_datasets import (
     Rows,
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
 )
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.utils.terminal import print_line
 
 if TYPE_CHECKING:
     import tinker
@@ -156,19 +160,22 @@ def read_conversations(
     path: str | Path,
     train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     renderer: Callable[[], Renderer] | None = None,
+    columns: ColumnsTaken | None = None,
 ) -> list[list[Message]]:
-    """Returns a JSONL file's conversations (also ``.jsonl.gz``), checked, without blank lines.
+    """Returns the conversations of a file in any format and layout, checked.
 
-    ``renderer`` is called for rows with ``tools``, which its renderer declares. Raises
-    DataFormatError with file and line for a line that is no conversation, of which
-    ``train_on_what`` selects nothing, or whose tools the chat format cannot declare, and
-    DataValidationError for a file that is missing, unreadable or empty.
+    ``renderer`` is called for rows with ``tools``, which its renderer declares; ``columns`` is told
+    which columns were read. Raises DataFormatError with file and line for a row that is no
+    conversation or has another layout than the rows before it, of which ``train_on_what`` selects
+    nothing, or whose tools the chat format cannot declare, and DataValidationError for a file that
+    is missing, unreadable or empty.
     """
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
+    columns = columns if columns is not None else ColumnsTaken()
     unread_keys: set[str] = set()
     conversations: list[list[Message]] = []
     for where, row in _rows(path):
-        messages, tools = _messages_and_tools(row, where, unread_keys)
+        messages, tools = _messages_and_tools(row, where, unread_keys, columns)
         # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
             raise DataFormatError(
@@ -191,6 +198,7 @@ def read_conversations(
         conversations.append(messages)
     if not conversations:
         raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
+    columns.num_rows += len(conversations)
     # One warning for the whole file, not one for each line.
     if unread_keys:
         keys = ", ".join(sorted(unread_keys))
@@ -213,28 +221,30 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
             f"expected {expected}"
         )
     where, row = rows[index]
-    return *_messages_and_tools(row, where, set()), where
+    return *_messages_and_tools(row, where, set(), ColumnsTaken()), where
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
-    check_is_json_lines(path)
-    return json_lines(Path(path).expanduser(), f"lines like {EXPECTED}")
+    # Otherwise the URL would be reported as a file that does not exist.
+    if "://" in str(path):
+        raise DataValidationError(
+            f"got {path}, which is a URL; expected a local file: download it first "
+            "(curl -LO …) and give its path"
+        )
+    return file_rows(Path(path).expanduser(), f"lines like {EXPECTED}")
 
 
 def _messages_and_tools(
-    row: Any, where: str, unread_keys: set[str]
+    row: Any, where: str, unread_keys: set[str], columns: ColumnsTaken
 ) -> tuple[list[Message], list[ToolSpec]]:
     """Returns a row's messages and tools; adds message keys that are ignored to ``unread_keys``."""
-    messages = row.get("messages") if isinstance(row, Mapping) else None
-    if not isinstance(messages, list) or not messages:
-        if not isinstance(row, Mapping):
-            wrong = f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
-        elif "messages" not in row:
-            wrong = wrong_keys(row, EXPECTED, where)
-        else:
-            got = "an empty list" if messages == [] else type(messages).__name__
-            wrong = f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
-        raise DataFormatError(f"{where}: not a conversation: {wrong}")
+    if not isinstance(row, Mapping):
+        raise DataFormatError(
+            f"{where}: not a conversation: got a JSON {type(row).__name__}, expected an object "
+            f"like {EXPECTED}"
+        )
+    with _data_error(f"{where}: not a conversation"):
+        messages = columns.layout_of(row).messages(row)
     for i, message in enumerate(messages):
         # An entry that is no object is reported by the checks below.
         if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
@@ -248,6 +258,45 @@ def _messages_and_tools(
             unread_keys |= unknown
     with _data_error(where):
         return checked_messages(messages), tools_of_row(row)
+
+
+class ConversationRows:
+    """Rows of a table as conversations, each read when it is requested.
+
+    For datasets too large to be converted as a whole. Raises DataFormatError with ``name`` and the
+    row's number, as ``read_conversations`` does.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        name: str,
+        renderer: Callable[[], Renderer],
+        numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self._rows, self._name, self._renderer = rows, name, renderer
+        self._numbers = np.arange(len(rows)) if numbers is None else numbers
+        self.columns = ColumnsTaken(num_rows=len(self._numbers))
+        # The first row tells the layout, and fails before anything is loaded if there is none.
+        if len(self):
+            self._read(0)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int, /) -> list[Message]:
+        messages, tools = self._read(index)
+        with _data_error(f"{self._name}, row {self._numbers[index]}: tools"):
+            return with_tools(messages, tools, self._renderer()) if tools else messages
+
+    def take(self, numbers: npt.NDArray[Any]) -> ConversationRows:
+        """Returns the rows at these indices, or of this mask."""
+        return ConversationRows(self._rows, self._name, self._renderer, self._numbers[numbers])
+
+    def _read(self, index: int) -> tuple[list[Message], list[ToolSpec]]:
+        number = int(self._numbers[index])
+        where = f"{self._name}, row {number}"
+        return _messages_and_tools(self._rows[number], where, set(), self.columns)
 
 
 @contextmanager
@@ -274,14 +323,14 @@ def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[
 
 @chz.chz
 class FromConversationFileBuilder(ChatDatasetBuilder):
-    """Training and test data from JSONL files.
+    """Training and test data from files of any format and layout (``layouts``).
 
     The test data are in ``test_file_path``, or are ``test_size`` conversations held out of
     ``file_path`` by ``shuffle_seed``; without either there are none.
     """
 
-    file_path: str = chz.field(doc="JSONL file of conversations")
-    test_file_path: str | None = chz.field(default=None, doc="JSONL file of held-out ones")
+    file_path: str = chz.field(doc="File of conversations: jsonl, json, csv, tsv or parquet")
+    test_file_path: str | None = chz.field(default=None, doc="File of held-out ones")
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of file_path")
     shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
@@ -297,31 +346,35 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         train, test = self._split
         batch_size = self.common_config.batch_size
         # The held-out part may be smaller than a batch, which the dataset would reject.
-        test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
+        test_set = chat_dataset(self, test, min(batch_size, len(test))) if len(test) else None
         return chat_dataset(self, train, batch_size), test_set
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` held-out conversations."""
-        return prompts_of(self._split[1], n)
+        test = self._split[1]
+        return prompts_of((test[i] for i in range(len(test))), n)
 
     @cached_property
-    def _split(self) -> tuple[list[list[Message]], list[list[Message]]]:
+    def _split(self) -> tuple[Rows, Rows]:
         """Conversations to train on and held-out ones, read once."""
         if self.test_file_path is not None and self.test_size:
             raise ConfigurationError(
                 f"test_size: got {self.test_size} and test_file_path={self.test_file_path}, "
                 "expected one of them: both name the held-out part"
             )
-
-        def read(path: str, key: str) -> list[list[Message]]:
-            with naming(key):
-                return read_conversations(path, self.train_on_what, lambda: self.renderer)
-
         key, test_key = self.setting_names
-        rows = read(self.file_path, key)
+        rows = self._read(self.file_path, key)
         if self.test_file_path is not None:
-            return rows, read(self.test_file_path, test_key)
+            return rows, self._read(self.test_file_path, test_key)
         return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
+
+    def _read(self, path: str, key: str) -> list[list[Message]]:
+        """Reads a file and prints which columns were taken."""
+        columns = ColumnsTaken()
+        with naming(key):
+            rows = read_conversations(path, self.train_on_what, lambda: self.renderer, columns)
+        print_line(f"{key}: {columns.line(path)}")
+        return rows
 
 
 @contextmanager
@@ -337,14 +390,22 @@ def split_rows(
     rows: Sequence[_Row], test_size: int, shuffle_seed: int, name: str, noun: str = "conversations"
 ) -> tuple[list[_Row], list[_Row]]:
     """Splits rows at random into training rows and ``test_size`` held-out rows, both in order."""
-    if not 0 <= test_size < len(rows):
-        raise ConfigurationError(
-            f"test_size: got {test_size}, expected 0 to {len(rows) - 1}, since {name} has "
-            f"{len(rows)} {noun} and one at least must be left to train on"
-        )
-    # A mask keeps the order of the file in both parts.
-    held_out = np.zeros(len(rows), dtype=bool)
-    # The rows depend on the seed alone, so a resumed run holds out the same ones.
-    held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True
+    held_out = held_out_mask(len(rows), test_size, shuffle_seed, name, noun)
     train = [row for row, out in zip(rows, held_out, strict=True) if not out]
     return train, [row for row, out in zip(rows, held_out, strict=True) if out]
+
+
+def held_out_mask(
+    num_rows: int, test_size: int, shuffle_seed: int, name: str, noun: str = "conversations"
+) -> npt.NDArray[np.bool_]:
+    """Returns a mask [num_rows] of ``test_size`` random rows, which are held out."""
+    if not 0 <= test_size < num_rows:
+        raise ConfigurationError(
+            f"test_size: got {test_size}, expected 0 to {num_rows - 1}, since {name} has "
+            f"{num_rows} {noun} and one at least must be left to train on"
+        )
+    # A mask keeps the order of the file in both parts.
+    held_out = np.zeros(num_rows, dtype=bool)
+    # The rows depend on the seed alone, so a resumed run holds out the same ones.
+    held_out[np.random.default_rng(shuffle_seed).permutation(num_rows)[:test_size]] = True
+    return held_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,19 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.supervised.conversation_file import chat_dataset, prompts_of
-from tinker_cookbook.supervised.json_files import SUFFIXES, load_local_rows
+from tinker_cookbook.supervised.conversation_file import (
+    ConversationRows,
+    FromConversationFileBuilder,
+    chat_dataset,
+    held_out_mask,
+    naming,
+    prompts_of,
+    split_rows,
+)
+from tinker_cookbook.supervised.json_files import SUFFIXES, load_local_rows, local_splits
 from tinker_cookbook.supervised.row_datasets import Rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.utils.terminal import print_line
 
 if TYPE_CHECKING:
     import datasets
@@ -52,12 +61,27 @@ def load_hf_dataset(
             )
         # Local data are never looked up on the Hub.
         return load_local_rows(local, split)
-    # A Hub name has at most one slash and no such ending, so this is a path without a file.
+    _check_hub_name(path)
+    return _from_hub(path, split, name, instead)
+
+
+def _check_hub_name(path: str, key: str = "dataset") -> None:
+    """Raises DataValidationError for a path without a file, which is no Hub name."""
+    # A Hub name has at most one slash and no such ending.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):
         raise DataValidationError(
-            f"dataset: there is no file or folder {local}; expected one, or a Hub name such as "
-            "HuggingFaceH4/no_robots"
+            f"{key}: there is no file or folder {Path(path).expanduser()}; expected one, or a Hub "
+            "name such as HuggingFaceH4/no_robots"
         )
+
+
+def load_hf_splits(path: str, name: str | None = None, instead: str = _INSTEAD) -> dict[str, Rows]:
+    """Returns all splits of a Hub dataset; errors as ``load_hf_dataset``."""
+    return dict(_from_hub(path, None, name, instead))
+
+
+def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> Any:
+    """Returns a split of a Hub dataset, or all of them by name."""
     import datasets
 
     # Checked first, because datasets would retry for half a minute.
@@ -68,7 +92,7 @@ def load_hf_dataset(
     except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
         if unreachable is None:
             raise DataError(
-                f"dataset: {path!r} (split {split!r}) cannot be loaded: "
+                f"dataset: {path!r}{f' (split {split!r})' if split else ''} cannot be loaded: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         raise DataError(
@@ -149,6 +173,102 @@ class NoRobotsBuilder(ChatDatasetBuilder):
         """Returns the prompts of the first ``n`` conversations of the test split."""
         test = load_hf_dataset(self.path, "test")
         return prompts_of((test[i][_MESSAGES] for i in range(len(test))), n)
+
+
+@chz.chz
+class ChatDataBuilder(FromConversationFileBuilder):
+    """Training and test data from the Hub, a folder or a file, in any layout (``layouts``).
+
+    ``file_path`` and ``test_file_path`` are Hub names (``NAME`` or ``NAME:CONFIGURATION``), folders
+    with a file or files for each split, or files. Without ``test_file_path`` and ``test_size``, the
+    test data are the split ``test``, else ``validation``, of the dataset. Tables of the Hub and
+    parquet files are read row by row while training; other files are read and checked first.
+    """
+
+    @property
+    def setting_names(self) -> tuple[str, str]:
+        """Names of the two settings in error messages, as on the recipes' command lines."""
+        return "dataset", "test_path"
+
+    @cached_property
+    def _split(self) -> tuple[Rows, Rows]:
+        key, test_key = self.setting_names
+        if self.test_file_path is not None and self.test_size:
+            raise ConfigurationError(
+                f"test_size={self.test_size} and {test_key}={self.test_file_path} both name the "
+                "held-out part; leave one out"
+            )
+        train = self._load(self.file_path, key, _TRAIN)
+        if train is None:
+            raise DataValidationError(
+                f"{key}: {self.file_path} has no split train; expected one, or a single file"
+            )
+        if self.test_file_path is not None:
+            # A dataset of its own may have its rows in any split.
+            test = self._load(self.test_file_path, test_key, (*_TEST, *_TRAIN))
+        elif self.test_size:
+            return self._hold_out(train)
+        else:
+            test = self._load(self.file_path, key, _TEST)
+        return train, [] if test is None else test
+
+    def _hold_out(self, train: Rows) -> tuple[Rows, Rows]:
+        if not isinstance(train, ConversationRows):
+            rows = [train[i] for i in range(len(train))]
+            return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
+        mask = held_out_mask(len(train), self.test_size, self.shuffle_seed, self.file_path)
+        return train.take(~mask), train.take(mask)
+
+    def _load(self, path: str, key: str, wanted: tuple[str, ...]) -> Rows | None:
+        """Returns the first split of ``wanted`` that a dataset has, and prints its columns."""
+        local = Path(path).expanduser()
+        if local.exists():
+            splits = {_TRAIN[0]: [local]} if local.is_file() else local_splits(local)
+            if not splits:
+                raise DataValidationError(f"{key}: {local} has no file that ends in {_ENDINGS}")
+            chosen = _choose(splits, wanted)
+            if chosen is None:
+                return None
+            files = splits[chosen]
+            if any(file.suffix != ".parquet" for file in files):
+                return [row for file in files for row in self._read(str(file), key)]
+            table: Rows = load_local_rows(local, chosen)
+        else:
+            name, _, configuration = path.partition(":")
+            _check_hub_name(path, key)
+            hub = self._hub_splits.get(path)
+            if hub is None:
+                hub = load_hf_splits(name, configuration or None)
+                self._hub_splits[path] = hub
+            chosen = _choose(hub, wanted)
+            if chosen is None:
+                return None
+            table = hub[chosen]
+        with naming(key):
+            rows = ConversationRows(table, f"{path} ({chosen})", lambda: self.renderer)
+        print_line(f"{key}: {rows.columns.line(f'{path} ({chosen})')}")
+        return rows
+
+    @cached_property
+    def _hub_splits(self) -> dict[str, dict[str, Rows]]:
+        """Splits of the Hub datasets that were loaded, by name."""
+        return {}
+
+
+_TRAIN = ("train",)
+_TEST = ("test", "validation", "valid", "dev")
+_ENDINGS = ", ".join(SUFFIXES)
+
+
+def _choose(splits: Mapping[str, Any], wanted: tuple[str, ...]) -> str | None:
+    """Returns the first wanted split; ``train_sft`` is one of ``train``."""
+    for name in wanted:
+        begins = [split for split in splits if split.startswith(f"{name}_")]
+        for found in (name, f"{name}_sft", *(begins if len(begins) == 1 else ())):
+            if found in splits:
+                return found
+    # One split of any name is what there is to train on.
+    return next(iter(splits)) if len(splits) == 1 and _TRAIN[0] in wanted else None
 
 
 StoppingStrategy = Literal["all_exhausted", "first_exhausted", "all_exhausted_without_replacement"]

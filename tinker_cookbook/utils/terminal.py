@@ -29,6 +29,11 @@ def get_console() -> Console:
     return Console(soft_wrap=False, highlight=False)
 
 
+def print_line(text: str) -> None:
+    """Prints a line as it is, without wrapping."""
+    get_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def is_terminal() -> bool:
     """Returns whether standard output is a terminal."""
     return get_console().is_terminal

@@ -134,7 +134,10 @@ GOOD = json.dumps({"messages": dialogue()})
         ("hello", "not JSON"),
         ("[" + GOOD + ",", "looks like one JSON array: write one object a line"),
         ("[1]", "not a conversation: got a JSON list, expected an object like"),
-        ('{"message": []}', "got the keys 'message', expected 'messages'.*did you mean 'message'"),
+        (
+            '{"message": []}',
+            "got the columns message; expected one of these layouts: .*did you mean 'message'",
+        ),
         ('{"messages": []}', "messages: got an empty list, expected a list that is not empty"),
         ('{"messages": "hi"}', "messages: got str, expected a list"),
         ('{"messages": ["hi"]}', r"messages\[0\]: got str, expected an object with role"),

@@ -102,7 +102,7 @@ def test_parquet_folders_like_those_of_the_hub(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "split", "error", "word"),
     [
-        ("rows.csv", "a,b", "train", DataValidationError, r"ends in '\.csv', expected \.jsonl"),
+        ("rows.txt", "a,b", "train", DataValidationError, r"ends in '\.txt', expected \.jsonl"),
         ("rows.json", "{}", "train", DataFormatError, "got a JSON dict, expected an array"),
         ("rows.json", "{", "train", DataFormatError, r"not JSON .*name a file of one object"),
         ("rows.jsonl", "{}\n{", "train", DataFormatError, r"rows\.jsonl:2: not JSON"),

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import subprocess
-import sys
 
 import pytest
 from test_conversation_files import CALL, builder, decoded, dialogue
 
-from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataError,
+    DataFormatError,
+    DataValidationError,
+)
 from tinker_cookbook.preference.comparison_file import comparison_of_row
-from tinker_cookbook.renderers import TrainOnWhat, get_renderer
+from tinker_cookbook.renderers import TrainOnWhat, get_renderer, has_thinking
 from tinker_cookbook.supervised.conversation_file import (
     chat_dataset,
     read_conversation,
     read_conversations,
 )
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 TOOL = {
@@ -141,68 +145,172 @@ def test_functions_of_the_older_form_are_refused(write_jsonl):
         read_conversations(path)
 
 
-# --- other file formats: named, with a command that converts them --------------------------------
+# --- other file formats and layouts --------------------------------------------------------------
+
+ROWS = {
+    "ShareGPT": {
+        "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
+    },
+    "roles in conversations": {"conversations": dialogue()},
+    "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello."},
+    "Dolly": {"instruction": "Hi", "context": None, "response": "Hello.", "category": "qa"},
+    "prompt": {"prompt": "Hi", "completion": "Hello."},
+    "prompt of messages": {"prompt": dialogue()[:1], "completion": dialogue()[1:]},
+    "question": {"question": "Hi", "answer": "Hello."},
+    "problem": {"problem": "Hi", "solution": "Hello.", "messages": None},
+    "messages beside a prompt": {"prompt": "Hi", "messages": dialogue(), "prompt_id": "1"},
+}
 
 
-def convert(error: BaseException, folder) -> None:
-    """Runs the command that an error gives."""
-    command = re.search(r"python -c '.*'", str(error))
-    assert command is not None
-    subprocess.run(
-        command[0].replace("python", sys.executable, 1), shell=True, check=True, cwd=folder
-    )
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_each_layout_gives_the_same_messages(write_jsonl, row):
+    assert read_conversations(write_jsonl(row)) == [dialogue()]
 
 
-ROWS = [
-    (
-        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
-        "ShareGPT",
-    ),
-    ({"prompt": "Hi", "completion": "Hello."}, "prompts and completions"),
-    ({"instruction": "Hi", "input": "", "output": "Hello."}, "Alpaca"),
-]
+def test_what_precedes_a_question(write_jsonl):
+    row = {
+        "system": "Be brief.",
+        "history": [["One?", "1"]],
+        "instruction": "Add.",
+        "input": "1+1",
+        "output": "2",
+    }
+    (messages,) = read_conversations(write_jsonl(row))
+    assert [(m["role"], m["content"]) for m in messages] == [
+        ("system", "Be brief."),
+        ("user", "One?"),
+        ("assistant", "1"),
+        ("user", "Add.\n\n1+1"),
+        ("assistant", "2"),
+    ]
 
 
-@pytest.mark.parametrize(("row", "name"), ROWS, ids=[name for _, name in ROWS])
-def test_rows_of_other_formats(write_jsonl, tmp_path, row, name):
-    path = write_jsonl(row)
-    with pytest.raises(DataFormatError, match=name) as refused:
-        read_conversations(path)
-    convert(refused.value, tmp_path)
-    (made,) = tmp_path.glob("*.messages.jsonl")
-    assert read_conversations(made) == [dialogue()]
-
-
-def test_a_json_list(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{"messages": dialogue()}] * 2, indent=1))
-    with pytest.raises(DataFormatError, match="got a JSON list, expected JSON lines") as refused:
-        read_conversations(path)
-    convert(refused.value, tmp_path)
-    assert read_conversations(tmp_path / "rows.jsonl") == [dialogue()] * 2
-
-
-def test_parquet(tmp_path):
+@pytest.mark.parametrize(
+    "name", ["rows.json", "rows.csv", "rows.tsv", "rows.parquet", "lines.json"]
+)
+def test_file_formats(tmp_path, name):
     import datasets
 
-    path = tmp_path / "rows.parquet"
-    datasets.Dataset.from_list([{"messages": dialogue()}]).to_parquet(path)
-    with pytest.raises(DataFormatError, match="got a parquet file") as refused:
-        read_conversations(path)
-    convert(refused.value, tmp_path)
-    assert read_conversations(tmp_path / "rows.jsonl") == [dialogue()]
+    rows = [{"question": "Hi, you\nthere", "answer": 'He said "\tHello".'}] * 2
+    path = tmp_path / name
+    if name == "rows.json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif name == "lines.json":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        with open(path, "w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="," if name == "rows.csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    assert read_conversations(path) == [dialogue("Hi, you\nthere", 'He said "\tHello".')] * 2
 
 
-def test_csv(tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "word"),
+    [
+        (
+            [{"text": "x"}],
+            "rows.jsonl:1: .*got the columns text; expected one of these layouts",
+        ),
+        (
+            [{"prompt": "a", "completion": "b", "question": "c", "answer": "d"}],
+            "of which prompt/completion and question/answer are questions and answers; expected",
+        ),
+        (
+            [ROWS["Alpaca"], ROWS["prompt"]],
+            r":2: .*columns prompt, completion \(prompt/completion layout\), but earlier rows have "
+            r"instruction, output \(Alpaca layout\); expected one layout",
+        ),
+        ([{"conversations": [], "chosen": "a", "rejected": "b"}], "pairs of a better and a worse"),
+        ([{"conversations": [{"from": "humn", "value": "x"}]}], "got 'humn'.*did you mean 'human'"),
+        ([{"conversations": [{"from": "human"}]}], r"\[0\]: got from, expected an object with fro"),
+        (
+            [{"conversations": [{"from": "function_call", "value": "no"}]}],
+            r"conversations\[0\].value: got a text that is not JSON",
+        ),
+        ([{"question": "Which?", "answer": 3}], "answer: got 3, expected a text or a list of mess"),
+        (
+            [{"messages": dialogue("<image>"), "images": ["a.png"]}],
+            "images: got media in a",
+        ),
+    ],
+)
+def test_layouts_that_are_refused(write_jsonl, rows, word):
+    with pytest.raises(DataFormatError, match=word):
+        read_conversations(write_jsonl(*rows))
+
+
+def test_a_torn_row_of_a_csv_file(tmp_path):
     path = tmp_path / "rows.csv"
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows(
-            [("COLUMN OF THE QUESTION", "COLUMN OF THE ANSWER"), ("Hi", "Hello.")]
-        )
-    with pytest.raises(DataFormatError, match="got a CSV file") as refused:
+    path.write_text("question,answer\na,b\nc,d,e\n")
+    with pytest.raises(DataFormatError, match=r"rows\.csv:3: got another number of cells"):
         read_conversations(path)
-    convert(refused.value, tmp_path)
-    assert read_conversations(tmp_path / "rows.jsonl") == [dialogue()]
+
+
+# --- real files ----------------------------------------------------------------------------------
+
+
+def load(tokenizer_folder, path, **settings):
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=tokenizer_folder("qwen3"), renderer_name="qwen3", batch_size=1
+    )
+    made = ChatDataBuilder(common_config=common, file_path=str(path), **settings)
+    return made, *made()
+
+
+def test_calls_and_results_of_sharegpt(shared_dir, tokenizer_folder, capsys):
+    path = shared_dir / "data" / "llamafactory_demo" / "glaive_toolcall_en_demo.json"
+    made, train, _ = load(tokenizer_folder, path)
+    assert "300 rows, ShareGPT layout, columns conversations, tools" in capsys.readouterr().out
+    rows = json.loads(path.read_text())
+    for i, row in enumerate(rows):
+        turns, messages = row["conversations"], train.hf_dataset[i]
+        # The declaration of the tools is one message more.
+        declared = bool(json.loads(row["tools"]))
+        assert len(messages) == len(turns) + declared
+        for turn, message in zip(turns, messages[declared:], strict=True):
+            if turn["from"] == "function_call":
+                (call,) = message["tool_calls"]
+                value = json.loads(turn["value"])
+                assert call.function.name == value["name"]
+                assert json.loads(call.function.arguments) == value["arguments"]
+            else:
+                assert message["content"] == turn["value"]
+    # Qwen3 needs several datums, because it drops the thinking of earlier turns.
+    text = made.tokenizer.decode(train.get_batch(0)[-1].model_input.to_ints())
+    assert '<tool_call>\n{"name": "search_recipes"' in text
+    assert "<tool_response>" in text
+
+
+def test_reasoning_and_calls_in_parts(shared_dir, tokenizer_folder):
+    path = shared_dir / "data" / "llamafactory_demo" / "reason_tool_use_demo_50.jsonl"
+    made, train, _ = load(tokenizer_folder, path)
+    messages = [message for row in train.hf_dataset for message in row]
+    assert sum(len(m.get("tool_calls", ())) for m in messages) == 68
+    assert sum(has_thinking(m["content"]) for m in messages) == 112
+    assert made.tokenizer.decode(train.get_batch(0)[0].model_input.to_ints())
+
+
+def test_questions_and_answers_in_a_folder_with_splits(shared_dir, tokenizer_folder, capsys):
+    made, train, test = load(tokenizer_folder, shared_dir / "data" / "gsm8k")
+    assert (len(train), len(test)) == (7473, 1319)
+    assert "7,473 rows, question/answer layout, columns question, answer" in capsys.readouterr().out
+    assert made.held_out_prompts(1)[0][0]["content"].startswith("Janet")
+
+
+def test_a_split_held_out_of_a_table(tmp_path, tokenizer_folder):
+    import datasets
+
+    rows = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(10)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    _, train, test = load(tokenizer_folder, tmp_path, test_size=3)
+    parts = [[c[0]["content"] for c in part.hf_dataset] for part in (train, test)]
+    assert sorted(parts[0] + parts[1]) == [f"q{i}" for i in range(10)]
+    assert len(parts[1]) == 3
+    with pytest.raises(ConfigurationError, match="test_size: got 10, expected 0 to 9"):
+        load(tokenizer_folder, tmp_path, test_size=10)
 
 
 def test_an_address_is_shown_as_it_was_given():

@@ -1,0 +1,177 @@
+"""Supervised fine-tuning on a chat dataset, with evaluations while it trains.
+
+    python -m recipes.chat_sl.train dataset=no_robots model_name=… learning_rate=5e-4 batch_size=64
+    python -m recipes.chat_sl.train dataset=my.jsonl test_size=100 inline_evals=inspect
+    python -m recipes.chat_sl.train dataset=OWNER/NAME max_steps=500 best_metric=test/nll
+
+``dataset`` is no_robots, tulu3, a name of the Hub, a folder, or a file: jsonl, json, csv or parquet
+with messages, or in the layouts of ShareGPT, Alpaca, prompts and completions, or questions and
+answers. On no_robots the original reports test/nll 1.663 after 140 steps with batch_size=64,
+lora_rank=64 and learning_rate=5e-4.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import chz
+
+from recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
+from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.recipes.start import (
+    RecipeSettings,
+    blocking,
+    check_dataset_name,
+    resolve,
+    start,
+)
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.training.config import check_model, number, peak_rate
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+DATASETS = ("no_robots", "tulu3")
+INSPECT_TASKS = ("inspect_evals/gsm8k", "inspect_evals/ifeval")
+
+
+@chz.chz
+class CLIConfig(RecipeSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    dataset: str = chz.field(
+        default="no_robots",
+        doc=f"{', '.join(DATASETS)}, a Hub name, a folder, or a file (jsonl, json, csv, parquet)",
+    )
+    test_path: str | None = chz.field(
+        default=None, doc="Held-out conversations, as dataset; default: the split test of dataset"
+    )
+    test_size: int = number(0, "Else: conversations to hold out of dataset")
+    learning_rate: float = peak_rate(1e-4)
+    batch_size: int = number(256, "Conversations a step", low=1)
+    max_length: int | None = number(
+        16384, "Tokens after which examples are cut, at most the model's context", low=2
+    )
+    train_on_what: TrainOnWhat | None = chz.field(
+        default=None, doc="Which messages are trained on; default: the dataset's"
+    )
+    inline_evals: str | None = chz.field(
+        default=None,
+        doc="Evaluations every infrequent_eval_every steps: inspect, or names of benchmarks "
+        "separated by commas (gsm8k,ifeval)",
+    )
+    eval_every: int = number(20, "Steps between evaluations on the held-out part; 0 is never")
+    submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
+    show_samples: int = number(1, "Held-out prompts answered before and after")
+
+
+def get_dataset_builder(
+    dataset: str,
+    model_name: str,
+    renderer_name: str,
+    max_length: int | None,
+    batch_size: int,
+    train_on_what: TrainOnWhat | None = None,
+    test_path: str | None = None,
+    test_size: int = 0,
+    seed: int = 0,
+) -> ChatDatasetBuilder:
+    """Returns the builder of a dataset by name, Hub name or path.
+
+    Raises ConfigurationError for a name that is none of these, and for a held-out part of a dataset
+    that has its own.
+    """
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=model_name,
+        renderer_name=renderer_name,
+        max_length=max_length,
+        batch_size=batch_size,
+        train_on_what=train_on_what,
+    )
+    check_dataset_name(dataset, DATASETS)
+    if dataset not in DATASETS:
+        return ChatDataBuilder(
+            common_config=common,
+            file_path=dataset,
+            test_file_path=test_path,
+            test_size=test_size,
+            shuffle_seed=seed,
+        )
+    if test_path is not None or test_size:
+        name = "test_size" if test_size else "test_path"
+        raise ConfigurationError(
+            f"{name}: got {test_size or test_path} with dataset={dataset}, which has a held-out "
+            f"part; leave {name} out"
+        )
+    return (NoRobotsBuilder if dataset == "no_robots" else Tulu3Builder)(common_config=common)
+
+
+def get_infrequent_evaluator_builders(
+    inline_evals: str | None, renderer_name: str, model_name: str
+) -> list[EvaluatorBuilder]:
+    """Returns the evaluations of ``inline_evals``: none, those of Inspect, or benchmarks.
+
+    Raises ConfigurationError for another value, and where the package of ``inspect`` is missing.
+    """
+    if inline_evals is None:
+        return []
+    if inline_evals == "inspect":
+        # Not at the top: it needs the extra ``inspect``.
+        module = importlib.import_module("tinker_cookbook.eval.inspect_evaluators")
+        return [
+            module.InspectEvaluatorBuilder(
+                tasks=",".join(INSPECT_TASKS),
+                renderer_name=renderer_name,
+                model_name=model_name,
+                temperature=0.6,
+                max_tokens=1000,
+            )
+        ]
+    raise ConfigurationError(
+        f"inline_evals: got {inline_evals!r}, expected inspect or none"
+        f"{nearest_sentence(inline_evals, ('inspect',))}"
+    )
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    check_model(cli)
+    context = resolve_max_length(cli.model_name, None)
+    max_length = cli.max_length
+    # The default is longer than the context of small models.
+    if context is not None and max_length is not None:
+        max_length = min(max_length, context)
+    builder = get_dataset_builder(
+        cli.dataset,
+        cli.model_name,
+        cli.renderer,
+        max_length,
+        cli.batch_size,
+        cli.train_on_what,
+        cli.test_path,
+        cli.test_size,
+        cli.seed,
+    )
+    return resolve(
+        train.Config,
+        cli,
+        "chat_sl",
+        dataset_builder=builder,
+        infrequent_evaluator_builders=get_infrequent_evaluator_builders(
+            cli.inline_evals, cli.renderer, cli.model_name
+        ),
+    )
+
+
+async def main(config: CLIConfig) -> None:
+    """Fine-tunes a model on a chat dataset."""
+    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
+
+
+cli_main = blocking(main)
+
+if __name__ == "__main__":
+    run_entrypoint(main)
