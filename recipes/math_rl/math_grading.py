@@ -1,138 +1,19 @@
-r"""Comparing mathematical answers without an event loop, for user code and for data work.
+"""The comparisons of ``tinker_cookbook.eval.math_grading``, under their name in this recipe."""
 
-The environments of this recipe grade through ``rl.grading``, which is asynchronous. The functions
-here compare like the MATH benchmark: after normalisation, answers are equal as text, as
-numbers or by ``math_verify``; an answer that is a fraction must be reduced as the reference is, and
-the entries of a tuple are compared one by one.
-"""
+from tinker_cookbook.eval.math_grading import (
+    extract_boxed,
+    grade_answer,
+    grade_answer_math_verify,
+    normalize_answer,
+    run_with_timeout_signal,
+    split_tuple,
+)
 
-from __future__ import annotations
-
-import logging
-import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
-
-from tinker_cookbook.rl.envs import grading
-from tinker_cookbook.rl.envs.grading import default_pool, equal_plain_numbers, require_math_verify
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_UNBRACED_BOX = re.compile(r"\\boxed\s+([^\s$]+)")
-_TEXT = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"-?(?:\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
-# \frac12 and \frac1{2} are LaTeX for \frac{1}{2}.
-_SHORT_FRACTION = re.compile(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-
-
-def extract_boxed(text: str) -> str:
-    r"""Returns the content of the last ``\boxed{…}``, or else the word after ``\boxed``."""
-    found = grading.extract_boxed(text)
-    if found is not None:
-        return found
-    # LaTeX also allows \boxed without braces, as in "\boxed 5".
-    words = _UNBRACED_BOX.findall(text)
-    if not words:
-        raise ValueError(f"No boxed answer in {text[-80:]!r}; expected \\boxed{{…}}")
-    return words[-1]
-
-
-def normalize_answer(answer: str | None) -> str | None:
-    r"""Returns the answer in one of the ways to write it: without spaces, units signs and wrappers.
-
-    ``\text{…}`` is replaced by its content, ``\frac12`` by ``\frac{1}{2}``; ``\left``, dollar and
-    percent signs, degrees and a final full stop are left out.
-    """
-    if answer is None:
-        return None
-    text = _TEXT.sub(r"\1", answer.strip())
-    # Display and text fractions differ in size only.
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    for gone in ("\\left", "\\right", "\\!", "\\,", "\\;", "\\$", "$", "\\%", "%", "^\\circ"):
-        text = text.replace(gone, "")
-    text = _SHORT_FRACTION.sub(lambda m: f"\\frac{_braced(m[1])}{_braced(m[2])}", text)
-    return text.replace(" ", "").removesuffix(".")
-
-
-def _braced(part: str) -> str:
-    return part if part.startswith("{") else f"{{{part}}}"
-
-
-def split_tuple(expr: str) -> list[str]:
-    """Returns the entries of ``(a, b)`` or ``[a, b]``; anything else is one entry, nothing is none.
-
-    Commas between thousands are taken out first.
-    """
-    text = _THOUSANDS.sub("", expr.strip())
-    if not text:
-        return []
-    if len(text) > 2 and text[0] in "([" and text[-1] in ")]":
-        # Brackets of both kinds may be mixed, as in half-open intervals.
-        inner = text[1:-1]
-        # With nested brackets a split at commas would cut entries apart.
-        if not any(bracket in inner for bracket in "()[]"):
-            return [entry.strip() for entry in inner.split(",")]
-    return [text]
-
-
-def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
-    """Returns whether two answers are equal; see the module for what that means.
-
-    May take long for expressions such as towers of powers; :func:`safe_grade` of ``math_env``
-    bounds it.
-    """
-    given, truth = normalize_answer(given_answer), normalize_answer(ground_truth)
-    if not given or not truth:
-        return False
-    # Cheap comparisons come first: math_verify parses both expressions and can take long.
-    if given == truth:
-        return True
-    given_entries, truth_entries = split_tuple(given), split_tuple(truth)
-    if len(given_entries) > 1 or len(truth_entries) > 1:
-        # Brackets must agree: (0, 1) and [0, 1] are different intervals.
-        same_brackets = (given[0], given[-1]) == (truth[0], truth[-1])
-        same_length = len(given_entries) == len(truth_entries)
-        pairs = zip(given_entries, truth_entries, strict=False)
-        return same_brackets and same_length and all(grade_answer(a, b) for a, b in pairs)
-    # None: at least one of the two is not a plain number.
-    plain = equal_plain_numbers(given, truth)
-    if plain is not None:
-        return plain
-    if _FRACTION.fullmatch(given) and _FRACTION.fullmatch(truth):
-        return _parts(given) == _parts(truth)  # 2/4 is not accepted for 1/2
-    return grade_answer_math_verify(given, truth)
-
-
-def _parts(fraction: str) -> tuple[bool, list[str]]:
-    return fraction.startswith("-"), re.findall(r"\d+", fraction)
-
-
-def grade_answer_math_verify(given_answer: str, ground_truth: str) -> bool:
-    """Returns whether ``math_verify`` finds two answers equal; one that it cannot read is wrong."""
-    require_math_verify()
-    try:
-        return grading.verify_expressions(given_answer, ground_truth)
-    except Exception as error:
-        logger.info("%r and %r cannot be compared: %s", given_answer, ground_truth, error)
-        return False
-
-
-def run_with_timeout_signal(
-    func: Callable[..., T],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    timeout_seconds: float = 5,
-) -> T | None:
-    """Returns ``func(*args, **kwargs)`` from a worker process, or ``None`` where it takes too long.
-
-    Works in any thread; the worker is killed. Function and arguments must pickle.
-    """
-    try:
-        work = partial(func, *args, **(kwargs or {}))
-        return default_pool().call_blocking(work, timeout_seconds=timeout_seconds)
-    except TimeoutError:
-        return None
+__all__ = [
+    "extract_boxed",
+    "grade_answer",
+    "grade_answer_math_verify",
+    "normalize_answer",
+    "run_with_timeout_signal",
+    "split_tuple",
+]
