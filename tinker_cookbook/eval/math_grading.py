@@ -136,3 +136,35 @@ def run_with_timeout_signal(
         return default_pool().call_blocking(work, timeout_seconds=timeout_seconds)
     except TimeoutError:
         return None
+
+
+def grade_response(response: str, ground_truth: str) -> tuple[bool, str]:
+    r"""Returns whether the answer of a whole response is right, and the answer.
+
+    The answer is the content of the last ``\boxed{…}``; without one ``math_verify`` searches the
+    response for it. Safe in threads: a comparison that takes too long is stopped and counts as
+    wrong.
+    """
+    found = grading.extract_boxed(response)
+    if found is None:
+        found = next(iter(_UNBRACED_BOX.findall(response)[-1:]), None)
+    if found is None:
+        require_math_verify()
+        right = run_with_timeout_signal(_verify_response, (response, ground_truth))
+        return bool(right), ""
+    # Equal texts need no other process.
+    if normalize_answer(found) == normalize_answer(ground_truth):
+        return bool(found.strip()), found
+    return bool(run_with_timeout_signal(grade_answer, (found, ground_truth))), found
+
+
+def _verify_response(response: str, ground_truth: str) -> bool:
+    """Whether an expression in the response equals the truth; runs in a worker."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
+    from math_verify import parse, verify
+
+    expected, got = (
+        parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        for text in (f"\\boxed{{{ground_truth}}}", response)
+    )
+    return bool(got) and bool(verify(expected, got, timeout_seconds=None))

@@ -17,7 +17,21 @@ from tinker_cookbook.eval.benchmarks._types import (
 )
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 
-# Modules below register their benchmarks when they are imported.
+# These modules register their benchmarks when they are imported, so they come last.
+from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
+    aime,
+    bbh,
+    ceval,
+    gpqa,
+    gsm8k,
+    humaneval,
+    math500,
+    mbpp,
+    mmlu,
+    mmlu_pro,
+    mmlu_redux,
+    supergpqa,
+)
 
 __all__ = [
     "REGISTRY",

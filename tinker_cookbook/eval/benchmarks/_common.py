@@ -1,20 +1,54 @@
-"""What benchmarks share: prompts, ids, loading of data."""
+"""What benchmarks share: prompts, ids, loading of data, extraction of answers."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import json
+import re
+from typing import TYPE_CHECKING, Any, cast
 
-from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.eval.benchmarks._data import load_hub_rows
+from tinker_cookbook.eval.benchmarks._extraction import (
+    check_gsm8k,
+    extract_final_answer,
+    extract_gsm8k_answer,
+    extract_mcq_answer,
+    extract_number,
+    extract_python_code,
+)
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.rl.envs.grading import extract_boxed
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import datasets
     from datasets import Dataset
+
+    from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 else:
     datasets = lazy_module("datasets")
+
+__all__ = [
+    "SandboxMixin",
+    "build_messages",
+    "check_gsm8k",
+    "decode_response",
+    "extract_boxed",
+    "extract_command",
+    "extract_final_answer",
+    "extract_gsm8k_answer",
+    "extract_mcq_answer",
+    "extract_number",
+    "extract_python_code",
+    "format_mcq_choices",
+    "get_sandbox_factory",
+    "is_task_complete",
+    "limit_dataset",
+    "load_benchmark_dataset",
+    "make_example_id",
+    "parse_kwargs",
+]
 
 
 def build_messages(user_content: str, system_prompt: str | None = None) -> list[Message]:
@@ -33,13 +67,20 @@ def make_example_id(prefix: str, seed_text: str) -> str:
     return f"{prefix}_{hashlib.md5(seed_text.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
+def format_mcq_choices(choices: list[str]) -> str:
+    """Returns one line for each choice: ``(A) first``, ``(B) second``, …"""
+    return "\n".join(f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
+
+
 def limit_dataset(
     ds: Dataset, max_examples: int | None, shuffle_seed: int | None = None
 ) -> Dataset:
-    """Returns the first ``max_examples`` rows, after a shuffle if there is a seed."""
+    """Returns the first ``max_examples`` rows, after a shuffle if there is a seed; None is all."""
+    if max_examples is None:
+        return ds
     if shuffle_seed is not None:
         ds = ds.shuffle(seed=shuffle_seed)
-    return ds if max_examples is None else ds.select(range(min(max_examples, len(ds))))
+    return ds.select(range(min(max_examples, len(ds))))
 
 
 def load_benchmark_dataset(
@@ -48,16 +89,84 @@ def load_benchmark_dataset(
     split: str = "test",
     trust_remote_code: bool | None = None,
 ) -> Dataset:
-    """Loads a split of a Hub dataset; a ``path`` on this machine is loaded without the network.
+    """Loads a split of a Hub dataset, or of its cached copy where the Hub cannot be reached.
+
+    ``trust_remote_code`` is accepted and ignored: current versions of ``datasets`` run no code of
+    a data set.
 
     Raises:
-        DataError: the dataset cannot be loaded; the message says how to use a local copy.
+        DataError: the dataset cannot be loaded; the message says how to use a local copy, and how
+            to get access to a gated dataset.
     """
-    options: dict[str, Any] = (
-        {} if trust_remote_code is None else {"trust_remote_code": trust_remote_code}
-    )
-    try:
-        return datasets.load_dataset(path, name, split=split, **options)  # type: ignore[no-any-return]
-    except Exception as error:
-        hint = "" if Path(path).exists() else "; data_path= reads a local copy"
-        raise DataError(f"{path} ({split}): cannot be loaded: {error}{hint}") from error
+    rows = load_hub_rows(path, split, name)
+    return cast("Dataset", datasets.Dataset.from_list(rows))
+
+
+def extract_command(text: str) -> str | None:
+    """Returns the shell command of a response, or None.
+
+    It is the content of the first block that is tagged as shell, else of the first block without a
+    tag that begins neither like Python nor like JSON or XML.
+    """
+    blocks = re.findall(r"^```[ \t]*(\w*)[^\n]*\n(.*?)\n?^```", text, re.DOTALL | re.MULTILINE)
+    for tag, code in blocks:
+        if tag.lower() in ("bash", "sh", "shell"):
+            return code.strip()
+    foreign = re.compile(r"[{\[<]|(?:def|class|import|from)\s")
+    plain = (code.strip() for tag, code in blocks if not tag)
+    return next((code for code in plain if code and not foreign.match(code)), None)
+
+
+def is_task_complete(text: str) -> bool:
+    """Returns whether a response contains TASK_COMPLETE or "task complete", in any case."""
+    return re.search(r"task[_ ]complete", text, re.IGNORECASE) is not None
+
+
+def get_sandbox_factory(config: BenchmarkConfig, *, packages: list[str] | None = None) -> object:
+    """Returns ``config.sandbox_factory``.
+
+    Raises:
+        ConfigurationError: it is not set. This release has no sandbox of its own.
+    """
+    if config.sandbox_factory is None:
+        wanted = f" with the packages {', '.join(packages)}" if packages else ""
+        raise ConfigurationError(
+            f"sandbox_factory: got None, expected a function that makes a sandbox{wanted}"
+        )
+    return config.sandbox_factory
+
+
+class SandboxMixin:
+    """Cleans up the sandbox of an environment, once."""
+
+    sandbox: Any = None
+    _cleaned_up: bool = False
+
+    async def cleanup(self) -> None:
+        """Cleans up the sandbox; later calls do nothing."""
+        if self.sandbox is None or self._cleaned_up:
+            return
+        self._cleaned_up = True
+        await self.sandbox.cleanup()
+
+
+def parse_kwargs(raw_kwargs: list, instruction_ids: list | None = None) -> list[dict]:
+    """Returns the arguments of instructions as dictionaries without unset values.
+
+    An entry may be a dictionary, JSON text or None. Missing entries are ``{}`` if there are more
+    ``instruction_ids``.
+
+    Raises:
+        DataFormatError: an entry is not one of these.
+    """
+    parsed: list[dict] = []
+    for entry in raw_kwargs:
+        try:
+            value = json.loads(entry) if isinstance(entry, str) else entry or {}
+        except ValueError as error:
+            raise DataFormatError(f"kwargs: got {entry!r}, expected JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise DataFormatError(f"kwargs: got {entry!r}, expected an object of arguments")
+        # The Hub's columns give every argument to every instruction, None where it has none.
+        parsed.append({key: x for key, x in value.items() if x is not None})
+    return parsed + [{} for _ in range(len(instruction_ids or ()) - len(parsed))]

@@ -81,7 +81,7 @@ _END = r"(?=\s*(?:$|\n|[.,;:!?)\]]|because\b|since\b|and\b|[-–—]\s))"
 _NO_TAIL = r"(?![\w'’+#]|-\w|\s*=)"
 _NEGATED = re.compile(
     r"\s*(?:(?:is|are|was)\s*(?:not|n[o']t|incorrect|wrong|false)|isn['’]t|can(?:no|['’])t|"
-    r"(?:is|are) (?:eliminated|ruled))",
+    r"(?:is|are) (?:eliminated|ruled)|or\s+(?:option\s+)?\(?[A-J]\b)",
     re.IGNORECASE,
 )
 _REJECTED = re.compile(
@@ -91,8 +91,8 @@ _REJECTED = re.compile(
 )
 # **B**, `B`, "B", $B$, [B], \text{B} and \boxed{B} all become (B).
 _WRAPPED = re.compile(
-    r"(?:\\(?:boxed|text|textbf|mathbf|mathrm|mbox)\s*\{|\*\*|__|`|[\"“'‘]|\$|\[|\{|<)"
-    r"\s*\(?([A-Za-z])\)?[.)]?\s*(?:\}|\*\*|__|`|[\"”'’]|\$|\]|>)"
+    r"(?:\\(?:boxed|text|textbf|mathbf|mathrm|mbox)\s*\{|\*\*|__|`|[\"“'‘]|\$|\[|\{|>)"
+    r"\s*\(?([A-Za-z])\)?[.)]?\s*(?:\}|\*\*|__|`|[\"”'’]|\$|\]|<)"
 )
 
 
@@ -151,9 +151,7 @@ def _stated_letter(plain: str, letters: str) -> str:
 
 def _letter_line(plain: str, letters: str) -> str:
     lines = [line.strip() for line in plain.split("\n") if line.strip()]
-    alone = [
-        found[1] for x in lines if (found := re.fullmatch(rf"\(?([{letters}])\)?[.):]?", x))
-    ]
+    alone = [found[1] for x in lines if (found := re.fullmatch(rf"\(?([{letters}])\)?[.):]?", x))]
     if alone:
         return alone[-1]
     openings = [
@@ -198,7 +196,7 @@ def extract_final_answer(text: str) -> str:
         rest = text[last.end() :] if last else text.strip().rpartition("\n")[2]
         found = rest.strip().partition("\n")[0]
     found = re.sub(r"\\(?:text|mathrm|mbox|textbf)\s*\{([^{}]*)\}", r"\1", found)
-    return found.replace("**", "").replace("`", "").strip().strip("\"'$").removesuffix(".").strip()
+    return found.replace("**", "").replace("`", "").strip(" \"'$").rstrip(".").strip(" \"'$")
 
 
 _FENCE = re.compile(

@@ -1,0 +1,233 @@
+"""Answers are found in responses, and not found where there is none."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinker_cookbook.eval.benchmarks._common import (
+    check_gsm8k,
+    extract_command,
+    extract_final_answer,
+    extract_gsm8k_answer,
+    extract_mcq_answer,
+    extract_number,
+    extract_python_code,
+    is_task_complete,
+    parse_kwargs,
+)
+from tinker_cookbook.exceptions import DataFormatError
+
+# The answers that lm-evaluation-harness 0.4.13 extracts are in `test_extraction_references`.
+CHOSEN = [
+    ("The answer is (B).", "B"),
+    ("answer is B", "B"),
+    (r"\boxed{C}", "C"),
+    (r"$\boxed{\text{D}}$", "D"),
+    (r"\boxed{\textbf{(A)}}", "A"),
+    (r"The final answer is $\boxed{B. Paris}$", "B"),
+    (r"The answer is \(\boxed{B}\)", "B"),
+    (r"First \boxed{A}, corrected: \boxed{C}", "C"),
+    ("**Answer: C**", "C"),
+    ("The correct answer is **A**.", "A"),
+    ('The answer is "C".', "C"),
+    ("The answer is: $B$", "B"),
+    ("<answer>B</answer>", "B"),
+    ("answer: b", "B"),
+    ("The answer is A", "A"),
+    ("The answer is A because it fits", "A"),
+    ("The answer is\n\nC", "C"),
+    ("Answer\nC", "C"),
+    ("B", "B"),
+    ("A", "A"),
+    ("B) 4", "B"),
+    ("B. Paris\n\nParis is the capital", "B"),
+    ("**B. Paris**", "B"),
+    ("The correct option is (B) 4", "B"),
+    ("The correct answer is option C: Paris", "C"),
+    ("The correct answer is the second one, (B).", "B"),
+    ("The best choice is C, since", "C"),
+    ("I would choose C", "C"),
+    ("So B is correct", "B"),
+    ("We can eliminate A and B. So it must be D.", "D"),
+    ("(A) is wrong, (B) is wrong, so the answer is (C).", "C"),
+    ("The answer is not A but it is B.", "B"),
+    ("Option A is incorrect. Option D is correct.", "D"),
+    ("The statement (A) is not correct; it is (B) that holds", "B"),
+    ("The answer is B? No, wait: the answer is D.", "D"),
+    ("The answer is B. A is wrong.", "B"),
+    ("My answer: C\n\nExplanation: A is a vowel.", "C"),
+    ("The correct answer is (A) the heart (B) the liver", "A"),
+    ("Answer is (A) or (B)? I'd say (B)", "B"),
+]
+WITHOUT_CHOICE = [
+    "",
+    "I think this is hard.",
+    "A bird can fly.",
+    "I am not sure.",
+    "The answer is a matter of taste.",
+    "The answer is A good idea",
+    "The answer is I don't know",
+    "Which is A true statement?",
+    "Let A be a set. Then A = B.",
+    "The answer is vitamin C.",
+    "Deficiency of vitamin C causes scurvy.",
+    "Answer: A B-cell is a lymphocyte.",
+    "The answer is C++.",
+    "The answer is E",
+    "Neither A nor B.",
+    "Plan B works",
+    "I. Introduction",
+    r"\boxed{A bird}",
+    # The options repeated are no choice.
+    "A. foo\nB. bar\nC. baz\nD. qux",
+]
+
+
+@pytest.mark.parametrize(("text", "letter"), CHOSEN)
+def test_the_chosen_letter_is_found(text: str, letter: str):
+    assert extract_mcq_answer(text) == letter
+
+
+@pytest.mark.parametrize("text", WITHOUT_CHOICE)
+def test_words_and_names_are_no_choice(text: str):
+    assert extract_mcq_answer(text) == ""
+
+
+def test_the_pronoun_is_no_choice_among_ten_letters():
+    ten = string.ascii_uppercase[:10]
+    assert extract_mcq_answer("The answer is I", ten) == "I"
+    assert extract_mcq_answer("(I)", ten) == "I"
+    assert extract_mcq_answer("I think the answer is (J)", ten) == "J"
+    assert extract_mcq_answer("The answer is I think G", ten) == ""
+    assert extract_mcq_answer("I believe H", ten) == ""
+
+
+WAYS = ["({})", "{}", "The answer is {}.", "Answer: ({})", r"\boxed{{{}}}", "So **{}** is right."]
+
+
+@given(letter=st.sampled_from("ABCD"), way=st.sampled_from(WAYS), words=st.text("xyz ,\n"))
+@settings(max_examples=200, deadline=None)
+def test_a_choice_is_found_after_any_reasoning(letter: str, way: str, words: str):
+    assert extract_mcq_answer(f"{words}\n{way.format(letter)}") == letter
+
+
+@given(st.text(string.ascii_lowercase.replace("w", "") + " .,\n"))
+@settings(max_examples=200, deadline=None)
+def test_lower_case_text_without_the_word_answer_is_no_choice(text: str):
+    kept = [line for line in text.split("\n") if not any(w in line for w in ("be", "so", "hen"))]
+    assert extract_mcq_answer("\n".join(kept)) == ""
+
+
+NUMBERS = [
+    ("#### 18", "18"),
+    ("#### -5", "-5"),
+    ("#### 18\nExtra 3", "18"),
+    ("She makes $18.", "18"),
+    ("5-3 is 2 so 2", "2"),
+    ("1/2 of 10", "10"),
+    (r"\boxed{18}", "18"),
+    (r"\boxed{\$1{,}000}", "1000"),
+    (r"\boxed{18\text{ dollars}}", "18"),
+    (r"\boxed{-\$18}", "-18"),
+    (r"\boxed{x = 5}", "5"),
+    (r"\boxed{\frac{36}{2}}", "18"),
+    (r"\boxed{\frac{1}{2}}", "0.5"),
+    (r"first \boxed{3} then \boxed{4}", "4"),
+    (r"\boxed{\text{none}} so 7", "7"),
+    (r"The answer is \(12\).", "12"),
+    ("The answer is 5 + 3 = 8", "8"),
+    ("The answer is $1,234.50 per 7 days.", "1234.50"),
+    ("The final answer is: 42 apples, not 43", "42"),
+    ("Answer: **18**", "18"),
+    # Numbered steps in bold are no result.
+    ("**1. Compute** 3*4\n**2. Add**\nShe pays **$12** for 7 days", "12"),
+    ("no number", ""),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "number"), NUMBERS)
+def test_the_final_number_is_found(text: str, number: str):
+    assert extract_gsm8k_answer(text) == number
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from(["#### {}", r"\boxed{{{}}}", "It is {}."]))
+@settings(max_examples=200, deadline=None)
+def test_every_integer_is_found_with_and_without_commas(number: int, way: str):
+    for text in (str(number), f"{number:,}"):
+        assert check_gsm8k("Step 1 of 2 takes 3 hours.\n" + way.format(text), str(number))
+        assert not check_gsm8k(way.format(text), str(number + 1))
+
+
+def test_decimals_are_equal_within_a_hundred_thousandth():
+    assert check_gsm8k("#### 18.00", "18")
+    assert check_gsm8k("#### 2,125", "2,125")
+    assert not check_gsm8k("#### 18.001", "18")
+    assert not check_gsm8k("", "18")
+
+
+def test_a_number_is_read_without_units_and_latex():
+    assert extract_number("-\\$1,234.5") == "-1234.5"
+    assert extract_number("\\text{about } 3 \\text{ eggs}") == "3"
+    assert extract_number("none") == "none"
+
+
+FINAL = [
+    ("So the answer is (B).", "(B)"),
+    ("So the answer is a b c.", "a b c"),
+    ("the answer is: ] } >.", "] } >"),
+    ("The answer is .5", ".5"),
+    (r"\boxed{\text{No}}", "No"),
+    ("Reasons.\n\nYes.", "Yes"),
+    ('The answer is "True".', "True"),
+    ("**Answer:** valid", "valid"),
+    ("The answer is 3.\nMore text", "3"),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), FINAL)
+def test_the_final_answer_is_the_rest_of_the_line(text: str, answer: str):
+    assert extract_final_answer(text) == answer
+
+
+CODE = [
+    ("```python\ndef f():\n    return 1\n```", "def f():\n    return 1"),
+    ("Here:\n```\nx=1\n```\n```py\ndef g(): pass\n```", "def g(): pass"),
+    # A call of the function in a block before its definition.
+    ("```python\nprint(f())\n```\n```python\ndef f():\n  return 1", "def f():\n  return 1"),
+    ("1. x\n   ```python\n   def f():\n       return '```'\n   ```", "def f():\n    return '```'"),
+    ("~~~python\nx = 1\n~~~", "x = 1"),
+    ("def f(): pass", "def f(): pass"),
+]
+
+
+@pytest.mark.parametrize(("text", "code"), CODE)
+def test_code_is_found(text: str, code: str):
+    assert extract_python_code(text) == code
+
+
+def test_the_block_that_defines_the_function_is_preferred():
+    text = "```python\ndef helper(): pass\n```\n```python\ndef wanted(): pass\n```"
+    assert extract_python_code(text) == "def helper(): pass"
+    assert extract_python_code(text, "wanted") == "def wanted(): pass"
+    assert extract_python_code(text, "missing") == "def helper(): pass"
+
+
+def test_commands_and_the_end_of_a_task_are_found():
+    assert extract_command("```python\nx\n```\n```bash\nls -l\n```") == "ls -l"
+    assert extract_command("```\nls\n```") == "ls"
+    assert extract_command("```\nimport os\n```") is None
+    assert extract_command("ls") is None
+    assert is_task_complete("Task complete.")
+    assert not is_task_complete("the task is complete")
+
+
+def test_arguments_of_instructions_are_read_from_each_form():
+    assert parse_kwargs([None, '{"a": 1}', {"b": 2, "c": None}]) == [{}, {"a": 1}, {"b": 2}]
+    assert parse_kwargs([], ["x", "y"]) == [{}, {}]
+    with pytest.raises(DataFormatError, match="expected JSON"):
+        parse_kwargs(["{"])

@@ -1,0 +1,167 @@
+"""Rows of benchmarks, from the Hub or from a local copy in the layout of its authors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
+from tinker_cookbook.supervised.json_files import load_local_rows
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data of a benchmark are: on the Hub, or in a folder or file."""
+
+    hub: str
+    """Name of the Hub dataset."""
+    split: str
+    folders: tuple[str, ...]
+    """Subfolders to look into if ``data_path`` is the parent folder of several benchmarks."""
+    files: tuple[str, ...]
+    """Patterns of files in the folder; the first one that matches is used."""
+    config: str | None = None
+    """Named configuration of the Hub dataset."""
+
+    def load(self, data_path: str | None) -> list[Row]:
+        """Returns the rows of the Hub dataset, or of the local files if there is a ``data_path``.
+
+        Raises:
+            DataError: the Hub cannot be reached, or the folder has none of the files.
+        """
+        if data_path is None:
+            return load_hub_rows(self.hub, self.split, self.config)
+        return [row for file in self.find(data_path) for row in read_rows(file)]
+
+    def find(self, data_path: str) -> list[Path]:
+        """Returns the files of the first pattern that matches, sorted by name."""
+        path = Path(data_path).expanduser()
+        if path.is_file():
+            return [path]
+        # A copy of the Hub repository has files such as main/test-00000-of-00001.parquet.
+        config = f"{self.config}/" if self.config else "**/"
+        patterns = (*self.files, f"{config}{self.split}*.parquet", f"{config}{self.split}*.jsonl")
+        for folder in (*(path / name for name in self.folders), path):
+            for pattern in patterns:
+                found = sorted(file for file in folder.glob(pattern) if file.is_file())
+                if found:
+                    return found
+        places = ", ".join(f"{name}/" for name in self.folders)
+        raise DataValidationError(
+            f"data_path: got {path}, which has no data of {self.hub}; expected "
+            f"{' or '.join(self.files)} in it or in its subfolder {places}"
+        )
+
+
+def load_hub_rows(hub: str, split: str, config: str | None = None) -> list[Row]:
+    """Returns the rows of a split of a Hub dataset; a DataError says how to use a local copy."""
+    try:
+        rows = load_hf_dataset(
+            hub, split, config, instead="Give a local copy with data_path=FOLDER or FILE"
+        )
+    except DataError as error:
+        # The Hub reports a gated dataset as missing access.
+        if any(word in str(error).lower() for word in ("gated", "401", "403", "authenticat")):
+            raise DataError(
+                f"{error}; {hub} is gated: accept its terms at https://huggingface.co/datasets/"
+                f"{hub} and set HF_TOKEN, or give a local copy with data_path="
+            ) from error
+        raise
+    return [dict(row) for row in rows]
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Returns the rows of a jsonl (also gzipped), json, parquet or csv file with a header."""
+    if file.suffix == ".csv":
+        return read_csv(file)
+    if file.suffix == ".json":
+        values = _read_json(file)
+        # BIG-Bench Hard has its rows under this key.
+        return values["examples"] if isinstance(values, dict) and "examples" in values else values
+    return [dict(row) for row in load_local_rows(file, "train")]
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise DataFormatError(f"{file}: not JSON ({error}); expected an array of rows") from error
+    if not isinstance(values, list) and not (isinstance(values, dict) and "examples" in values):
+        raise DataFormatError(
+            f"{file}: got a JSON {type(values).__name__}, expected an array, or an object with "
+            "the key 'examples'"
+        )
+    return values
+
+
+def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
+    """Returns the rows of a file whose columns are separated by commas or semicolons.
+
+    Without a header the columns have the names ``columns``; the header begins with the same name.
+    """
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        # A file of MMLU-Redux was saved in this encoding by a spreadsheet program.
+        text = data.decode("mac_roman")
+    first = text.partition("\n")[0]
+    # A header has no separator in its names, so the one that occurs more often separates.
+    separator = ";" if not columns and first.count(";") > first.count(",") else ","
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    has_header = not columns or (rows and rows[0][0] == columns[0])
+    names = rows[0] if not columns else list(columns)
+    if columns and any(len(row) != len(columns) for row in rows):
+        wrong = next(i for i, row in enumerate(rows, 1) if len(row) != len(columns))
+        raise DataFormatError(
+            f"{file}: row {wrong} has {len(rows[wrong - 1])} columns, expected {len(columns)}: "
+            f"{', '.join(columns)}"
+        )
+    return [dict(zip(names, row, strict=False)) for row in rows[has_header:] if row]
+
+
+def column(row: Mapping[str, Any], *names: str, where: str) -> Any:
+    """Returns the value of the first of ``names`` that the row has.
+
+    Raises:
+        DataFormatError: the row has none of them.
+    """
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    raise DataFormatError(
+        f"{where}: got a row with the columns {', '.join(map(str, row))}, expected "
+        f"{' or '.join(names)}"
+    )
+
+
+def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
+    """Adds ``_2``, ``_3``, … to ids that occur again: some data sets repeat questions."""
+    seen: Counter[str] = Counter()
+    unique: list[Example] = []
+    for example in examples:
+        seen[example.example_id] += 1
+        count = seen[example.example_id]
+        suffix = f"_{count}" if count > 1 else ""
+        unique.append(replace(example, example_id=f"{example.example_id}{suffix}"))
+    return unique
+
+
+def mean_by_key(metrics_list: Sequence[Mapping[str, Any]], key: Callable[[str], bool]) -> Row:
+    """Returns the mean of each metric whose name satisfies ``key``, over the answers with it."""
+    values: dict[str, list[float]] = {}
+    for metrics in metrics_list:
+        for name, value in metrics.items():
+            if key(name):
+                values.setdefault(name, []).append(float(value))
+    return {name: sum(found) / len(found) for name, found in sorted(values.items())}

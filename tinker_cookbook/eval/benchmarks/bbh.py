@@ -1,0 +1,159 @@
+"""BIG-Bench Hard: 6,511 questions of 27 tasks on reasoning (Suzgun et al. 2022).
+
+``bbh`` is all tasks; ``bbh_navigate`` and so on are single ones. A prompt has no examples; the
+published scores use three with reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tinker_cookbook.eval.benchmarks._common import (
+    build_messages,
+    extract_final_answer,
+    extract_mcq_answer,
+)
+from tinker_cookbook.eval.benchmarks._data import Row, Source, column, mean_by_key
+from tinker_cookbook.eval.benchmarks._registry import register
+from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
+from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+from tinker_cookbook.rl.envs.grading import last_number
+
+_NAMES = """
+boolean_expressions causal_judgement date_understanding disambiguation_qa dyck_languages
+formal_fallacies geometric_shapes hyperbaton logical_deduction_five_objects
+logical_deduction_seven_objects logical_deduction_three_objects movie_recommendation
+multistep_arithmetic_two navigate object_counting penguins_in_a_table
+reasoning_about_colored_objects ruin_names salient_translation_error_detection snarks
+sports_understanding temporal_sequences tracking_shuffled_objects_five_objects
+tracking_shuffled_objects_seven_objects tracking_shuffled_objects_three_objects web_of_lies
+word_sorting
+"""
+TASKS = tuple(_NAMES.split())
+INSTRUCTION = 'Think step by step. End with a line "The answer is X.", where X is your answer.'
+_WORD_SETS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
+_OPTION = re.compile(r"^\(([A-Z])\)", re.MULTILINE)
+_BRACKETS = set("()[]{}<>")
+
+
+def _letter(response: str, options: str) -> str:
+    found = extract_mcq_answer(response, options)
+    return f"({found})" if found else extract_final_answer(response)
+
+
+def _word(words: tuple[str, ...]) -> Callable[[str], str]:
+    pattern = re.compile(rf"(\bnot\s+)?\b({'|'.join(words)})\b", re.IGNORECASE)
+
+    def extract(response: str) -> str:
+        answer = extract_final_answer(response)
+        found = pattern.findall(answer) or pattern.findall(response)
+        if not found:
+            return answer
+        # A final answer begins with its word: "Yes, since no step is missing".
+        negated, word = pattern.findall(answer)[0] if pattern.search(answer) else found[-1]
+        word = word.lower()
+        # "not valid" is "invalid".
+        return words[1 - words.index(word)] if negated else word
+
+    return extract
+
+
+def _number(response: str) -> str:
+    answer = extract_final_answer(response)
+    return last_number(answer) or answer
+
+
+def _words(response: str) -> str:
+    return " ".join(extract_final_answer(response).replace(",", " ").lower().split())
+
+
+def _brackets(response: str) -> str:
+    return " ".join(character for character in extract_final_answer(response) if character.strip())
+
+
+def _extractor(question: str, target: str) -> Callable[[str], str]:
+    """How the answer to a question is read, by the kind of its target."""
+    options = "".join(_OPTION.findall(question))
+    if options:
+        return lambda response: _letter(response, options)
+    for words in _WORD_SETS:
+        if target.lower() in words:
+            return _word(words)
+    if re.fullmatch(r"-?\d+", target):
+        return _number
+    return _brackets if set(target) <= _BRACKETS | {" "} else _words
+
+
+def _choices(question: str, target: str) -> list[str]:
+    """The possible answers of a question, or none where they are not a small set."""
+    if options := _OPTION.findall(question):
+        return [f"({letter})" for letter in options]
+    for words in _WORD_SETS:
+        if target.lower() in words:
+            return [word.title() if target.istitle() else word for word in words]
+    return []
+
+
+class BBHBenchmarkBuilder(ExampleBenchmark):
+    """BIG-Bench Hard, or one of its tasks."""
+
+    shuffle_seed = 42
+
+    def __init__(self, task: str | None = None) -> None:
+        self.task = task
+        self.name = f"bbh_{task}" if task else "bbh"
+        if task:
+            self.shuffle_seed = None
+
+    def load_examples(self, config: BenchmarkConfig) -> list[Example]:
+        """Returns the questions; ids are the task and the position in its file."""
+        examples: list[Example] = []
+        for task in [self.task] if self.task else TASKS:
+            rows = _source(task).load(config.data_path)
+            examples += [self._example(task, i, row) for i, row in enumerate(rows)]
+        return examples
+
+    def _example(self, task: str, position: int, row: Row) -> Example:
+        question = column(row, "input", where=self.name)
+        target = column(row, "target", where=self.name).strip()
+        choices = _choices(question, target)
+        logs = {"input": question, "expected": target, "group": task}
+        return Example(
+            example_id=f"{task}_{position}",
+            messages=build_messages(f"{question}\n\n{INSTRUCTION}"),
+            expected=_extractor(question, target)(f"The answer is {target}."),
+            gold=f"The answer is {target}.",
+            logs=logs,
+            choices=tuple(f" {choice}" for choice in choices),
+            answer_index=choices.index(target) if target in choices else None,
+            context=f"Q: {question}\nA:",
+        )
+
+    def grade(self, response: str, example: Example) -> Grade:
+        """Compares the answer as the kind of the target requires."""
+        question, target = example.logs["input"], example.logs["expected"]
+        given = _extractor(question, target)(response)
+        right = float(given == example.expected)
+        metrics: Metrics = {} if self.task else {f"{example.logs['group']}/accuracy": right}
+        return Grade(right, metrics, {"extracted": given})
+
+    def aggregate(self, rewards: list[float], metrics_list: list[Metrics]) -> BenchmarkResult:
+        """Adds the score of each task."""
+        result = super().aggregate(rewards, metrics_list)
+        result.metrics |= mean_by_key(metrics_list, lambda name: name.endswith("/accuracy"))
+        return result
+
+
+def _source(task: str) -> Source:
+    return Source(
+        "lukaemon/bbh",
+        "test",
+        folders=("bbh", "BIG-Bench-Hard/bbh"),
+        files=(f"{task}.json",),
+        config=task,
+    )
+
+
+for _task in (None, *TASKS):
+    register(BBHBenchmarkBuilder(_task))

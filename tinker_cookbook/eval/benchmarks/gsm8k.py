@@ -1,0 +1,65 @@
+"""GSM8K: 1,319 word problems of grade school whose results are numbers (Cobbe et al. 2021)."""
+
+from __future__ import annotations
+
+from tinker_cookbook.eval.benchmarks._common import (
+    build_messages,
+    check_gsm8k,
+    extract_boxed,
+    extract_gsm8k_answer,
+    extract_number,
+    make_example_id,
+)
+from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
+from tinker_cookbook.eval.benchmarks._registry import register
+from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
+from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+
+__all__ = [
+    "GSM8KBenchmarkBuilder",
+    "check_gsm8k",
+    "extract_boxed",
+    "extract_gsm8k_answer",
+    "extract_number",
+]
+
+SOURCE = Source(
+    "openai/gsm8k",
+    "test",
+    folders=("gsm8k", "grade_school_math/data"),
+    files=("test.jsonl", "gsm8k_test.jsonl"),
+    config="main",
+)
+
+
+class GSM8KBenchmarkBuilder(ExampleBenchmark):
+    """GSM8K. The last number of a response is its answer, unless one is marked."""
+
+    name = "gsm8k"
+    recommended_system_prompt = "Put your final answer in \\boxed{}."
+
+    def load_examples(self, config: BenchmarkConfig) -> list[Example]:
+        """Returns the problems of the ``test`` split."""
+        examples: list[Example] = []
+        for row in SOURCE.load(config.data_path):
+            question = column(row, "question", where=self.name)
+            solution = column(row, "answer", where=self.name)
+            expected = solution.rpartition("####")[2].strip().replace(",", "")
+            examples.append(
+                Example(
+                    example_id=make_example_id(self.name, question),
+                    messages=build_messages(question),
+                    expected=expected,
+                    gold=solution,
+                    logs={"input": question, "expected": expected},
+                )
+            )
+        return with_unique_ids(examples)
+
+    def grade(self, response: str, example: Example) -> Grade:
+        """Compares the final number of the response."""
+        right = check_gsm8k(response, example.expected)
+        return Grade(float(right), logs={"extracted": extract_gsm8k_answer(response)})
+
+
+register(GSM8KBenchmarkBuilder())
