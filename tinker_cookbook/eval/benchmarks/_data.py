@@ -85,18 +85,19 @@ def read_rows(file: Path) -> list[Row]:
     if file.suffix == ".csv":
         return read_csv(file)
     if file.suffix == ".json":
-        values = _read_json(file)
-        # BIG-Bench Hard has its rows under this key.
-        return values["examples"] if isinstance(values, dict) and "examples" in values else values
+        return _read_json(file)
     return [dict(row) for row in load_local_rows(file, "train")]
 
 
-def _read_json(file: Path) -> Any:
+def _read_json(file: Path) -> list[Row]:
     try:
         values = json.loads(file.read_bytes())
     except ValueError as error:
         raise DataFormatError(f"{file}: not JSON ({error}); expected an array of rows") from error
-    if not isinstance(values, list) and not (isinstance(values, dict) and "examples" in values):
+    # BIG-Bench Hard has its rows under this key.
+    if isinstance(values, dict):
+        values = values.get("examples", values)
+    if not isinstance(values, list):
         raise DataFormatError(
             f"{file}: got a JSON {type(values).__name__}, expected an array, or an object with "
             "the key 'examples'"
@@ -119,7 +120,7 @@ def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
     # A header has no separator in its names, so the one that occurs more often separates.
     separator = ";" if not columns and first.count(";") > first.count(",") else ","
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-    has_header = not columns or (rows and rows[0][0] == columns[0])
+    has_header = not columns or (rows[:1] and rows[0][0] == columns[0])
     names = rows[0] if not columns else list(columns)
     if columns and any(len(row) != len(columns) for row in rows):
         wrong = next(i for i, row in enumerate(rows, 1) if len(row) != len(columns))
@@ -127,7 +128,7 @@ def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
             f"{file}: row {wrong} has {len(rows[wrong - 1])} columns, expected {len(columns)}: "
             f"{', '.join(columns)}"
         )
-    return [dict(zip(names, row, strict=False)) for row in rows[has_header:] if row]
+    return [dict(zip(names, row, strict=False)) for row in rows[1 if has_header else 0 :] if row]
 
 
 def column(row: Mapping[str, Any], *names: str, where: str) -> Any:
