@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING
 from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
+    from tinker_cookbook.weights._adapter import build_lora_adapter
+    from tinker_cookbook.weights._download import download
+    from tinker_cookbook.weights._export import build_hf_model
     from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "build_hf_model", "build_lora_adapter", "download", "open_checkpoint"]
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "Checkpoint": "tinker_cookbook.weights._source",
+        "build_hf_model": "tinker_cookbook.weights._export",
+        "build_lora_adapter": "tinker_cookbook.weights._adapter",
+        "download": "tinker_cookbook.weights._download",
         "open_checkpoint": "tinker_cookbook.weights._source",
     },
 )

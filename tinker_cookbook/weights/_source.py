@@ -13,8 +13,12 @@ from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
-from tinker_cookbook.engine.model.resolve import resolve_model
-from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsAdapterError
+from tinker_cookbook.engine.model.resolve import base_name, resolve_model
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    WeightsAdapterError,
+    WeightsError,
+)
 
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
@@ -94,8 +98,39 @@ def open_checkpoint(
             f"base_model: got none, and {path} does not state it; add base_model=NAME"
         )
     name = base_model or stated
+    check_same_base(path, stated, name)
     folder = resolve_model(name).folder
     return Checkpoint(path, name, folder, low_rank_updates(tensors, config, path), config, metadata)
+
+
+def check_same_base(path: str, stated: str, given: str) -> None:
+    """Raises ``ConfigurationError`` if a checkpoint was trained on another model than ``given``."""
+    stated, given = base_name(stated), base_name(given)
+    # Folders cannot be compared by name: a copy may be anywhere. Their shapes are checked later.
+    hub_names = all(
+        "/" in n.strip("/") and not Path(n).expanduser().exists() for n in (stated, given)
+    )
+    if stated and hub_names and not Path(stated).is_absolute() and stated != given:
+        raise ConfigurationError(
+            f"base_model: got {given}, but {path} was trained on {stated}; leave base_model out, "
+            "or give the path of a copy of that model"
+        )
+
+
+def open_adapter_folder(
+    folder: str, base_model: str, error: type[WeightsError] = WeightsAdapterError
+) -> Checkpoint:
+    """Opens an adapter on this machine; as ``open_checkpoint``, but unusable tensors are an
+    ``error`` of the caller's kind."""
+    if folder.startswith(fmt.SCHEME):
+        raise error(
+            f"adapter_path: got {folder!r}, expected a folder; weights.download fetches a "
+            "checkpoint into one"
+        )
+    try:
+        return open_checkpoint(folder, base_model=base_model)
+    except WeightsAdapterError as unusable:
+        raise error(str(unusable)) from unusable
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -200,10 +235,10 @@ def _read_path(
     parsed = TinkerPath.parse(path)
     kind, _, _ = check_backend(backend, base_url)
     if kind != "local":
-        raise CheckpointError(
-            f"{path}: the checkpoint is on a server; fetch it with `tinker checkpoint download "
-            f"{path} -o FOLDER` and give the folder"
-        )
+        # It imports the SDK as well.
+        from tinker_cookbook.weights._download import read_remote
+
+        return read_remote(path, backend, base_url)
     store = CheckpointStore()
     loaded = store.read_checkpoint(path, with_optimizer=False)
     metadata = {**store.get_run(parsed.run_id).info.user_metadata, **loaded.user_metadata}

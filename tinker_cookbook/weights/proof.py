@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ class Proof:
                 f"{comparison.export}: log-probabilities of {comparison.reader} differ from those "
                 f"of the engine by {comparison.mean:.2g} nats (mean) and {comparison.largest:.2g} "
                 f"(largest) on {comparison.positions} tokens; expected {comparison.measure} <= "
-                f"{comparison.bound:g}. Nothing was written"
+                f"{comparison.bound:g}. The export was not kept"
             )
 
     def table(self) -> str:
@@ -200,6 +201,18 @@ def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
         b = update.b * (update.scaling / spec.scaling)
         tensors[name] = (update.a.to(base.device), b.to(base.device))
     return Adapter(spec, base.targets, tensors)
+
+
+@torch.no_grad()
+def model_logprobs(model: Any, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+    """Returns the log-probabilities [T - 1] of each prompt by a model of transformers or PEFT."""
+    model.eval()
+    return [
+        scores_of(
+            tokens, model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        ).logprobs
+        for tokens in prompts
+    ]
 
 
 def compare(

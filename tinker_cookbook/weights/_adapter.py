@@ -1,0 +1,123 @@
+"""Writes an adapter as a folder that ``PeftModel.from_pretrained`` and vLLM load."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinker_cookbook.engine.checkpoints import format as fmt
+from tinker_cookbook.exceptions import WeightsAdapterError, WeightsMergeError
+from tinker_cookbook.weights._merge import is_tied, weight_files
+from tinker_cookbook.weights._output import check_output, new_folder
+from tinker_cookbook.weights._source import HEAD, Checkpoint, open_adapter_folder
+from tinker_cookbook.weights._tensor_files import read_header
+from tinker_cookbook.weights.proof import (
+    EXACT,
+    Proof,
+    compare,
+    model_logprobs,
+    prompt_tokens,
+    reference_logprobs,
+)
+
+
+def build_lora_adapter(
+    *,
+    base_model: str,
+    adapter_path: str,
+    output_path: str,
+    trust_remote_code: bool | None = None,
+    verify: bool = True,
+) -> None:
+    """Converts an adapter of the Tinker service or of the engine to PEFT's format.
+
+    Args:
+        base_model: Hub name or folder of the base model.
+        adapter_path: Folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        output_path: New folder.
+        trust_remote_code: Accepted for compatibility; no code of a model is run.
+        verify: Load the result with PEFT and compare its log-probabilities with the engine's.
+
+    Raises:
+        FileNotFoundError: A file of the adapter is missing.
+        FileExistsError: ``output_path`` exists.
+        WeightsAdapterError: The adapter is not of this model, or the result disagrees with the
+            engine; nothing is written.
+    """
+    out = check_output(output_path)
+    checkpoint = open_adapter_folder(adapter_path, base_model)
+    with new_folder(out) as folder:
+        write_adapter(checkpoint, folder, verify=verify)
+
+
+def write_adapter(
+    checkpoint: Checkpoint, folder: Path, *, verify: bool = True, device: str = "auto"
+) -> Proof:
+    """Writes adapter and ``proof.json`` into an existing folder; returns the proof.
+
+    Raises:
+        WeightsAdapterError: Adapter and base model do not fit, or PEFT computes something else
+            than the engine.
+    """
+    proof = Proof(checkpoint.name)
+    config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
+    config["target_modules"] = _target_modules(checkpoint)
+    # PEFT's own prefix; the module names are those of transformers.
+    tensors = {
+        f"base_model.model.{module}.lora_{side}.weight": tensor
+        for module, update in checkpoint.updates.items()
+        for side, tensor in (("A", update.a), ("B", update.b))
+    }
+    content = fmt.encode_tensors(tensors)
+    fmt_files = {fmt.ADAPTER_CONFIG: fmt.encode_json(config, "adapter_config", 2)}
+    for name, data in {**fmt_files, fmt.ADAPTER: content}.items():
+        (folder / name).write_bytes(data)
+    proof.facts["size"] = f"{len(content) / 2**20:.1f} MiB"
+    if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
+        proof.facts["head"] = (
+            "the adapter changes the head, which is tied to the input embeddings: PEFT's "
+            "merge_and_unload would change both; `python -m tinker_cookbook.weights merge` merges "
+            "it exactly"
+        )
+    if verify:
+        prompts = prompt_tokens(checkpoint)
+        reference = reference_logprobs(checkpoint, prompts, device)
+        found = model_logprobs(_peft_model(checkpoint, folder), prompts)
+        proof.add(
+            compare(
+                "LoRA adapter, float32", f"peft {version('peft')}", reference, found, bound=EXACT
+            ),
+            WeightsAdapterError,
+        )
+    proof.write(folder)
+    return proof
+
+
+def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(
+        checkpoint.base_folder, dtype=torch.float32, local_files_only=True
+    )
+    with warnings.catch_warnings():
+        # Of adapters on a tied head, which PEFT warns about; they are compared here.
+        warnings.simplefilter("ignore")
+        return PeftModel.from_pretrained(base, str(folder))
+
+
+def _target_modules(checkpoint: Checkpoint) -> list[str]:
+    """Returns the ends of the modules' names where these name no other module, else the names."""
+    ends = sorted({module.rpartition(".")[2] for module in checkpoint.updates})
+    try:
+        files = weight_files(checkpoint.base_folder)
+    except WeightsMergeError:
+        return ends
+    modules = {name.removesuffix(".weight") for path in files for name in read_header(path)}
+    others = {m for m in modules if m.rpartition(".")[2] in ends} - checkpoint.updates.keys()
+    # PEFT would add adapters to other modules of these ends, which the file has no tensors for.
+    return sorted(checkpoint.updates) if others - {HEAD} else ends

@@ -1,0 +1,162 @@
+"""Fetches the adapter of a checkpoint into a folder, from this disk or from a server."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from torch import Tensor
+
+from tinker_cookbook.backends.connect import check_backend, connect
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
+from tinker_cookbook.exceptions import TinkerCookbookError, WeightsDownloadError
+from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.weights._source import read_adapter
+
+_TIMEOUT_SECONDS = 60.0
+_EXPORT_TTL_SECONDS = 3600
+
+
+def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) -> str:
+    """Writes the files of a checkpoint's adapter into ``output_dir``, and returns it.
+
+    Args:
+        tinker_path: ``tinker://RUN/KIND/NAME``.
+        output_dir: Folder; created if it is missing. Files of the same names are replaced, once
+            all files are complete.
+        base_url: URL of a Tinker server; default: as ``backend=auto``, which is the store on this
+            disk where neither a key nor a URL is in the environment.
+
+    Raises:
+        WeightsDownloadError: There is no such checkpoint, the server cannot be reached or refuses,
+            or an archive has unsafe entries.
+    """
+    out = local_path(output_dir, "output_dir").absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # In the same file system, so that the files can be moved.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as part:
+        try:
+            _fetch(tinker_path, Path(part), "auto", base_url)
+        except TinkerCookbookError as error:
+            raise WeightsDownloadError(str(error)) from error
+        out.mkdir(exist_ok=True)
+        for path in Path(part).iterdir():
+            path.replace(out / path.name)
+    return output_dir
+
+
+def read_remote(
+    path: str, backend: str, base_url: str | None
+) -> tuple[dict[str, Any], dict[str, Tensor], str, dict[str, str]]:
+    """Returns config, tensors, base model and the run's metadata of a checkpoint on a server."""
+    with connect(backend, base_url=base_url) as connection:
+        rest = connection.service.create_rest_client()
+        stated = rest.get_weights_info_by_tinker_path(path).result().base_model
+        try:
+            run = rest.get_training_run_by_tinker_path(path).result()
+            metadata = dict(run.user_metadata or {})
+        except Exception:  # the run of another owner, whose published weights these are
+            metadata = {}
+        with tempfile.TemporaryDirectory() as folder:
+            _fetch_remote(connection.service, path, Path(folder))
+            config, tensors = read_adapter(Path(folder))
+    return config, tensors, stated, metadata
+
+
+def _fetch(path: str, folder: Path, backend: str, base_url: str | None) -> None:
+    TinkerPath.parse(path)
+    kind, _, _ = check_backend(backend, base_url)
+    if kind == "local":
+        for name, content in CheckpointStore().peft_files(path).items():
+            (folder / name).write_bytes(content)
+        return
+    with connect(backend, base_url=base_url) as connection:
+        _fetch_remote(connection.service, path, folder)
+
+
+def _fetch_remote(service: Any, path: str, folder: Path) -> None:
+    """Downloads the files that a server has for a checkpoint."""
+    rest = service.create_rest_client()
+    try:
+        # SDKs before 0.38 get one archive, later ones an address for each file.
+        if not hasattr(rest, "get_external_weights_urls"):
+            archive = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
+            with _opened(archive.url) as stream:
+                extract_archive(stream, folder)
+            return
+        urls, temporary = _signed_urls(service, rest, path)
+    except TinkerCookbookError:
+        raise
+    except Exception as error:  # the SDK has an exception for each status
+        raise WeightsDownloadError(f"{path}: the server gives no address of it: {error}") from error
+    try:
+        for name, url in urls.items():
+            target = folder / _safe_name(name)
+            with _opened(url) as stream, open(target, "wb") as file:
+                shutil.copyfileobj(stream, file)
+    finally:
+        if temporary is not None:
+            rest.delete_checkpoint_from_tinker_path(temporary).result()
+
+
+def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], str | None]:
+    """Returns the address of each file, and the path of a temporary export if one was needed."""
+    try:
+        return dict(rest.get_external_weights_urls(path).result().urls), None
+    except Exception:
+        # The hosted service has addresses of external weights only, and makes those from weights.
+        if TinkerPath.parse(path).kind != "weights":
+            raise
+    client = service.create_training_client_from_state(path)
+    # Older SDKs return the client, newer ones a future of it.
+    client = client.result() if hasattr(client, "result") else client
+    saved = client.save_weights_external("download", ttl_seconds=_EXPORT_TTL_SECONDS).result().path
+    return dict(rest.get_external_weights_urls(saved).result().urls), saved
+
+
+def _opened(url: str) -> Any:
+    try:
+        return urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
+    except (OSError, HTTPException, ValueError) as error:
+        raise WeightsDownloadError(
+            f"{url.partition('?')[0]}: cannot be downloaded: {error}; addresses expire, so try "
+            "again"
+        ) from error
+
+
+def _safe_name(name: str) -> str:
+    if name in ("", ".", "..") or PurePosixPath(name).name != name or "\\" in name:
+        raise WeightsDownloadError(
+            f"file name: got {name!r}, expected a name without folders; the checkpoint may be "
+            "malicious, and nothing of it was kept"
+        )
+    return name
+
+
+def extract_archive(stream: IO[bytes], folder: Path) -> None:
+    """Extracts a tar stream of plain files into ``folder``.
+
+    Raises:
+        WeightsDownloadError: An entry is a link, or has a path with folders; or the stream ends.
+    """
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+            for entry in archive:
+                if entry.isdir():
+                    continue
+                content = archive.extractfile(entry) if entry.isfile() else None
+                if content is None:
+                    raise WeightsDownloadError(
+                        f"{entry.name!r} in the archive is no plain file; the archive may be "
+                        "malicious, and nothing of it was kept"
+                    )
+                name = _safe_name(entry.name.removeprefix("./"))
+                with open(folder / name, "wb") as file:
+                    shutil.copyfileobj(content, file)
+    except tarfile.TarError as error:
+        raise WeightsDownloadError(f"the archive is damaged: {error}") from error

@@ -1,0 +1,231 @@
+"""Writes base model and adapter as one model in transformers format."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights._merge import (
+    HEAD,
+    MergeReport,
+    check_merge_dtype,
+    copy_small_files,
+    is_tied,
+    merge_files,
+    peak_memory_bytes,
+    weight_files,
+)
+from tinker_cookbook.weights._output import check_output, new_folder
+from tinker_cookbook.weights._source import Checkpoint, open_adapter_folder
+from tinker_cookbook.weights.proof import (
+    EXACT,
+    PROMPTS,
+    Proof,
+    compare,
+    model_logprobs,
+    prompt_tokens,
+    reference_logprobs,
+)
+
+STRATEGIES = ("auto", "shard", "full")
+ROUNDED = 0.1
+"""Largest mean difference, in nats, of a model whose weights are rounded to 16 bits."""
+
+
+def build_hf_model(
+    *,
+    base_model: str,
+    adapter_path: str,
+    output_path: str,
+    dtype: str = "bfloat16",
+    trust_remote_code: bool | None = None,
+    merge_strategy: str = "auto",
+    dequantize: bool = False,
+    quantize: str | None = None,
+    serving_format: str | None = None,
+    device: str | None = None,
+    verify: bool = True,
+) -> None:
+    """Merges an adapter into its base model.
+
+    Args:
+        base_model: Hub name or folder of the base model.
+        adapter_path: Folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        output_path: New folder, for weights, ``config.json``, tokenizer and ``proof.json``.
+        dtype: ``bfloat16``, ``float16`` or ``float32`` of the result; the merge is in float32.
+        trust_remote_code: Whether transformers may run code of the base model; default:
+            ``HF_TRUST_REMOTE_CODE`` in the environment, else no.
+        merge_strategy: ``shard`` reads the files in blocks, ``full`` loads the model with
+            transformers; ``auto`` is ``shard`` where the base model has safetensors files.
+        dequantize: Not supported.
+        quantize: Not supported.
+        serving_format: Not supported.
+        device: Device of the verification.
+        verify: Load the result and compare its log-probabilities with the engine's.
+
+    Raises:
+        FileNotFoundError: A file of the adapter is missing.
+        FileExistsError: ``output_path`` exists.
+        ConfigurationError: A value is unknown or not supported.
+        NotImplementedError: ``dequantize`` is true.
+        WeightsMergeError: The adapter is not of this model, the base model is quantized, or the
+            result disagrees with the engine; nothing is written.
+    """
+    check_merge_dtype(dtype)
+    check_strategy(merge_strategy)
+    # Values of the original whose result this package cannot make.
+    for name, value in (("quantize", quantize), ("serving_format", serving_format)):
+        if value is not None:
+            raise ConfigurationError(
+                f"{name}: got {value!r}, which is not supported: the merged model is not "
+                f"quantized. Leave {name} out, and quantize the result with the tools of vLLM"
+            )
+    if dequantize:
+        raise NotImplementedError(
+            "dequantize=True is not supported; give a base model in bfloat16, float16 or float32"
+        )
+    out = check_output(output_path)
+    checkpoint = open_adapter_folder(adapter_path, base_model, WeightsMergeError)
+    if trust_remote_code is None:
+        trust_remote_code = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
+    with new_folder(out) as folder:
+        write_merged(
+            checkpoint,
+            folder,
+            dtype=dtype,
+            strategy=merge_strategy,
+            verify=verify,
+            device=device or "auto",
+            trust_remote_code=trust_remote_code,
+        )
+
+
+def check_strategy(strategy: str) -> None:
+    """Raises ``ConfigurationError`` for an unknown merge strategy."""
+    if strategy not in STRATEGIES:
+        raise ConfigurationError(
+            f"merge_strategy: got {strategy!r}, expected one of {', '.join(STRATEGIES)}"
+            f"{nearest(strategy, STRATEGIES)}"
+        )
+
+
+def write_merged(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    dtype: str = "bfloat16",
+    strategy: str = "auto",
+    verify: bool = True,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Proof:
+    """Writes the merged model and ``proof.json`` into an existing folder; returns the proof.
+
+    Raises:
+        WeightsMergeError: Adapter and base model do not fit, or the merged model computes
+            something else than the engine.
+    """
+    if strategy == "auto":
+        try:
+            weight_files(checkpoint.base_folder)
+            strategy = "shard"
+        except WeightsMergeError:
+            strategy = "full"
+    merge = merge_files if strategy == "shard" else _merge_loaded
+    report = merge(checkpoint, folder, dtype, trust_remote_code)
+    proof = Proof(checkpoint.name, facts=report.facts(dtype))
+    if verify:
+        _verify(checkpoint, folder, dtype, device, trust_remote_code, proof)
+    proof.write(folder)
+    return proof
+
+
+def _verify(
+    checkpoint: Checkpoint,
+    folder: Path,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    proof: Proof,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompts = prompt_tokens(checkpoint)
+    tokenizer = get_tokenizer(str(folder))
+    pairs = zip(PROMPTS, prompts, strict=True)
+    if any(tokenizer.encode(text)[: len(tokens)] != tokens for text, tokens in pairs):
+        raise WeightsMergeError(
+            f"the tokenizer of the merged model gives other tokens than that of "
+            f"{checkpoint.base_model}; nothing was written"
+        )
+    reference = reference_logprobs(checkpoint, prompts, device)
+    # Computed in float32, so that a difference comes from the weights alone.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    exact = dtype == "float32"
+    proof.add(
+        compare(
+            f"merged model, {dtype}",
+            f"transformers {version('transformers')}",
+            reference,
+            model_logprobs(model, prompts),
+            bound=EXACT if exact else ROUNDED,
+            measure="largest" if exact else "mean",
+        ),
+        WeightsMergeError,
+    )
+
+
+def _merge_loaded(
+    checkpoint: Checkpoint, folder: Path, dtype: str, trust_remote_code: bool = False
+) -> MergeReport:
+    """As ``merge_files``, for base models without safetensors files; loads the whole model."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint.base_folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+    )
+    report = MergeReport(merged=len(checkpoint.updates))
+    head = model.get_output_embeddings()
+    if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder, trust_remote_code):
+        # A matrix of its own, before it is changed.
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
+            config.tie_word_embeddings = False
+        report.untied = True
+    for module, update in checkpoint.updates.items():
+        try:
+            weight = (head if module == HEAD else model.get_submodule(module)).weight.data
+        except AttributeError as error:
+            raise WeightsMergeError(
+                f"{checkpoint.name}: has an update of {module}, which {checkpoint.base_model} "
+                "lacks; is it its base model?"
+            ) from error
+        delta = update.delta()
+        if delta.shape != weight.shape:
+            raise WeightsMergeError(
+                f"{checkpoint.name}: the update of {module} has shape {tuple(delta.shape)}, "
+                f"expected {tuple(weight.shape)}; {checkpoint.base_model} is not its base model"
+            )
+        report.largest_change = max(report.largest_change, delta.abs().max().item())
+        weight.add_(delta)
+        rounded = weight.to(getattr(torch, dtype)).float()
+        difference = (rounded - weight).abs().max().item()
+        if difference > report.largest_rounding:
+            report.largest_rounding, report.rounding_of = difference, f"{module}.weight"
+    report.tensors = len(model.state_dict())
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    copy_small_files(checkpoint.base_folder, folder)
+    report.bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    report.peak_bytes = peak_memory_bytes()
+    return report

@@ -1,0 +1,290 @@
+"""Merges an adapter into its base model, in float32, from the weights in the base model's files.
+
+The files are read, changed and written in blocks of rows. An update of a head that shares its
+matrix with the input embeddings gets a matrix of its own: merged into the shared one, it would
+change the embeddings too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tinker_cookbook.engine.model.resolve import model_config
+from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
+from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
+from tinker_cookbook.weights._tensor_files import (
+    DTYPES,
+    FLOATS,
+    NewTensor,
+    StoredTensor,
+    read_header,
+    write_file,
+)
+
+MERGE_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+WEIGHTS_INDEX = "model.safetensors.index.json"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
+_NOT_COPIED = ("config.json", "copy.json", "README.md")
+
+
+@dataclass
+class MergeReport:
+    """What a merge did."""
+
+    tensors: int = 0
+    merged: int = 0
+    """Tensors that the adapter changed."""
+    bytes: int = 0
+    untied: bool = False
+    """Whether the head got a matrix of its own."""
+    largest_change: float = 0.0
+    """Largest change of a weight by the adapter."""
+    largest_rounding: float = 0.0
+    """Largest difference of a changed weight between float32 and the dtype of the files."""
+    rounding_of: str = ""
+    """Tensor with that difference."""
+    peak_bytes: int = 0
+    """Largest resident memory of the process so far."""
+
+    def facts(self, dtype: str) -> dict[str, str]:
+        """Returns the report in words, for the proof and the card."""
+        facts = {
+            "changed tensors": f"{self.merged} of {self.tensors}",
+            "size": f"{self.bytes / 2**20:.1f} MiB",
+            "largest change of a weight": f"{self.largest_change:.2e}",
+            f"largest rounding to {dtype}": f"{self.largest_rounding:.2e}"
+            + (f" ({self.rounding_of})" if self.rounding_of else ""),
+            "peak memory of the merge": f"{self.peak_bytes / 2**20:.0f} MiB",
+        }
+        if self.untied:
+            facts["head"] = (
+                "separated from the input embeddings (tie_word_embeddings is false), because the "
+                "adapter changes the head alone"
+            )
+        return facts
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A tensor of the merged model, and what it is made from."""
+
+    new: NewTensor
+    source: StoredTensor
+    update: LowRankUpdate | None = None
+
+
+@dataclass
+class _Plan:
+    files: dict[str, list[_Planned]] = field(default_factory=dict)
+    untied: bool = False
+
+
+def check_merge_dtype(dtype: str) -> str:
+    """Returns ``dtype``; raises ``ConfigurationError`` with the nearest for an unknown one."""
+    if dtype not in MERGE_DTYPES:
+        raise ConfigurationError(
+            f"dtype: got {dtype!r}, expected one of {', '.join(MERGE_DTYPES)}"
+            f"{nearest(dtype, MERGE_DTYPES)}"
+        )
+    return dtype
+
+
+def merge_files(
+    checkpoint: Checkpoint, out: Path, dtype: str, trust_remote_code: bool = False
+) -> MergeReport:
+    """Writes the merged model into the existing folder ``out``.
+
+    Args:
+        checkpoint: Adapter and folder of its base model, which has safetensors files.
+        out: Receives weights, ``config.json`` and the tokenizer's files.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of all float tensors; those that the base
+            model stores in float32 while most of it is in half precision stay in float32.
+
+    Raises:
+        WeightsMergeError: The adapter does not fit, or the base model is quantized.
+    """
+    folder = checkpoint.base_folder
+    config = model_config(folder)
+    plan = _plan_merge(checkpoint, config, dtype, is_tied(folder, trust_remote_code))
+    report = MergeReport(untied=plan.untied)
+    weight_map = {}
+    for name, planned in plan.files.items():
+        sources = [(one.new, _merged_blocks(one, report)) for one in planned]
+        report.bytes += write_file(out / name, sources)
+        report.tensors += len(planned)
+        report.merged += sum(one.update is not None for one in planned)
+        weight_map |= {one.new.name: name for one in planned}
+    if len(plan.files) > 1 or (folder / WEIGHTS_INDEX).is_file():
+        total = sum(one.new.nbytes for planned in plan.files.values() for one in planned)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (out / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+    write_config(config, out, dtype, plan.untied)
+    copy_small_files(folder, out)
+    report.peak_bytes = peak_memory_bytes()
+    return report
+
+
+def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, tied: bool) -> _Plan:
+    """Decides which tensor of which file each update changes; reads headers only."""
+    folder, source = checkpoint.base_folder, checkpoint.name
+    if config.get("quantization_config"):
+        raise WeightsMergeError(
+            f"{folder}: the base model is quantized; merging into quantized weights is not "
+            "supported: give base_model in bfloat16, float16 or float32"
+        )
+    files = {path.name: read_header(path) for path in weight_files(folder)}
+    stored = {name: one for tensors in files.values() for name, one in tensors.items()}
+    kept = _kept_in_float32(stored)
+    changes: dict[str, LowRankUpdate] = {}
+    plan = _Plan()
+    for module, update in checkpoint.updates.items():
+        unties = tied and module == HEAD
+        target = _embedding_of(stored, folder) if unties else _key_of(module, stored)
+        if target is None:
+            raise WeightsMergeError(
+                f"{source}: has an update of {module}, but {folder} has no tensor "
+                f"{module}.weight; is {checkpoint.base_model} its base model?"
+            )
+        shape = (update.b.shape[0], update.a.shape[1])
+        if stored[target].shape != shape:
+            raise WeightsMergeError(
+                f"{source}: the update of {module} has shape {shape}, but {target} of {folder} has "
+                f"{stored[target].shape}; {checkpoint.base_model} is not its base model"
+            )
+        plan.untied |= unties
+        changes[HEAD if unties else target] = update
+    for file, tensors in files.items():
+        planned = plan.files[file] = []
+        for name, one in tensors.items():
+            if plan.untied and name == f"{HEAD}.weight":
+                continue  # a copy that loaders ignore in a tied model
+            wanted = MERGE_DTYPES[dtype] if one.dtype in FLOATS and name not in kept else one.dtype
+            planned.append(_Planned(NewTensor(name, wanted, one.shape), one, changes.get(name)))
+            if plan.untied and name == _embedding_of(stored, folder):
+                head = NewTensor(f"{HEAD}.weight", wanted, one.shape)
+                planned.append(_Planned(head, one, changes[HEAD]))
+    return plan
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the safetensors files of a model, those of its index if it has one."""
+    index = folder / WEIGHTS_INDEX
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    if not names:
+        raise WeightsMergeError(
+            f"{folder}: has no safetensors files; set merge_strategy=full, which loads the base "
+            "model with transformers"
+        )
+    return [folder / name for name in names]
+
+
+def is_tied(folder: Path, trust_remote_code: bool = False) -> bool:
+    """Returns whether head and input embeddings of a model are one matrix."""
+    from transformers import AutoConfig
+
+    # Not from config.json: a missing key means the default of the architecture.
+    config = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _kept_in_float32(stored: Mapping[str, StoredTensor]) -> set[str]:
+    # Routers and norms of some models need float32 and are stored so.
+    sizes: Counter[str] = Counter()
+    for one in stored.values():
+        sizes[one.dtype] += prod(one.shape)
+    if not sizes or sizes.most_common(1)[0][0] == "F32":
+        return set()
+    return {name for name, one in stored.items() if one.dtype == "F32"}
+
+
+def _key_of(module: str, stored: Mapping[str, StoredTensor]) -> str | None:
+    key = f"{module}.weight"
+    if key in stored:
+        return key
+    # Files of multimodal models may have another prefix than the loaded modules.
+    end = key[key.index("layers.") :] if "layers." in key else key
+    found = [name for name in stored if name.endswith(f".{end}") and "vis" not in name]
+    return found[0] if len(found) == 1 else None
+
+
+def _embedding_of(stored: Mapping[str, StoredTensor], folder: Path) -> str:
+    found = [name for name in stored if name.endswith(_EMBEDDINGS)]
+    if len(found) != 1:
+        raise WeightsMergeError(
+            f"{folder}: expected one tensor of input embeddings, found {found or 'none'}"
+        )
+    return found[0]
+
+
+def _merged_blocks(planned: _Planned, report: MergeReport) -> Iterator[Tensor]:
+    """Yields the blocks of a merged tensor in the dtype of its file."""
+    dtype, update = DTYPES[planned.new.dtype], planned.update
+    for rows, block in planned.source.blocks():
+        if update is None:
+            changed = block
+        else:
+            # One sum in float32, rounded once.
+            delta = (update.b[rows] @ update.a).mul_(update.scaling)
+            report.largest_change = max(report.largest_change, delta.abs().max().item())
+            changed = delta.add_(block)
+        rounded = changed.to(dtype)
+        if changed.is_floating_point() and dtype != changed.dtype:
+            largest = (rounded.to(changed.dtype) - changed).abs().max().item() if len(block) else 0
+            if not largest < float("inf"):  # also for NaN
+                raise WeightsMergeError(
+                    f"{planned.new.name}: a weight is not finite in {str(dtype)[6:]}; choose "
+                    "dtype=bfloat16 or dtype=float32"
+                )
+            if largest > report.largest_rounding:
+                report.largest_rounding, report.rounding_of = largest, planned.new.name
+        yield rounded
+
+
+def write_config(config: Mapping[str, Any], out: Path, dtype: str, untied: bool) -> None:
+    """Writes ``config.json`` of a merged model."""
+    written = dict(config)
+    # Newer versions of transformers write "dtype", and read both.
+    written.pop("torch_dtype", None)
+    written["dtype"] = dtype
+    parts = [written]
+    if isinstance(config.get("text_config"), dict):
+        written["text_config"] = dict(config["text_config"])
+        parts.append(written["text_config"])
+    for part in parts:
+        if untied:
+            part["tie_word_embeddings"] = False
+    (out / "config.json").write_text(json.dumps(written, indent=2, ensure_ascii=False))
+
+
+def copy_small_files(folder: Path, out: Path) -> None:
+    """Copies tokenizer, chat template, generation settings, code and licence of a base model."""
+    for pattern in _COPIED:
+        for path in sorted(folder.glob(pattern)):
+            if path.name not in _NOT_COPIED and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, out / path.name)
+
+
+def peak_memory_bytes() -> int:
+    """Returns the largest resident memory of this process so far; 0 on Windows."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
