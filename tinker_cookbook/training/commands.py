@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -52,24 +51,23 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         return []
     local = kind == "local"
     python = getattr(sys, "orig_argv", ["python"])[0]
-    lines: list[str] = []
-    # A local run has no server, so the first command starts one.
+    chat = [python, "-m", "tinker_cookbook.chat", f"model_path={sampler_path}"]
+    # Only settings that the chat would not choose itself.
+    defaults = {"backend": "auto", "base_url": None, "device": "auto", "dtype": "auto"}
+    for name, default in defaults.items():
+        if (value := getattr(settings, name)) != default:
+            chat.append(f"{name}={value}")
+    lines = [f"talk to it   {shlex.join(chat)}"]
+    # A local run has no server, so a command starts one.
     if local:
         url = "http://127.0.0.1:8000"
         serve = [python, "-m", "tinker_cookbook.server", f"model_name={settings.model_name}"]
         lines.append(f"serve        {shlex.join(serve)}")
     if url is not None:
         address = url.rstrip("/") + "/oai/api/v1"
-        body = {"model": sampler_path, "messages": [{"role": "user", "content": "Hi"}]}
-        # The key stays a variable, so that neither the terminal nor a log shows it.
-        curl = (
-            f'curl {address}/chat/completions -H "Authorization: Bearer $TINKER_API_KEY" '
-            f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        lines.append(
+            f"evaluate     any program for OpenAI's API: base_url={address} model={sampler_path}"
         )
-        lines += [
-            f"talk to it   {curl}",
-            f"evaluate     any program for OpenAI's API: base_url={address} model={sampler_path}",
-        ]
     if not local:
         export = ["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"]
         return [*lines, f"export       {shlex.join(export)}"]

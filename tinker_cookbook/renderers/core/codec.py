@@ -34,6 +34,8 @@ BORDER = "\ufdd0\ufdd3"
 # Added tokens that chat formats write inside a message stay tokens in text, as in the model's chat
 # template: they cannot begin or end a turn, and formats parse them from plain strings.
 _MARKUP = re.compile(r"</?(?:think|tool_call|tool_response|tools|arg_key|arg_value)>")
+# What a decoder writes for a part of a character.
+_REPLACEMENT = "\ufffd"
 _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>|\uff5c.*\uff5c")
 
 
@@ -187,6 +189,32 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
     """Returns a pattern with one group that matches any of ``names``, the longest first."""
     longest_first = sorted({name for name in names if name}, key=lambda name: -len(name))
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+def token_name(codec: TextCodec, token: int) -> str:
+    """Returns the text of one token, or ``bytes:\\x…`` if it is part of a character."""
+    text = codec.decode([token])
+    if _REPLACEMENT not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes(codec, token))
+
+
+def token_bytes(codec: TextCodec, token: int) -> list[int]:
+    """Returns the UTF-8 bytes of one token, also of parts of characters."""
+    text = codec.decode([token])
+    if _REPLACEMENT not in text:
+        return list(text.encode())
+    # Part of a character: the vocabulary's own spelling of the token gives the bytes.
+    name = str(codec.tokenizer.convert_ids_to_tokens(token))
+    if codec.trailing_bytes([token]):
+        return [int(name[3:5], 16)]
+    # A byte-level vocabulary spells each byte as a letter.
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    if all(letter in letters for letter in name):
+        return [letters[letter] for letter in name]
+    return list(text.encode())
 
 
 def split_control_tokens(

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from tinker import types
 
 from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta, ToolSpec
+from tinker_cookbook.renderers.core.codec import token_bytes, token_name
 from tinker_cookbook.renderers.core.messages import (
     ensure_text,
     get_text_content,
@@ -30,12 +31,7 @@ from tinker_cookbook.server.openai.sampling import (
     SamplingOptions,
     json_safe_logprob,
 )
-from tinker_cookbook.server.openai.text import (
-    IncrementalDetokenizer,
-    SampledToken,
-    token_bytes,
-    token_name,
-)
+from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken
 
 router = APIRouter()
 

@@ -1,4 +1,4 @@
-"""Incremental detokenization with stop strings, and the spelling of single tokens."""
+"""Incremental detokenization with stop strings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tinker_cookbook.renderers.core.parsing import Utf8TokenDecoder, partial_at_
 
 # Ids and log-probabilities [k] of the most probable tokens.
 TopLogprobs: TypeAlias = "tuple[np.ndarray, np.ndarray]"
-
-_REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -96,29 +94,3 @@ class IncrementalDetokenizer:
         while self._held_tokens and self._held_tokens[0].offset < self._num_chars:
             self._ready_tokens.append(self._held_tokens.pop(0))
         return text[:cut]
-
-
-def token_name(codec: TextCodec, token: int) -> str:
-    """Returns the text of one token, or ``bytes:\\x…`` if it is part of a character."""
-    text = codec.decode([token])
-    if _REPLACEMENT not in text:
-        return text
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes(codec, token))
-
-
-def token_bytes(codec: TextCodec, token: int) -> list[int]:
-    """Returns the UTF-8 bytes of one token, also of parts of characters."""
-    text = codec.decode([token])
-    if _REPLACEMENT not in text:
-        return list(text.encode())
-    # Part of a character: the vocabulary's own spelling of the token gives the bytes.
-    name = str(codec.tokenizer.convert_ids_to_tokens(token))
-    if codec.trailing_bytes([token]):
-        return [int(name[3:5], 16)]
-    # A byte-level vocabulary spells each byte as a letter.
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    if all(letter in letters for letter in name):
-        return [letters[letter] for letter in name]
-    return list(text.encode())

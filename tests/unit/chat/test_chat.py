@@ -1,0 +1,380 @@
+"""The chat in this process: turns, commands, output and files (about 5 s, most of it the model)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import chz
+import pytest
+from rich.console import Console
+from tinker import types
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.chat.__main__ import Config
+from tinker_cookbook.chat.answers import (
+    AnswerToken,
+    ChatModel,
+    SamplingChoices,
+    chat_models,
+    short_names,
+)
+from tinker_cookbook.chat.loop import ChatLoop
+from tinker_cookbook.chat.screen import ColumnScreen, StreamScreen, screen_of, tokens_text
+from tinker_cookbook.chat.session import ChatSession, fit_context
+from tinker_cookbook.chat_app import tinker_chat_cli
+from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.renderers import get_renderer, get_text_content
+from tinker_cookbook.sampling_model import (
+    SamplingModel,
+    SamplingModelSettings,
+    open_sampling_model,
+)
+from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+CHOICES = SamplingChoices(max_tokens=24, temperature=0.7, top_p=0.9, seed=3)
+
+
+@pytest.fixture(scope="module")
+def opened(stories_model):
+    """The story model, ready to chat."""
+    connection = connect("local", device="cpu", dtype="float32")
+    settings = SamplingModelSettings(model_name=stories_model, renderer_name="role_colon")
+
+    async def open_it():
+        return await chat_models(connection, [await open_sampling_model(connection, settings)])
+
+    yield asyncio.run(open_it())[0]
+    connection.close()
+
+
+class Recorder:
+    """Client that keeps the prompts and passes requests on."""
+
+    def __init__(self, client):
+        self.client, self.prompts = client, []
+
+    def sample(self, prompt, num_samples, sampling_params, **more):
+        self.prompts.append(prompt.to_ints())
+        return self.client.sample(prompt, num_samples, sampling_params, **more)
+
+
+class Scripted:
+    """Client that samples given tokens, and with ``waits`` never ends."""
+
+    def __init__(self, tokens, waits=False):
+        self.tokens, self.waits = tokens, waits
+
+    def sample(self, prompt, num_samples, sampling_params, on_token):
+        from concurrent.futures import Future
+
+        future = Future()
+        for i in range(1, len(self.tokens) + 1):
+            part = self.tokens[:i]
+            on_token(0, SimpleNamespace(tokens=part, logprobs=[-0.5] * i))
+        if not self.waits:
+            future.set_result(None)
+        return SimpleNamespace(future=lambda: future)
+
+
+def scripted(tokenizer, tokens, renderer_name="qwen3", label="one", **more):
+    renderer = get_renderer(renderer_name, tokenizer)
+    client = Scripted(tokens, **more)
+    model = SamplingModel("base", label, client, renderer, renderer_name, "asked for", tokenizer)
+    return ChatModel(model, label, context_length=1000, streams=True)
+
+
+def chat_of(*models, choices=CHOICES, width=None, system=""):
+    """A chat whose output and notes can be read."""
+    notes, output = [], io.StringIO()
+    terminal = width is not None
+    console = Console(
+        file=output, width=width, force_terminal=terminal, highlight=False, _environ={}
+    )
+    session = ChatSession(models, choices, notes.append, system)
+    return SimpleNamespace(
+        session=session,
+        loop=ChatLoop(session, asyncio.Runner(), console, notes.append),
+        notes=notes,
+        output=output,
+    )
+
+
+def test_pieces_form_the_answer_which_is_that_of_the_plain_client(opened):
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    pieces = []
+    streamed = asyncio.run(opened.answer(messages, CHOICES, pieces.append))
+    whole = asyncio.run(replace(opened, streams=False).answer(messages, CHOICES, lambda _: None))
+    assert streamed == whole
+    assert len(pieces) > 5
+    assert "".join(piece.text for piece in pieces) == streamed.message["content"]
+    # The reference is the SDK's method with the tokens of the renderer.
+    renderer, client = opened.model.renderer, opened.model.client
+    params = types.SamplingParams(
+        max_tokens=24, temperature=0.7, top_p=0.9, seed=3, stop=renderer.get_stop_sequences()
+    )
+    (sequence,) = client.sample(opened.prompt(messages), 1, params).result().sequences
+    assert [token.logprob for token in streamed.tokens] == sequence.logprobs
+    text = opened.model.tokenizer.decode(sequence.tokens)
+    assert b"".join(token.raw for token in streamed.tokens).decode().strip() == text.strip()
+
+
+def test_each_prompt_is_the_rendered_history(opened):
+    recorder = Recorder(opened.model.client)
+    chat = chat_of(replace(opened, model=replace(opened.model, client=recorder)), system="Be kind.")
+    for line in ("Once upon a time", "And then?", "/retry"):
+        chat.loop.handle(line)
+    history = chat.session.histories[0]
+    assert [message["role"] for message in history] == ["user", "assistant"] * 2
+    system = [{"role": "system", "content": "Be kind."}]
+    prompt = opened.model.renderer.build_generation_prompt
+    expected = [[*system, *history[:count]] for count in (1, 3, 3)]
+    assert recorder.prompts == [prompt(messages).to_ints() for messages in expected]
+
+
+def test_retry_samples_another_answer_and_undo_removes_the_turn(opened):
+    chat = chat_of(opened)
+    chat.loop.handle("Once upon a time")
+    first = chat.session.histories[0][1]["content"]
+    chat.loop.handle("/retry")
+    assert len(chat.session.histories[0]) == 2
+    assert chat.session.histories[0][1]["content"] != first
+    chat.loop.handle("/undo")
+    assert chat.session.histories == [[]]
+    with pytest.raises(DataError, match="no turn to take back"):
+        chat.loop.handle("/undo")
+
+
+def test_characters_of_several_tokens_are_shown_whole(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    text = "🙂 žluťoučký 語𠮷!"
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert any("\ufffd" in tokenizer.decode([token]) for token in tokens)
+    pieces = []
+    model = scripted(tokenizer, [*tokens, end])
+    answer = asyncio.run(model.answer([{"role": "user", "content": "?"}], CHOICES, pieces.append))
+    assert [piece.text for piece in pieces if "\ufffd" in piece.text] == []
+    assert len(pieces) > 5
+    assert "".join(piece.text for piece in pieces) == get_text_content(answer.message) == text
+    assert tokens_text(answer.tokens).plain == f"{text}<|im_end|>"
+
+
+def test_thinking_is_dimmed_on_a_terminal_and_left_out_of_a_pipe(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    tokens = tokenizer.encode("<think>\nHm\n</think>\n\nYes<|im_end|>", add_special_tokens=False)
+    chat = chat_of(scripted(tokenizer, tokens), width=80)
+    chat.loop.handle("?")
+    shown = chat.output.getvalue().replace("\x1b[0m\x1b[2m", "")
+    assert shown == "\x1b[2mHm\x1b[0m\n\nYes\n"
+    plain = chat_of(scripted(tokenizer, tokens))
+    plain.loop.handle("?")
+    assert plain.output.getvalue() == "Yes\n\n"
+
+
+def test_control_characters_do_not_reach_the_terminal(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    evil = "a\x1b]0;title\x07b\x9bc\r"
+    chat = chat_of(scripted(tokenizer, tokenizer.encode(evil)), width=80)
+    chat.loop._console.file.isatty = lambda: True
+    chat.loop.handle("?")
+    shown = chat.output.getvalue()
+    assert "a␛]0;title␇b" in shown
+    assert not {"\x07", "\x9b", "\r"} & set(shown)
+    chat.loop.handle("/tokens")
+    assert not {"\x07", "\x9b", "\r"} & set(chat.output.getvalue())
+
+
+def test_an_answer_that_is_cut_says_so(opened):
+    chat = chat_of(opened, width=80)
+    chat.loop.handle("Once upon a time")
+    assert "[cut at max_tokens=24]" in chat.output.getvalue()
+    # Not in the output of a pipe, which a program may read.
+    plain = chat_of(opened)
+    plain.loop.handle("Once upon a time")
+    assert plain.output.getvalue() == plain.session.histories[0][1]["content"] + "\n\n"
+    assert "cut at max_tokens=24" in plain.notes[-1]
+
+
+def test_an_interruption_keeps_what_was_sampled(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    model = scripted(tokenizer, tokenizer.encode("Half an ans"), waits=True)
+    chat = chat_of(model, width=80)
+
+    async def ask_and_interrupt():
+        task = asyncio.create_task(chat.session.ask("?", lambda i: lambda piece: None))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return await task
+
+    (answer,) = asyncio.run(ask_and_interrupt())
+    assert (answer.ending, answer.message["content"]) == ("interrupted", "Half an ans")
+    assert chat.session.histories[0][-1]["content"] == "Half an ans"
+    # Nothing sampled: the turn is taken back.
+    chat.session.models[0].model.client.tokens = []
+    assert asyncio.run(ask_and_interrupt())[0].is_empty
+    assert len(chat.session.histories[0]) == 2
+
+
+def test_two_models_answer_the_same_messages_and_keep_their_own_histories(opened):
+    other = replace(opened, label="other", model=replace(opened.model, model_path="other"))
+    wide = chat_of(opened, other, width=100)
+    wide.loop.handle("Once upon a time")
+    first, second = wide.session.histories
+    assert first == second  # equal weights, equal seed
+    assert first is not second
+    lines = [line for line in wide.output.getvalue().splitlines() if "other]" in line]
+    assert all(opened.label in line for line in lines)
+    assert lines
+
+    narrow = chat_of(opened, other, width=60)
+    narrow.loop.handle("Once upon a time")
+    shown = narrow.output.getvalue()
+    assert shown.index(f"[{opened.label}]") < shown.index("[other]")
+    assert shown.count(first[1]["content"]) == 2
+    console = wide.loop._console
+    assert isinstance(screen_of(console, ["a", "b"], 9), ColumnScreen)
+    assert isinstance(screen_of(console, ["a", "b", "c"], 9), StreamScreen)  # too narrow
+
+
+def test_the_oldest_turns_are_left_out_with_a_note(opened):
+    assert opened.context_length == 512
+    chat = chat_of(opened, choices=replace(CHOICES, max_tokens=100))
+    chat.session.histories = [
+        [
+            {"role": role, "content": f"{i} " + "word " * 60}
+            for i in range(6)
+            for role in ("user", "assistant")
+        ]
+    ]
+    history = list(chat.session.histories[0])
+    fitted = fit_context(opened, [], [*history, {"role": "user", "content": "Go"}], 100)
+    assert opened.prompt(fitted.messages).length + 100 <= 512
+    assert fitted.messages[0] == history[fitted.dropped]
+    assert fitted.messages[0]["role"] == "user"
+    # One turn more would not fit.
+    more = [*history[fitted.dropped - 2 :], {"role": "user", "content": "Go"}]
+    assert opened.prompt(more).length + 100 > 512
+    chat.loop.handle("Go")
+    assert f"the oldest {fitted.dropped} messages" in chat.notes[0]
+    assert len(chat.session.histories[0]) == 14
+    with pytest.raises(DataError, match=r"have [\d,]+ tokens, but the context of .* has 512"):
+        chat.loop.handle("word " * 600)
+    assert len(chat.session.histories[0]) == 14
+
+
+def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_path):
+    path = tmp_path / "new" / "chats.jsonl"
+    chat = chat_of(opened, system="Be kind.")
+    with pytest.raises(DataError, match="nothing to save"):
+        chat.loop.handle(f"/save {path}")
+    chat.loop.handle("Once upon a time")
+    chat.loop.handle(f"/save {path}")
+    chat.loop.handle("And then?")
+    chat.loop.handle(f"/save {path}")
+    (saved,) = read_conversations(path)
+    assert [m["role"] for m in saved] == ["system", *["user", "assistant"] * 2]
+    assert saved[1:] == chat.session.histories[0]
+    chat.loop.handle("/reset")
+    chat.loop.handle("Another one")
+    chat.loop.handle(f"/save {path}")
+    assert "2 conversations" in chat.notes[-1]
+    assert read_conversations(path)[0] == saved
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        chat.loop.handle("/save /proc/nothing/chats.jsonl")
+
+
+def test_tokens_are_shown_with_their_probabilities(opened):
+    chat = chat_of(opened, width=80)
+    with pytest.raises(DataError, match="no answer yet"):
+        chat.loop.handle("/tokens")
+    chat.loop.handle("Once upon a time")
+    chat.loop.handle("/tokens numbers")
+    (answer,) = chat.session.answers
+    for token in answer.tokens:
+        assert f"{token.logprob:.3f}" in chat.output.getvalue()
+    red, green = AnswerToken(b"a", -5.0), AnswerToken(b"b", -0.01)
+    half = AnswerToken("é".encode()[:1], -0.2), AnswerToken("é".encode()[1:], -0.3)
+    text = tokens_text([red, *half, green])
+    assert [(span.start, span.style) for span in text.spans] == [
+        (0, "red"),
+        (1, "yellow"),
+        (2, "green"),
+    ]
+
+
+def test_a_pipe_has_a_message_or_a_command_in_each_line(opened):
+    chat = chat_of(opened)
+    chat.loop.run_pipe(io.StringIO("Once\n\n//not a command\n/system Be kind.\nMore\n/quit\nNo\n"))
+    history = chat.session.histories[0]
+    users = [message["content"] for message in history if message["role"] == "user"]
+    assert users == ["Once", "/not a command", "More"]
+    assert chat.session.system_prompt == "Be kind."
+    answers = "".join(m["content"] + "\n\n" for m in history if m["role"] == "assistant")
+    assert chat.output.getvalue() == answers
+    with pytest.raises(DataError, match="did you mean 'retry'"):
+        chat.loop.run_pipe(io.StringIO("/rettry\n"))
+
+
+def test_labels_are_the_shortest_names_that_differ():
+    run = "tinker://20261124-1:train:0/sampler_weights"
+    assert short_names([f"{run}/final", "Qwen/Qwen3-8B"]) == ["final", "Qwen3-8B"]
+    other = run.replace("-1:", "-2:")
+    assert short_names([f"{run}/final", f"{other}/final", f"{run}/000005"]) == [
+        "20261124-1:train:0/final",
+        "20261124-2:train:0/final",
+        "000005",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "model_path: got none"),
+        ({"model_path": "base"}, "expected a checkpoint too, or model_name="),
+        ({"model_path": "tinker://RUN/final"}, "expected tinker://RUN/sampler_weights/NAME"),
+        ({"model_name": "x", "renderer_name": "qwen33"}, "renderer_name"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_loaded(settings, expected):
+    with pytest.raises(ConfigurationError, match=expected):
+        Config(**settings).check()
+
+
+def test_the_official_command_has_its_keys_and_defaults(monkeypatch, opened):
+    started = []
+    monkeypatch.setattr(tinker_chat_cli.chat, "main", started.append)
+    official = tinker_chat_cli.Config()
+    assert chz.asdict(official) == {
+        "base_model": "Qwen/Qwen3.5-9B-Base",
+        "model_path": None,
+        "max_tokens": 512,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "base_url": None,
+    }
+    tinker_chat_cli.main(official)
+    path = "tinker://RUN/sampler_weights/final"
+    tinker_chat_cli.main(tinker_chat_cli.Config(model_path=path, max_tokens=9))
+    assert started[0].model_name == "Qwen/Qwen3.5-9B-Base"
+    assert (started[1].model_name, started[1].model_path) == (None, path)
+    assert started[1].max_tokens == 9
+    session = tinker_chat_cli.ChatSession(opened.model.client, opened.model.renderer, 12)
+    session.add_user_message("Once upon a time")
+    text = asyncio.run(session.generate_response())
+    assert session.messages[-1] == {"role": "assistant", "content": text}
+    session.clear_history()
+    assert session.messages == []
+
+
+def test_a_row_of_another_program_stays_in_the_file(opened, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
+    chat = chat_of(opened)
+    chat.loop.handle("Once")
+    chat.loop.handle(f"/save {path}")
+    assert len(path.read_text().splitlines()) == 2

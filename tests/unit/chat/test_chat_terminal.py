@@ -1,0 +1,118 @@
+"""The chat as a program: in a pseudo-terminal, and in a pipe (two processes, about 10 s)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+SECONDS = 120.0
+PROMPT = "> "
+
+
+class Terminal:
+    """A program on a pseudo-terminal of ``width`` columns."""
+
+    def __init__(self, command: list[str], width: int) -> None:
+        self.fd, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color", "OMP_WAIT_POLICY": "PASSIVE"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            # The slave becomes the controlling terminal, so that Ctrl-C is a signal.
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.reads = 0
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def until(self, end: str) -> str:
+        """Reads until the output, without styles, ends with ``end``; returns it."""
+        raw, stop = b"", time.monotonic() + SECONDS
+        while True:
+            plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.decode(errors="replace"))
+            if plain.endswith(end):
+                return plain.replace("\r\n", "\n")
+            assert time.monotonic() < stop, plain
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    raw += os.read(self.fd, 65536)
+                except OSError:  # the program has ended
+                    assert end == "", plain
+                    return plain
+                self.reads += 1
+
+
+@pytest.fixture
+def command(stories_model):
+    settings = {
+        "model_name": stories_model,
+        "renderer_name": "role_colon",
+        "device": "cpu",
+        "dtype": "float32",
+        "seed": 3,
+    }
+    return [
+        sys.executable,
+        "-m",
+        "tinker_cookbook.chat",
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
+
+
+def test_a_person_chats_in_a_terminal(command, tmp_path):
+    terminal = Terminal([*command, "max_tokens=400"], width=80)
+    start = terminal.until(PROMPT)
+    assert "chat format role_colon, asked for; context 512 tokens" in start
+    # Several reads: the answer arrives in pieces.
+    terminal.reads = 0
+    terminal.type("Once upon a time\r")
+    answer = terminal.until(PROMPT)
+    assert terminal.reads > 20
+    assert len(answer) > 100
+    # Ctrl-C ends the answer, and the conversation goes on.
+    terminal.type("Tell me more\r")
+    terminal.until("\r\n")
+    terminal.type("\x03")
+    assert "[stopped" in terminal.until(PROMPT)
+    terminal.type("\x03")  # at the prompt it ends nothing
+    assert "Ctrl-D or /quit" in terminal.until(PROMPT)
+    file = tmp_path / "chat.jsonl"
+    terminal.type(f"/save {file}\r")
+    assert "1 conversation" in terminal.until(PROMPT)
+    terminal.type("/nothing\r")
+    assert "/nothing is no command" in terminal.until(PROMPT)
+    terminal.type("\x04")
+    assert terminal.process.wait(SECONDS) == 0
+    assert file.read_text().startswith('{"messages": [{"role": "user", "content": "Once upon')
+
+
+def test_a_pipe_has_answers_alone_on_standard_output(command):
+    done = subprocess.run(
+        [*command, "max_tokens=8"],
+        input="Once upon a time\nMore\n",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert len(done.stdout.split("\n\n")) >= 3
+    assert "chat format role_colon" in done.stderr
+    assert done.stderr.count("[cut at max_tokens=8]") == 2

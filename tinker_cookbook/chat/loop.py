@@ -1,0 +1,176 @@
+"""Reads the lines of a chat: messages and commands, from a terminal or from a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from tinker_cookbook.chat.answers import Answer
+from tinker_cookbook.chat.screen import (
+    ending_note,
+    screen_of,
+    tokens_legend,
+    tokens_table,
+    tokens_text,
+)
+from tinker_cookbook.chat.session import ChatSession
+from tinker_cookbook.exceptions import DataError, TinkerCookbookError, nearest_sentence
+from tinker_cookbook.utils.command_line.entrypoint import server_error_message
+
+HELP = """\
+/reset          begin a new conversation; the system prompt stays
+/system TEXT    set the system prompt; without TEXT show it, /system "" removes it
+/save FILE      add the conversation to a JSONL file, which recipes.sl_basic trains on
+/tokens         show the tokens of the last answer, coloured by probability
+/tokens numbers show their log-probabilities in a table
+/retry          sample the last answer again
+/undo           take the last turn back
+/help           show this list
+/quit           end the program; so does Ctrl-D
+
+A line that ends with \\ continues in the next. A message that begins with / is typed as //.
+Ctrl-C ends an answer."""
+
+_COMMANDS = ("reset", "system", "save", "tokens", "retry", "undo", "help", "quit", "exit")
+# readline needs these marks around codes that take no space.
+_PROMPT = "\001\x1b[1;32m\002> \001\x1b[0m\002"
+
+
+class ChatLoop:
+    """Loop over the lines of a chat.
+
+    ``runner`` runs the answers. ``inform`` gets texts that are no answers.
+    """
+
+    def __init__(
+        self,
+        session: ChatSession,
+        runner: asyncio.Runner,
+        console: Console,
+        inform: Callable[[str], None],
+    ) -> None:
+        self.session, self._runner = session, runner
+        self._console, self._inform = console, inform
+        self._labels = [model.label for model in session.models]
+
+    def run_terminal(self) -> None:
+        """Reads from a terminal until ``/quit`` or Ctrl-D; errors are shown and do not end it."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (input() then has editing and a history)
+        while True:
+            try:
+                line = _read_terminal()
+            except EOFError:
+                self._console.print()
+                return
+            except KeyboardInterrupt:
+                self._inform("\n(Ctrl-D or /quit ends the program)")
+                continue
+            try:
+                if not self.handle(line):
+                    return
+            except KeyboardInterrupt:
+                self._inform("\n[stopped; the message is taken back]")
+            except Exception as error:
+                ours = isinstance(error, TinkerCookbookError)
+                message = str(error) if ours else server_error_message(error)
+                if message is None:
+                    raise
+                self._inform(message)
+
+    def run_pipe(self, lines: IO[str]) -> None:
+        """Reads messages and commands from a file, one a line; the first error is raised."""
+        for line in lines:
+            if not self.handle(line.rstrip("\n")):
+                return
+
+    def handle(self, line: str) -> bool:
+        """Handles a message or command; returns whether the chat goes on."""
+        text = line.strip()
+        if not text:
+            return True
+        if not text.startswith("/") or text.startswith("//"):
+            self._ask(text.removeprefix("/") if text.startswith("//") else text)
+            return True
+        command, _, rest = text.removeprefix("/").partition(" ")
+        if command not in _COMMANDS:
+            raise DataError(
+                f"/{command} is no command{nearest_sentence(command, _COMMANDS)} /help lists them; "
+                "a message that begins with / is typed as //"
+            )
+        if command in ("quit", "exit"):
+            return False
+        getattr(self, f"_{command}")(rest.strip())
+        return True
+
+    def _ask(self, text: str) -> None:
+        session = self.session
+        screen = screen_of(self._console, self._labels, session.choices.max_tokens)
+        with screen:
+            answers = self._runner.run(session.ask(text, screen.show, screen.end))
+        if all(answer.is_empty for answer in answers):
+            self._inform("the message is taken back")
+        if self._console.is_terminal:
+            return
+        self._console.print()  # an empty line ends a plain answer
+        for label, answer in zip(self._labels, answers, strict=True):
+            if note := ending_note(answer, session.choices.max_tokens):
+                self._inform(f"{label}: {note}")
+            if answer.ending == "interrupted":
+                raise KeyboardInterrupt  # a program in a pipe ends at Ctrl-C
+
+    def _reset(self, rest: str) -> None:
+        self.session.reset()
+        self._inform("a new conversation")
+
+    def _system(self, rest: str) -> None:
+        session = self.session
+        if rest:
+            session.system_prompt = "" if rest in ('""', "''") else rest
+        shown = session.system_prompt or "none (the chat format may have a default)"
+        self._inform(f"system prompt: {shown}")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise DataError("/save: got no file, expected /save FILE")
+        self._inform(self.session.save(rest))
+
+    def _tokens(self, rest: str) -> None:
+        answers: list[Answer] = self.session.answers
+        if not answers:
+            raise DataError("there is no answer yet whose tokens could be shown")
+        numbers = rest == "numbers" or not self._console.is_terminal
+        for label, answer in zip(self._labels, answers, strict=True):
+            if len(answers) > 1:
+                self._console.print(Text(f"[{label}]", style="bold cyan"))
+            shown = tokens_table(answer.tokens) if numbers else tokens_text(answer.tokens)
+            self._console.print(shown)
+        if not numbers:
+            self._console.print(tokens_legend())
+
+    def _retry(self, rest: str) -> None:
+        self._ask(self.session.undo())
+
+    def _undo(self, rest: str) -> None:
+        self._inform(f"taken back: {self.session.undo()}")
+
+    def _help(self, rest: str) -> None:
+        self._inform(HELP)
+
+
+def _read_terminal() -> str:
+    line = input(_PROMPT)
+    while line.endswith("\\"):
+        line = line.removesuffix("\\") + "\n" + input("  ")
+    return line
+
+
+def is_interactive() -> bool:
+    """Returns whether input and output are terminals."""
+    return sys.stdin.isatty() and sys.stdout.isatty()

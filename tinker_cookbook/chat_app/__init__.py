@@ -1,0 +1,1 @@
+"""The chat under the name that it has in the official cookbook."""
