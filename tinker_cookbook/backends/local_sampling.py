@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -180,6 +181,18 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     def get_base_model(self) -> str:
         """Returns the name of the base model."""
         return self._base_model
+
+    def weights_digest(self) -> str:
+        """Returns the base model's name and a hash of the adapter, if any; blocks until loaded.
+
+        Clients of the same weights have the same one, and others do not.
+        """
+        digest, terms = hashlib.sha256(), self.sampler().terms()
+        for name in sorted(terms):
+            digest.update(name.encode())
+            for factor in (terms[name].a, terms[name].b):
+                digest.update(factor.detach().float().cpu().numpy().tobytes())
+        return f"{self._base_model} {digest.hexdigest()[:16]}" if terms else self._base_model
 
     def _sample_after(
         self,

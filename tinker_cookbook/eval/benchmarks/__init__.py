@@ -1,6 +1,14 @@
 """Benchmarks: questions with graders, run on a checkpoint, a base model or an API."""
 
+from tinker_cookbook.eval.benchmarks._files import (
+    load_result,
+    load_summary,
+    load_trajectories,
+    print_trajectory,
+    regrade_trajectories,
+)
 from tinker_cookbook.eval.benchmarks._registry import REGISTRY, find_benchmark, register
+from tinker_cookbook.eval.benchmarks._runner import run_benchmark, run_benchmarks
 from tinker_cookbook.eval.benchmarks._types import (
     BenchmarkBuilder,
     BenchmarkConfig,
@@ -51,5 +59,12 @@ __all__ = [
     "StoredTurnDict",
     "TurnRole",
     "find_benchmark",
+    "load_result",
+    "load_summary",
+    "load_trajectories",
+    "print_trajectory",
+    "regrade_trajectories",
     "register",
+    "run_benchmark",
+    "run_benchmarks",
 ]

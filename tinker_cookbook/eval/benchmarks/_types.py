@@ -1,7 +1,7 @@
 """Settings, results and stored answers of benchmarks, and the interface of a benchmark.
 
 Names and fields are those of the official package. Added: ``top_p`` and what follows it in
-``BenchmarkConfig``, ``sample`` and ``key`` in ``StoredTrajectory``.
+``BenchmarkConfig``, ``sample`` and what follows it in ``StoredTrajectory``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class StoredTrajectoryDict(TypedDict):
     time_seconds: float
     sample: int
     key: str
+    prompt_key: str
+    grader: str
 
 
 class BenchmarkResultDict(TypedDict):
@@ -188,6 +190,10 @@ class StoredTrajectory:
     """Which of the ``num_samples`` answers to the problem this is."""
     key: str = ""
     """Hash of the model and the sampling settings; only answers of one key are comparable."""
+    prompt_key: str = ""
+    """Hash of the rendered prompt."""
+    grader: str = ""
+    """Version of the grader; an answer of another version is graded again."""
 
     def to_dict(self) -> StoredTrajectoryDict:
         """Returns the JSON object."""

@@ -1,0 +1,132 @@
+"""Scores multiple-choice questions by the log-probabilities of the choices; nothing is sampled.
+
+As in lm-eval: the prompt is plain text, the choice whose text has the highest log-probability is
+the answer (``acc``, the reward), and ``acc_norm`` divides by the length of the text in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.eval.benchmarks._run import Run
+from tinker_cookbook.eval.benchmarks._sources import RendererSource
+from tinker_cookbook.eval.benchmarks._summary import ACC_NORM, ANSWER_LOG
+from tinker_cookbook.eval.benchmarks._types import StoredTrajectory, StoredTurn
+from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.rollouts.async_utils import bounded
+from tinker_cookbook.utils.imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
+
+
+class LogprobRun(Run):
+    """One row for each question; ``num_samples`` does not apply."""
+
+    source: RendererSource
+
+    async def run(self) -> list[StoredTrajectory]:
+        """Returns the rows of all questions.
+
+        Raises:
+            ConfigurationError: the source gives no log-probabilities, or there are no choices.
+        """
+        if not isinstance(self.source, RendererSource):
+            raise ConfigurationError(
+                "scoring=logprob: a chat API does not score given texts; use scoring=generation, "
+                "or model_path= or model_name="
+            )
+        examples = await asyncio.to_thread(self.builder.examples, self.config)
+        if not all(e.choices and e.answer_index is not None and e.context for e in examples):
+            raise ConfigurationError(
+                f"scoring=logprob: {self.builder.name} has no choices; use scoring=generation"
+            )
+        return await self.for_each(examples, self._is_done, self._score)
+
+    def _is_done(self, example: Example) -> bool:
+        row = self.file.rows.get((example.example_id, 0))
+        key = _key_of(example)
+        return row is not None and row.error is None and row.prompt_key == key
+
+    async def _score(self, position: int, example: Example) -> list[StoredTrajectory]:
+        if self._is_done(example):
+            return [self.file.rows[example.example_id, 0]]
+        started = time.monotonic()
+        row = StoredTrajectory(
+            idx=position,
+            benchmark=self.builder.name,
+            example_id=example.example_id,
+            turns=[StoredTurn("user", example.context)],
+            logs=dict(example.logs),
+            prompt_key=_key_of(example),
+        )
+        try:
+            sums = await bounded(self._logprobs(row, example), self._timeout, self.timeout)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            row.error = self.failed(error)
+        else:
+            self.succeeded()
+            _grade(row, example, sums)
+        row.time_seconds = time.monotonic() - started
+        return [await self.store(row)]
+
+    async def _logprobs(self, row: StoredTrajectory, example: Example) -> list[float]:
+        """Returns the log-probability of each choice."""
+        pairs = await asyncio.to_thread(self._tokens, example)
+        row.turns[0].token_count = len(pairs[0][0])
+        # All are submitted before the first is awaited: the engine computes the common prefix once.
+        futures = [
+            self.source.client.compute_logprobs(
+                tinker.ModelInput.from_ints(context + choice), prompt_logprobs_last_n=len(choice)
+            )
+            for context, choice in pairs
+        ]
+        scores = [await future for future in futures]
+        return [
+            sum(value or 0.0 for value in logprobs[-len(choice) :])
+            for logprobs, (_, choice) in zip(scores, pairs, strict=True)
+        ]
+
+    def _tokens(self, example: Example) -> list[tuple[list[int], list[int]]]:
+        """Returns the tokens of the context and of each choice after it."""
+        tokenizer: Any = self.source.renderer.tokenizer
+        # Spaces at the end of the context belong to the choice, as they do in training texts.
+        context = example.context.rstrip()
+        spaces = example.context[len(context) :]
+        before: list[int] = tokenizer.encode(context)
+        pairs = []
+        for choice in example.choices:
+            # Encoded together: a word may be other tokens after a text than alone.
+            whole: list[int] = tokenizer.encode(context + spaces + choice)
+            after = whole[len(before) :]
+            room = (self.source.context_window or len(whole) + 1) - len(after)
+            # Too long a prompt loses its beginning, and so the first few-shot examples.
+            pairs.append((before[-room:], after))
+        return pairs
+
+
+def _key_of(example: Example) -> str:
+    text = "\0".join((example.context, *example.choices))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _grade(row: StoredTrajectory, example: Example, sums: list[float]) -> None:
+    """Sets reward, metrics and logs of a question whose choices have these log-probabilities."""
+    positions = range(len(sums))
+    # A leading space separates the choice from the prompt and is not part of its length.
+    lengths = [max(1, len(choice.strip().encode())) for choice in example.choices]
+    best = max(positions, key=lambda i: sums[i])
+    best_by_length = max(positions, key=lambda i: sums[i] / lengths[i])
+    row.reward = float(best == example.answer_index)
+    row.metrics = {"acc": row.reward, ACC_NORM: float(best_by_length == example.answer_index)}
+    row.turns.append(StoredTurn("assistant", example.choices[best]))
+    row.logs["choice_logprobs"] = sums
+    row.logs[ANSWER_LOG] = example.choices[best].strip()

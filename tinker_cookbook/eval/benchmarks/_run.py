@@ -1,0 +1,253 @@
+"""Work on the problems of one benchmark: the answers of a source, graded and stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tinker_cookbook.eval.benchmarks._files import AnswerFile, response_of
+from tinker_cookbook.eval.benchmarks._sources import (
+    Answer,
+    AnswerSource,
+    ContextOverflowError,
+    Prompt,
+    example_seed,
+    messages_text,
+)
+from tinker_cookbook.eval.benchmarks._summary import ANSWER_LOG
+from tinker_cookbook.eval.benchmarks._types import (
+    METRIC_CONTEXT_OVERFLOW,
+    METRIC_MAX_TOKENS_REACHED,
+    BenchmarkConfig,
+    StoredTrajectory,
+    StoredTurn,
+)
+from tinker_cookbook.eval.benchmarks.example import Example, grade_response
+from tinker_cookbook.exceptions import ConfigurationError, EvalError, EvalTimeoutError
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
+
+logger = logging.getLogger(__name__)
+
+_HOPELESS = 8
+"""Failed requests, with none that succeeded, after which a run ends."""
+
+_SAMPLING, _GRADING = "sampling: ", "grading: "
+"""Beginning of ``StoredTrajectory.error``."""
+
+
+class Progress(Protocol):
+    """Shows how far a benchmark is."""
+
+    def start(self, name: str, total: int, done: int) -> None:
+        """Called once the number of problems is known; ``done`` were stored before."""
+
+    def update(self, rows: Sequence[StoredTrajectory]) -> None:
+        """Called when a problem is done."""
+
+
+class Run:
+    """Work on the problems of one benchmark, ``concurrency`` of them at a time."""
+
+    def __init__(
+        self,
+        builder: Any,
+        source: AnswerSource,
+        config: BenchmarkConfig,
+        file: AnswerFile,
+        progress: Progress | None,
+    ) -> None:
+        self.builder, self.source, self.config = builder, source, config
+        self.file, self._progress = file, progress
+        self._timeout = max(config.timeout_seconds, builder.recommended_timeout)
+        self._failed = 0
+        self._succeeded = False
+
+    @abstractmethod
+    async def run(self) -> list[StoredTrajectory]:
+        """Returns the answers to all problems, in order."""
+
+    async def for_each(
+        self,
+        items: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        work: Callable[[int, Any], Awaitable[list[StoredTrajectory]]],
+    ) -> list[StoredTrajectory]:
+        """Returns the rows of ``work(position, item)`` of all items, in their order."""
+        if self._progress is not None:
+            self._progress.start(self.builder.name, len(items), sum(map(is_done, items)))
+        found: dict[int, list[StoredTrajectory]] = {}
+        waiting = iter(enumerate(items))
+
+        async def worker() -> None:
+            # Shared by all workers: the next free one takes the next item.
+            for position, item in waiting:
+                stored = is_done(item)
+                found[position] = await work(position, item)
+                if self._progress is not None and not stored:
+                    self._progress.update(found[position])
+
+        limit = self.config.concurrency
+        if self.builder.multi_turn:
+            limit = self.config.agent_concurrency
+        await gather_or_cancel(worker() for _ in range(min(limit, len(items))))
+        return [row for position in sorted(found) for row in found[position]]
+
+    async def store(self, row: StoredTrajectory) -> StoredTrajectory:
+        """Stores an answer."""
+        await asyncio.to_thread(self.file.add, row)
+        return row
+
+    def failed(self, error: Exception) -> str:
+        """Returns the text of a failed request; raises if no request ever succeeds."""
+        self._failed += 1
+        text = f"{_SAMPLING}{type(error).__name__}: {error}"
+        if self._failed >= _HOPELESS and not self._succeeded:
+            raise EvalError(
+                f"{self.builder.name}: the first {self._failed} requests failed, the last one "
+                f"with {type(error).__name__}: {error}"
+            ) from error
+        return text
+
+    def succeeded(self) -> None:
+        """Notes that requests can succeed."""
+        self._succeeded = True
+
+    def timeout(self) -> EvalTimeoutError:
+        """Returns the error of an example that took too long."""
+        return EvalTimeoutError(
+            f"took more than timeout_seconds={self._timeout:g}; raise it, or lower concurrency"
+        )
+
+
+class ExampleRun(Run):
+    """Samples and grades answers to single questions."""
+
+    async def run(self) -> list[StoredTrajectory]:
+        """Returns the answers, ``num_samples`` to each problem."""
+        examples = await asyncio.to_thread(self.builder.examples, self.config)
+        return await self.for_each(examples, self._is_done, self._answer)
+
+    @property
+    def grader(self) -> str:
+        """Version of the grader; ``""`` for a function of the user, whose version is unknown."""
+        return "" if self.config.grade_fn else str(self.builder.grader_version)
+
+    def _is_done(self, example: Example) -> bool:
+        rows = [self.file.rows.get((example.example_id, i)) for i in range(self.config.num_samples)]
+        return all(row is not None and row.error is None for row in rows)
+
+    async def _answer(self, position: int, example: Example) -> list[StoredTrajectory]:
+        """Returns the answers to one problem: stored ones, graded again if needed, and new ones."""
+        messages = self.builder.prompt_messages(example, self.config)
+        prompt = await asyncio.to_thread(self.source.render, messages)
+        wanted = range(self.config.num_samples)
+        stored = {i: self._reusable(example, i, prompt) for i in wanted}
+        missing = [i for i in wanted if stored[i] is None]
+        rows = [row for row in stored.values() if row is not None]
+        if missing:
+            rows += await self._sample(position, example, messages, prompt, missing)
+        graded = await asyncio.gather(*(self._graded(row, example) for row in rows))
+        return sorted(graded, key=lambda row: row.sample)
+
+    def _reusable(self, example: Example, sample: int, prompt: Prompt) -> StoredTrajectory | None:
+        row = self.file.rows.get((example.example_id, sample))
+        # Requests that failed are repeated; an answer that could not be graded is still an answer.
+        if row is None or row.prompt_key != prompt.key or (row.error or "").startswith(_SAMPLING):
+            return None
+        return row
+
+    async def _sample(
+        self,
+        position: int,
+        example: Example,
+        messages: list[Message],
+        prompt: Prompt,
+        missing: Sequence[int],
+    ) -> list[StoredTrajectory]:
+        """Returns new rows for the samples of ``missing``, not graded yet."""
+        started = time.monotonic()
+        row = StoredTrajectory(
+            idx=position,
+            benchmark=self.builder.name,
+            example_id=example.example_id,
+            turns=prompt_turns(messages, prompt.num_tokens),
+            logs=dict(example.logs),
+            prompt_key=prompt.key,
+        )
+        seed = example_seed(self.config.seed, example.example_id, missing[0])
+        try:
+            work = self.source.sample(prompt, len(missing), seed)
+            answers = await bounded(work, self._timeout, self.timeout)
+        except ContextOverflowError as error:
+            row.metrics, row.grader = {METRIC_CONTEXT_OVERFLOW: 1.0}, self.grader
+            row.logs["context_overflow"] = str(error)
+            return [await self.store(replace(row, sample=i)) for i in missing]
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            row.error = self.failed(error)
+            return [await self.store(replace(row, sample=i)) for i in missing]
+        self.succeeded()
+        row.time_seconds = time.monotonic() - started
+        return [
+            replace(
+                row,
+                sample=i,
+                turns=[*row.turns, answer_turn(answer)],
+                metrics={METRIC_MAX_TOKENS_REACHED: float(answer.truncated), **answer.metrics},
+                logs=dict(row.logs),
+                error=f"{_GRADING}not yet",
+            )
+            for i, answer in zip(missing, answers, strict=True)
+        ]
+
+    async def _graded(self, row: StoredTrajectory, example: Example) -> StoredTrajectory:
+        """Returns the row with its grade; one that has it already is returned as it is."""
+        ungraded = row.error is not None or not self.grader or row.grader != self.grader
+        overflow = METRIC_CONTEXT_OVERFLOW in row.metrics
+        if not ungraded or overflow or (row.error or "").startswith(_SAMPLING):
+            return row
+        row = replace(row, grader=self.grader, logs=dict(example.logs), error=None)
+        truncated = row.metrics.get(METRIC_MAX_TOKENS_REACHED, 0.0)
+        try:
+            work = grade_response(self.builder, response_of(row), example, self.config)
+            grade = await bounded(work, self._timeout, self.timeout)
+        except ConfigurationError:
+            raise  # a missing package concerns all answers
+        except Exception as error:
+            logger.warning("%s/%s: %s", row.benchmark, row.example_id, error, exc_info=True)
+            row.reward, row.error = 0.0, f"{_GRADING}{type(error).__name__}: {error}"
+        else:
+            row.reward = float(grade.reward)
+            row.metrics = {**grade.metrics, METRIC_MAX_TOKENS_REACHED: truncated}
+            row.logs.update(grade.logs)
+            if grade.answer is not None:
+                row.logs[ANSWER_LOG] = grade.answer
+        return await self.store(row)
+
+
+def prompt_turns(messages: Sequence[Message], num_tokens: int | None) -> list[StoredTurn]:
+    """Returns the turns of a prompt; the last one has the number of tokens of all."""
+    turns = [
+        StoredTurn(
+            role="assistant" if role == "assistant" else "user",
+            content=text,
+            metadata={} if role in ("user", "assistant") else {"role": role},
+        )
+        for role, text in messages_text(messages)
+    ]
+    if turns:
+        turns[-1].token_count = num_tokens or 0
+    return turns
+
+
+def answer_turn(answer: Answer) -> StoredTurn:
+    """Returns the turn of a response."""
+    metadata = {"thinking": answer.thinking} if answer.thinking else {}
+    return StoredTurn("assistant", answer.text, answer.num_tokens, metadata)

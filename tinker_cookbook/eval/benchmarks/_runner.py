@@ -1,0 +1,157 @@
+"""Runs benchmarks: samples, grades, stores every answer, and goes on where a run was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.eval.benchmarks._env_run import EnvRun
+from tinker_cookbook.eval.benchmarks._files import (
+    AnswerFile,
+    load_result,
+    load_summary,
+    load_trajectories,
+    print_trajectory,
+    regrade_trajectories,
+    update_summary,
+)
+from tinker_cookbook.eval.benchmarks._logprob_run import LogprobRun
+from tinker_cookbook.eval.benchmarks._registry import find_benchmark
+from tinker_cookbook.eval.benchmarks._run import ExampleRun, Progress, Run
+from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
+from tinker_cookbook.eval.benchmarks._summary import summarize
+from tinker_cookbook.eval.benchmarks._types import (
+    BenchmarkBuilder,
+    BenchmarkConfig,
+    BenchmarkResult,
+)
+from tinker_cookbook.eval.benchmarks.example import ExampleBenchmark
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.utils.run_folder.lock import RunLock
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.renderers import Renderer
+
+__all__ = [
+    "load_result",
+    "load_summary",
+    "load_trajectories",
+    "print_trajectory",
+    "regrade_trajectories",
+    "run_benchmark",
+    "run_benchmarks",
+]
+
+
+async def run_benchmark(
+    benchmark: BenchmarkBuilder | str,
+    sampling_client: SamplingClient,
+    renderer: Renderer,
+    config: BenchmarkConfig = BenchmarkConfig(),  # noqa: B008  (as in the official signature)
+) -> BenchmarkResult:
+    """Runs one benchmark, by name or as an object.
+
+    With ``config.save_dir`` each answer is stored when it is done. The next run with the same
+    model, prompt and sampling settings reuses stored answers, repeats errors, and grades again what
+    an earlier version of the grader graded.
+
+    Raises:
+        BenchmarkNotFoundError: no benchmark has this name.
+        ConfigurationError: the benchmark needs a judge or a sandbox, or another run writes here.
+        EvalError: the first requests all fail.
+    """
+    source = await RendererSource.open(sampling_client, renderer, config)
+    return await evaluate(find_benchmark(benchmark), source, config)
+
+
+async def run_benchmarks(
+    names: list[str],
+    sampling_client: SamplingClient,
+    renderer: Renderer,
+    config: BenchmarkConfig = BenchmarkConfig(),  # noqa: B008  (as in the official signature)
+    parallel: bool = True,
+) -> dict[str, BenchmarkResult]:
+    """Runs benchmarks, all at once or one after the other, and writes ``summary.json``.
+
+    Raises:
+        EvalError: as ``run_benchmark``. Answers of the other benchmarks are stored.
+    """
+    builders = {name: find_benchmark(name) for name in names}
+    for builder in builders.values():
+        check_requirements(builder, config)
+    source = await RendererSource.open(sampling_client, renderer, config)
+    runs = [evaluate(builder, source, config) for builder in builders.values()]
+    found = await gather_or_cancel(runs) if parallel else [await run for run in runs]
+    return dict(zip(builders, found, strict=True))
+
+
+def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> None:
+    """Raises ConfigurationError for a benchmark that cannot run with these settings."""
+    if builder.requires_sandbox and config.sandbox_factory is None:
+        raise ConfigurationError(
+            f"{builder.name}: runs code that the model writes, which needs a sandbox; set "
+            "sandbox_factory of BenchmarkConfig"
+        )
+    if builder.requires_judge and config.judge_sampling_client is None:
+        raise ConfigurationError(
+            f"{builder.name}: answers are graded by a model, a judge; set judge_sampling_client "
+            "and judge_renderer of BenchmarkConfig (judge_path= or judge_name= on the command "
+            "line)"
+        )
+    if config.scoring == "logprob" and not isinstance(builder, ExampleBenchmark):
+        raise ConfigurationError(f"{builder.name}: scoring=logprob needs a list of choices")
+
+
+async def evaluate(
+    builder: BenchmarkBuilder,
+    source: AnswerSource,
+    config: BenchmarkConfig,
+    progress: Progress | None = None,
+) -> BenchmarkResult:
+    """Runs one benchmark on any source of answers; as ``run_benchmark``."""
+    check_requirements(builder, config)
+    if config.save_dir is None:
+        return await _run(builder, source, config, progress, None)
+    folder = Path(config.save_dir) / builder.name
+    # Two processes would each sample what the other one samples.
+    with RunLock(folder):
+        result = await _run(builder, source, config, progress, folder)
+    update_summary(config.save_dir, {builder.name: result})
+    return result
+
+
+async def _run(
+    builder: BenchmarkBuilder,
+    source: AnswerSource,
+    config: BenchmarkConfig,
+    progress: Progress | None,
+    folder: Path | None,
+) -> BenchmarkResult:
+    started = time.monotonic()
+    description = {
+        "benchmark": builder.name,
+        "model": source.model_id,
+        "scoring": config.scoring,
+        **(source.description() if config.scoring == "generation" else {}),
+    }
+    kind: type[Run]
+    if not isinstance(builder, ExampleBenchmark):
+        kind = EnvRun
+        # Prompts of environments are known only while they run, so the system prompt is a setting.
+        system = config.system_prompt
+        description["system_prompt"] = (
+            builder.recommended_system_prompt if system is None else system
+        )
+    elif config.scoring == "logprob":
+        kind = LogprobRun
+    else:
+        kind = ExampleRun
+    file = await asyncio.to_thread(AnswerFile, folder, description)
+    rows = await kind(builder, source, config, file, progress).run()
+    result = summarize(builder.name, rows, builder.aggregate, time.monotonic() - started)
+    file.write_result(result)
+    return result

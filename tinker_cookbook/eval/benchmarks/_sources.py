@@ -1,0 +1,218 @@
+"""Where the answers of a benchmark come from: a sampling client with a renderer, or a chat API."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.utils.imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+# A model without a renderer for its thinking writes it into the text; it may be cut off.
+_THINKING = re.compile(r"^\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled answer."""
+
+    text: str
+    """Without thinking; this is graded."""
+    num_tokens: int
+    truncated: bool
+    thinking: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is ready to be sent."""
+
+    key: str
+    """Hash of what the model reads."""
+    value: Any
+    num_tokens: int | None
+    """``None``: only the server knows."""
+
+
+class ContextOverflowError(Exception):
+    """The prompt leaves no room for an answer in the context window."""
+
+
+class AnswerSource(ABC):
+    """Samples answers to messages."""
+
+    model_id: str
+    """Identifies the weights: part of the key of stored answers."""
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Returns how prompts are written and answers are sampled, for the key."""
+
+    @abstractmethod
+    def render(self, messages: list[Message]) -> Prompt:
+        """Returns the prompt; runs in a thread."""
+
+    @abstractmethod
+    async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:
+        """Samples answers by one request.
+
+        Raises:
+            ContextOverflowError: the prompt leaves no room.
+        """
+
+
+class RendererSource(AnswerSource):
+    """A sampling client and the renderer of its chat format."""
+
+    def __init__(
+        self,
+        client: SamplingClient,
+        renderer: Renderer,
+        config: BenchmarkConfig,
+        model_id: str,
+        context_window: int | None,
+    ) -> None:
+        self.client, self.renderer, self.config = client, renderer, config
+        self.model_id, self.context_window = model_id, context_window
+
+    @classmethod
+    async def open(
+        cls, client: SamplingClient, renderer: Renderer, config: BenchmarkConfig
+    ) -> RendererSource:
+        """Returns the source, with the model's identity and context window if they are not set."""
+        model_id, context = config.model_id, config.context_window
+        if model_id is None:
+            # Without files nothing is looked up by it, and reading the weights takes a while.
+            model_id = "" if config.save_dir is None else await identify(client)
+        if context is None:
+            context = await asyncio.to_thread(_context_of, client)
+        return cls(client, renderer, config, model_id, context)
+
+    def description(self) -> dict[str, Any]:
+        """Returns renderer and sampling settings."""
+        return {
+            "renderer": type(self.renderer).__name__,
+            "stop": self.renderer.get_stop_sequences(),
+            "context_window": self.context_window,
+            **sampling_description(self.config),
+        }
+
+    def policy(self, seed: int | None) -> TinkerTokenCompleter:
+        """Returns the policy with the settings of the config."""
+        config = self.config
+        return TinkerTokenCompleter(
+            self.client,
+            config.max_tokens,
+            config.temperature,
+            self.context_window,
+            config.top_p,
+            config.top_k,
+            seed,
+        )
+
+    def render(self, messages: list[Message]) -> Prompt:
+        """Returns the tokens of the prompt."""
+        rendered = self.renderer.build_generation_prompt(messages)
+        return Prompt(prompt_key(rendered), rendered, rendered.length)
+
+    async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:
+        """Samples all answers by one request; the prompt is read once."""
+        assert prompt.num_tokens is not None
+        if self.context_window is not None and prompt.num_tokens >= self.context_window:
+            raise ContextOverflowError(
+                f"the prompt has {prompt.num_tokens} tokens, the context {self.context_window}"
+            )
+        sampled = await self.policy(seed).sample_many(
+            prompt.value, self.renderer.get_stop_sequences(), num_samples
+        )
+        read = [(answer.tokens, answer.stop_reason) for answer in sampled]
+        # Parsing decodes the tokens, which takes a while for long answers.
+        return await asyncio.to_thread(lambda: [self.parse(*answer) for answer in read])
+
+    def parse(self, tokens: list[int], stop_reason: str) -> Answer:
+        """Returns the answer of sampled tokens."""
+        message, _ = self.renderer.parse_response(tokens)
+        content = message["content"]
+        parts = [] if isinstance(content, str) else content
+        thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
+        text = get_text_content(message)
+        if not thinking:
+            text, thinking = split_thinking(text)
+        return Answer(text, len(tokens), stop_reason == "length", thinking)
+
+
+def sampling_description(config: BenchmarkConfig) -> dict[str, Any]:
+    """Returns the sampling settings that change answers."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+    return {name: getattr(config, name) for name in names}
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Returns text without a leading ``<think>`` block, and the content of the block."""
+    found = _THINKING.match(text)
+    return (text, "") if found is None else (text[found.end() :], found[1].strip())
+
+
+def prompt_key(prompt: tinker.ModelInput) -> str:
+    """Returns a hash of a rendered prompt."""
+    try:
+        content = np.asarray(prompt.to_ints(), dtype=np.int64).tobytes()
+    except ValueError:  # images have no token ids
+        content = prompt.model_dump_json().encode()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def example_seed(seed: int | None, example_id: str, first_sample: int) -> int | None:
+    """Returns a seed for the request of an example, the same for any selection of examples."""
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"{seed}/{example_id}/{first_sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1  # fits a signed 32-bit integer
+
+
+async def identify(client: SamplingClient) -> str:
+    """Returns what identifies the weights of a client, as far as it tells.
+
+    The local engine has a hash of the adapter. Weights that cannot be identified get a new name
+    each time, so that answers of others are never reused; set ``model_id`` to reuse them.
+    """
+    digest = getattr(client, "weights_digest", None)
+    if digest is not None:
+        return str(await asyncio.to_thread(digest))
+    base = getattr(client, "get_base_model", lambda: "unknown")()
+    path = getattr(client, "model_path", None)
+    return f"{base} {path or uuid.uuid4().hex}"
+
+
+def _context_of(client: SamplingClient) -> int | None:
+    from tinker_cookbook.model_info import resolve_max_length
+
+    base = getattr(client, "get_base_model", None)
+    try:
+        return None if base is None else resolve_max_length(str(base()), None)
+    except (ConfigurationError, OSError):
+        return None
+
+
+def messages_text(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Returns role and text of messages."""
+    return [(message["role"], get_text_content(message)) for message in messages]
