@@ -74,7 +74,7 @@ class LogprobRun(Run):
             row.error = self.failed(error)
         else:
             self.succeeded()
-            _grade(row, example, sums)
+            grade_choices(row, example, sums)
         row.time_seconds = time.monotonic() - started
         return [await self.store(row)]
 
@@ -118,7 +118,7 @@ def _key_of(example: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _grade(row: StoredTrajectory, example: Example, sums: list[float]) -> None:
+def grade_choices(row: StoredTrajectory, example: Example, sums: list[float]) -> None:
     """Sets reward, metrics and logs of a question whose choices have these log-probabilities."""
     positions = range(len(sums))
     # A leading space separates the choice from the prompt and is not part of its length.

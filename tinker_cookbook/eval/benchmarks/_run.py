@@ -19,7 +19,6 @@ from tinker_cookbook.eval.benchmarks._sources import (
     example_seed,
     messages_text,
 )
-from tinker_cookbook.eval.benchmarks._summary import ANSWER_LOG
 from tinker_cookbook.eval.benchmarks._types import (
     METRIC_CONTEXT_OVERFLOW,
     METRIC_MAX_TOKENS_REACHED,
@@ -227,8 +226,6 @@ class ExampleRun(Run):
             row.reward = float(grade.reward)
             row.metrics = {**grade.metrics, METRIC_MAX_TOKENS_REACHED: truncated}
             row.logs.update(grade.logs)
-            if grade.answer is not None:
-                row.logs[ANSWER_LOG] = grade.answer
         return await self.store(row)
 
 

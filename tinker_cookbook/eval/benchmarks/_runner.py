@@ -93,8 +93,9 @@ def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> No
     """Raises ConfigurationError for a benchmark that cannot run with these settings."""
     if builder.requires_sandbox and config.sandbox_factory is None:
         raise ConfigurationError(
-            f"{builder.name}: runs code that the model writes, which needs a sandbox; set "
-            "sandbox_factory of BenchmarkConfig"
+            f"{builder.name}: runs programs that a model writes, which needs a sandbox. This "
+            "release has none, so the task is refused; own benchmarks can use sandbox_factory of "
+            "BenchmarkConfig"
         )
     if builder.requires_judge and config.judge_sampling_client is None:
         raise ConfigurationError(

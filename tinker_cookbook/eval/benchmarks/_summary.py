@@ -15,7 +15,7 @@ from tinker_cookbook.eval.statistics import (
     score_interval,
 )
 
-ANSWER_LOG = "answer"
+ANSWER_LOG = "extracted"
 """Log with the final answer that was read from a response: a vote of maj@k."""
 
 ACC_NORM = "acc_norm"
@@ -83,8 +83,13 @@ def _majority_metrics(groups: Sequence[Sequence[StoredTrajectory]]) -> Metrics:
     found: Metrics = {}
     for k in sorted(size for size in sizes if 1 < size <= most):
         values = [
-            majority_at_k([row.logs.get(ANSWER_LOG) for row in g], [row.reward for row in g], k)
-            for g in groups
+            majority_at_k([_vote(row) for row in g], [row.reward for row in g], k) for g in groups
         ]
         found[f"maj@{k}"] = sum(values) / len(values)
     return found
+
+
+def _vote(row: StoredTrajectory) -> str | None:
+    # Graders write "" where a response has no final answer.
+    extracted = row.logs.get(ANSWER_LOG)
+    return None if extracted in (None, "") else str(extracted)

@@ -39,9 +39,8 @@ class Grade:
     reward: float
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
-    """Shown with the answer, as JSON values."""
-    answer: str | None = None
-    """The final answer that was read from the response. Equal ones are one vote of maj@k."""
+    """Shown with the answer, as JSON values. ``extracted`` is the final answer that was read from
+    the response; equal ones are votes of maj@k."""
 
 
 @dataclass(frozen=True)
