@@ -33,6 +33,8 @@ from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
     gpqa,
     gsm8k,
     humaneval,
+    ifbench,
+    ifeval,
     math500,
     mbpp,
     mmlu,
