@@ -40,6 +40,7 @@ from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
     mmlu,
     mmlu_pro,
     mmlu_redux,
+    mt_bench,
     supergpqa,
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from fractions import Fraction
 
 from tinker_cookbook.rl.envs.grading import extract_boxed, last_number
@@ -200,7 +199,8 @@ def extract_final_answer(text: str) -> str:
 
 
 _FENCE = re.compile(
-    r"^[ \t]*(?P<mark>```+|~~~+)[ \t]*(?P<tag>[\w+-]*)[^\n]*\n(?P<code>.*?)(?:^[ \t]*(?P=mark)|\Z)",
+    r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*(?P<tag>[\w+-]*)[^\n]*\n"
+    r"(?P<code>.*?)(?:^[ \t]*(?P=mark)|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -212,7 +212,11 @@ def extract_python_code(text: str, entry_point: str | None = None) -> str:
     tagged as Python are preferred. A block that was cut off ends with the text. Without a block
     the whole text is returned.
     """
-    blocks = [(m["tag"].lower(), textwrap.dedent(m["code"]).strip()) for m in _FENCE.finditer(text)]
+    blocks: list[tuple[str, str]] = []
+    for found in _FENCE.finditer(text):
+        # Only the indentation of the fence is taken off; blank lines may be part of a string.
+        code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.MULTILINE)
+        blocks.append((found["tag"].lower(), code.strip()))
     if not blocks:
         return text.strip()
     tagged = [code for tag, code in blocks if tag in ("python", "py", "python3")]
