@@ -57,9 +57,8 @@ def self_distillation(folder: Path, model: str) -> DistillationRuns:
     return DistillationRuns(folder, model, "recipes.distillation.sdft", *settings, "save_every=1")
 
 
-@pytest.mark.parametrize(
-    "make", [off_policy, pytest.param(self_distillation, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [off_policy, self_distillation])
 def test_killed_and_resumed_equals_never_killed(tmp_path, stories_model, make):
     place = make(tmp_path, stories_model)
     straight = place.run("straight")

@@ -81,13 +81,14 @@ def runs(tmp_path_factory, stories_model):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "count", "when"),
     [
         pytest.param(SCORED, 4, "after", id="when the teacher has scored"),
-        pytest.param(JSON_LOGGER, 5, "after", id="before its checkpoint", marks=pytest.mark.slow),
-        pytest.param(GROUP_DONE, 20, "after", id="while sampling", marks=pytest.mark.slow),
-        pytest.param(STORE_RENAME, 2, "after", id="before a line", marks=pytest.mark.slow),
+        pytest.param(JSON_LOGGER, 5, "after", id="before its checkpoint"),
+        pytest.param(GROUP_DONE, 20, "after", id="while sampling"),
+        pytest.param(STORE_RENAME, 2, "after", id="before a line"),
     ],
 )
 def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
@@ -192,6 +193,7 @@ def test_what_cannot_work_is_said(stories_model, arguments, message):
         on_policy_distillation.build_config(settings(f"model_name={stories_model}", *arguments))
 
 
+@pytest.mark.slow
 def test_one_step_of_the_recipe_as_a_command(stories_model, tmp_path):
     """And its config is read back as it was."""
     runs = RecipeRuns(tmp_path, stories_model, "recipes.distillation.on_policy_distillation")

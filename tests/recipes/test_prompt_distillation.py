@@ -145,6 +145,7 @@ def test_other_recipes_read_the_file(runs, made):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_teacher_goes_on_and_ends_with_the_same_file(runs, made):
     killed = runs.go(CREATE, runs.create("cut"), kill=[ROW, "7", "before"])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]

@@ -126,14 +126,15 @@ def test_the_stages_build_on_each_other(runs):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "count", "when"),
     [
-        pytest.param(OPTIM_STEP, 3, "before", id="in stage 1", marks=pytest.mark.slow),
-        pytest.param(OPTIM_STEP, 6, "after", id="in stage 2", marks=pytest.mark.slow),
-        pytest.param(CHECKPOINT_LINE, 4, "after", id="between", marks=pytest.mark.slow),
+        pytest.param(OPTIM_STEP, 3, "before", id="in stage 1"),
+        pytest.param(OPTIM_STEP, 6, "after", id="in stage 2"),
+        pytest.param(CHECKPOINT_LINE, 4, "after", id="between"),
         pytest.param(OPTIM_STEP, 9, "after", id="in stage 3"),
-        pytest.param(MEASURE, 1, "before", id="before the end", marks=pytest.mark.slow),
+        pytest.param(MEASURE, 1, "before", id="before the end"),
     ],
 )
 def test_the_same_command_goes_on_where_it_was(runs, request, point, count, when):
