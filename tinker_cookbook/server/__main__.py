@@ -164,6 +164,7 @@ def _print_start(
         f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
         "(mode 600); a key is renewed by deleting it there and starting again",
     ]
+    lines.append(f"chat page    {url}/")
     # A key is printed only once, when it is created: later starts print the path of its file.
     for owner, key in new_keys.items():
         lines += [f"new key      of {owner}, now in that file:"]

@@ -19,6 +19,7 @@ from fastapi import Depends, HTTPException, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tinker_cookbook.server import page
 from tinker_cookbook.server.errors import body_too_large
 from tinker_cookbook.server.keys import TOKEN_PREFIX, KeyFile, Owner
 from tinker_cookbook.server.state import ServerState
@@ -28,7 +29,8 @@ IDLE_SECONDS = 20.0
 # Largest request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
 
-OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz"})
+# The chat page holds nothing secret and asks for the key.
+OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", *page.FILES})
 # Addresses with a signature instead of a key; the route checks it.
 SIGNED_PREFIX = "/api/v1/files/"
 # Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme.

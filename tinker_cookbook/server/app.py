@@ -21,6 +21,7 @@ from tinker_cookbook.server import (
     bodies,
     openai,
     operation_routes,
+    page,
     rest_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
@@ -62,7 +63,7 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     # A malformed body has a handler that also gives up its place in the order of operations.
     app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
     # Routes are matched in this order, so the busiest come first.
-    for part in (operation_routes, rest_routes, openai):
+    for part in (operation_routes, rest_routes, openai, page):
         app.include_router(part.router)
     # These routes read their bodies themselves, so FastAPI does not document them.
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))

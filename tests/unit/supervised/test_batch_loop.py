@@ -134,7 +134,7 @@ def test_the_end_says_how_to_use_what_was_made(
     path = json.loads((Path(config.log_path) / "checkpoints.jsonl").read_text().splitlines()[-1])
     sampler = path["sampler_path"]
     assert f"-m tinker_cookbook.server model_name={stories_model}" in said
-    assert f'"model": "{sampler}"' in said
+    assert f"-m tinker_cookbook.chat model_path={sampler} " in said
     assert "each deleted 7 days after it was saved" in said
     export = next(line for line in said.splitlines() if line.startswith("export"))
     program = shlex.split(export)[3]
