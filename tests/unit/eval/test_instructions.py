@@ -1,0 +1,179 @@
+"""Each type of instruction of IFEval and IFBench accepts a text that follows it, and no other.
+
+Instruction following has no gold answers, so the checkers are tested with texts made for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import random
+import string
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, ExampleBenchmark
+from tinker_cookbook.eval.benchmarks import _instructions as instructions
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+
+pytest.importorskip("if_verifiable", reason="pip install 'tinker_cookbook[eval]'")
+pytest.importorskip("punkt", reason="pip install 'tinker_cookbook[eval]'")
+
+LONG = "This is a plain English sentence about the weather in spring."
+LETTERS = string.ascii_lowercase
+ALPHABET = " ".join(f"{letter.upper()}ll is well." for letter in LETTERS)
+CAPITALS = (
+    "Reykjavik, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, "
+    "Dublin, Berlin, Amsterdam, Warsaw, London, Brussels, Prague, Luxembourg, Paris, Vienna, "
+    "Bratislava, Budapest, Vaduz, Chisinau, Bern, Ljubljana, Zagreb"
+)
+CHOICES = "\nA) one\nB) two\nC) three\nD) four\nE) five\n"
+QUIZ = "".join(f"Question {i}: {'very ' * i}old?{CHOICES}" for i in range(1, 5))
+COUNTRIES = "\n".join(["Zimbabwe", *(f"X{99 - i}" for i in range(53))])
+NAMES = "Emma, Liam and Sophia met Noah."
+PALINDROMES = "level radar rotor kayak civic madam refer stats tenet solos"
+MULTIPLE = "one two two three three three " + "five " * 5 + "seven " * 7
+KEYWORDS = {
+    "keyword1": "one",
+    "keyword2": "two",
+    "keyword3": "three",
+    "keyword4": "five",
+    "keyword5": "seven",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_download(monkeypatch):
+    import nltk
+
+    def refuse(*args, **options):
+        raise AssertionError("nothing may be downloaded")
+
+    # Checked after the first import, which itself replaces the function for a moment.
+    instructions.checkers("ifbench")
+    monkeypatch.setattr(nltk, "download", refuse)
+
+
+def _strictly(benchmark: str, name: str, kwargs: dict[str, Any], text: str) -> bool:
+    strict, loose = instructions.follow(benchmark, text, [name], [kwargs], "Prompt.")
+    assert strict[0] <= loose[0]
+    return strict[0]
+
+
+@pytest.mark.parametrize(("benchmark", "name", "kwargs", "follows", "violates"), CASES)
+def test_a_type_of_instruction(benchmark, name, kwargs, follows, violates):
+    assert _strictly(benchmark, name, kwargs, follows)
+    assert not _strictly(benchmark, name, kwargs, violates)
+    assert not _strictly(benchmark, name, kwargs, "")
+
+
+@pytest.mark.parametrize("benchmark", ["ifeval", "ifbench"])
+def test_every_type_that_can_be_checked_here_has_a_case(benchmark: str):
+    tested = {case[1] for case in CASES if case[0] == benchmark}
+    missing = set(instructions.checkers(benchmark)) - set(instructions.unavailable(benchmark))
+    assert missing - tested == set()
+
+
+def test_loose_means_without_the_first_or_last_line_or_asterisks():
+    kwargs: dict[str, Any] = {"end_phrase": "The end."}
+    for text in ("So. The end.\nHope this helps!", "So. **The end.**"):
+        found = instructions.follow("ifeval", text, ["startend:end_checker"], [kwargs], "")
+        assert found == ([False], [True])
+
+
+def _rows(shared: Path, name: str) -> Iterator[dict[str, Any]]:
+    file = {"ifeval": "input_data.jsonl", "ifbench": "IFBench_test.jsonl"}[name]
+    with open(shared / "data" / name / file, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "total"), [("ifeval", 541), ("ifbench", 300)])
+def test_prompts_that_need_data_of_the_network_are_counted_not_graded(
+    shared_dir, caplog, name: str, total: int
+):
+    benchmark = REGISTRY[name]
+    assert isinstance(benchmark, instructions.InstructionBenchmark)
+    missing = instructions.unavailable(name)
+    with caplog.at_level(logging.WARNING):
+        examples = benchmark.examples(BenchmarkConfig(data_path=str(shared_dir / "data")))
+    left_out = [
+        row for row in _rows(shared_dir, name) if set(row["instruction_id_list"]) & set(missing)
+    ]
+    assert len(examples) == total - len(left_out)
+    assert benchmark.num_excluded == len(left_out)
+    # IFEval needs nothing but the sentence model.
+    assert (len(left_out) > 0) == ("nltk.downloader" in caplog.text) == (name in caplog.text)
+    if name == "ifeval":
+        assert missing == {}
+    elif len(missing) == 2:
+        assert len(left_out) == 18
+    metrics = [benchmark.grade("Nice.", example).metrics for example in examples[:20]]
+    result = benchmark.aggregate([m["strict"] for m in metrics], metrics)
+    assert result.metrics["num_excluded"] == len(left_out)
+    assert result.metrics["prompt_level_strict_acc"] == result.score
+    assert result.metrics["inst_level_strict_acc"] <= result.metrics["inst_level_loose_acc"]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["ifeval", "ifbench"])
+def test_a_grade_does_not_depend_on_chance(shared_dir, name: str):
+    benchmark = REGISTRY[name]
+    assert isinstance(benchmark, ExampleBenchmark)
+    examples = benchmark.examples(BenchmarkConfig(data_path=str(shared_dir / "data")))
+    text = f"{LONG}\n\n* One, TWO.\n* Three? [four] {string.ascii_letters} #!"
+    grades = []
+    for seed in range(2):
+        random.seed(seed)
+        # Several threads: the first use of the language detection must be complete.
+        with ThreadPoolExecutor(4) as pool:
+            grades.append(list(pool.map(lambda e: benchmark.grade(text, e).metrics, examples)))
+    assert grades[0] == grades[1]
+
+
+@pytest.mark.shared
+def test_the_sentence_model_gives_the_words_of_nltk(shared_dir):
+    """Independent reference: the splitter of the package that has the same model."""
+    import nltk
+    import punkt
+
+    model = instructions._NltkWithModel(nltk)
+    texts = [row["prompt"] for row in _rows(shared_dir, "ifeval")]
+    different = sum(model.sentences.tokenize(t) != punkt.sent_tokenize(t) for t in texts)
+    assert different <= len(texts) // 20
+    tokens = model.word_tokenize("Mr. Lee isn't here. He left!")
+    assert tokens == ["Mr.", "Lee", "is", "n't", "here", ".", "He", "left", "!"]
+
+
+def test_integers_that_columns_made_floats_are_integers_again(tmp_path):
+    row = {
+        "key": "1",
+        "prompt": "Say cat.",
+        "instruction_id_list": ["sentence:keyword"],
+        "kwargs": [{"N": 2.0, "word": "cat", "sep": None}],
+    }
+    (tmp_path / "IFBench_test.jsonl").write_text(json.dumps(row), "utf-8")
+    benchmark = REGISTRY["ifbench"]
+    assert isinstance(benchmark, ExampleBenchmark)
+    config = BenchmarkConfig(data_path=str(tmp_path))
+    (example,) = benchmark.load_examples(config)
+    assert example.expected["kwargs"] == [{"N": 2, "word": "cat"}]
+    assert benchmark.grade("One. A cat.", example).reward == 1
+    row["instruction_id_list"] = ["sentence:unknown"]
+    (tmp_path / "IFBench_test.jsonl").write_text(json.dumps(row), "utf-8")
+    with pytest.raises(DataFormatError, match="sentence:unknown"):
+        benchmark.load_examples(config)
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch):
+    instructions._checkers.cache_clear()
+    monkeypatch.setattr(instructions, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[eval\]'"):
+        instructions.checkers("ifeval")
+    monkeypatch.undo()
+    assert importlib.util.find_spec("if_verifiable")
