@@ -27,6 +27,15 @@ StopCondition: TypeAlias = list[str] | list[int]
 """Stop strings, or token ids that end a sample."""
 
 
+def derived_seed(seed: int, *path: int) -> int:
+    """Returns a seed below 2**31 that depends on ``seed`` and ``path``."""
+    import numpy as np  # not at the top: it would slow every start
+
+    # SeedSequence mixes seed and path, so that neighbouring paths give independent seeds.
+    words = np.random.SeedSequence([seed, *path]).generate_state(1)
+    return int(words[0]) >> 1  # fits a signed 32-bit integer
+
+
 @dataclass
 class TokensWithLogprobs:
     """One sampled response.
@@ -241,13 +250,7 @@ class TinkerTokenCompleter(TokenCompleter):
 
     def derived(self, *path: int) -> TinkerTokenCompleter:
         """Returns this completer with a seed derived from its own and ``path``."""
-        if self.seed is None:
-            return self
-        import numpy as np  # not at the top: it would slow every start
-
-        # SeedSequence mixes seed and path, so that neighbouring paths give independent seeds.
-        words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
-        return replace(self, seed=int(words[0]) >> 1)  # fits a signed 32-bit integer
+        return self if self.seed is None else replace(self, seed=derived_seed(self.seed, *path))
 
 
 @dataclass

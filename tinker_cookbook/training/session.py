@@ -40,6 +40,7 @@ from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
+from tinker_cookbook.utils.run_folder.current import run_in_folder
 from tinker_cookbook.utils.run_folder.lock import RunLock
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
@@ -59,7 +60,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
     # A killed process may have left the run that it was replacing under another name.
     replaced_run.recover(config.log_path)
     # Locked before anything is read: two processes must not write to one run.
-    with RunLock(config.log_path):
+    with RunLock(config.log_path), run_in_folder(config.log_path):
         last = get_last_checkpoint(config.log_path)
         changes: list[str] = []
         if last is not None:

@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
+from tinker_cookbook.exceptions import ConfigurationError
+
 
 class _LazyModule(ModuleType):
     def __getattr__(self, attribute: str) -> Any:
@@ -25,6 +27,15 @@ class _LazyModule(ModuleType):
 def lazy_module(name: str) -> Any:
     """Returns a proxy of module ``name``, which is imported on first attribute access."""
     return _LazyModule(name)
+
+
+def missing_extra(what: str, error: ImportError, extra: str) -> ConfigurationError:
+    """Returns the error that ``what`` needs a package of the optional dependencies ``extra``."""
+    package = (error.name or str(error)).partition(".")[0]
+    return ConfigurationError(
+        f"{what} need the package {package}, which is not installed; run: "
+        f"pip install 'tinker_cookbook[{extra}]'"
+    )
 
 
 def lazy_exports(module: str, sources: Mapping[str, str]) -> Callable[[str], Any]:
