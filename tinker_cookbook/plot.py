@@ -30,7 +30,12 @@ class PlotConfig:
 
 
 def main(config: PlotConfig) -> None:
-    """Writes a plot with one line per metric over the steps, and prints its path."""
+    """Writes a plot and prints its path."""
+    print(write_plot(config))
+
+
+def write_plot(config: PlotConfig) -> Path:
+    """Writes a plot with one line per metric over the steps; returns its path."""
     rows = read_rows(Path(config.log_path) / "metrics.jsonl")
     if not rows:
         raise DataError(f"{config.log_path}: metrics.jsonl has no rows yet; is log_path right?")
@@ -73,7 +78,7 @@ def main(config: PlotConfig) -> None:
     path = Path(config.output or Path(config.log_path) / "curves.png")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-    print(path)
+    return path
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.slow
 
 TINKER = [sys.executable, "-m", "tinker.cli"]
-NOWHERE = "this server shows no checkpoint to anyone but its owner"
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +110,13 @@ def test_a_time_to_live_is_set_and_taken_away(run, command, said):
     assert said("checkpoint", "info", path)["expires_at"] is None
 
 
+def test_publishing_shows_a_checkpoint_as_public(run, command, said):
+    path = run.save_state("shown").result().path
+    for word, public in (("publish", True), ("unpublish", False)):
+        command("checkpoint", word, path)
+        assert said("checkpoint", "info", path)["public"] is public
+
+
 def test_deleting_removes_what_was_named_and_no_more(run, command, said):
     def names() -> list[str]:
         found = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
@@ -176,8 +182,8 @@ def test_models_and_accounts(run, command, said, serving, stories_model, tmp_pat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("checkpoint publish PATH", NOWHERE),
-        ("checkpoint unpublish PATH", NOWHERE),
+        ("checkpoint publish PATH", "there is no such checkpoint"),
+        ("checkpoint unpublish PATH", "there is no such checkpoint"),
         ("session export-trace s", "this server records none"),
         ("billing usage 2026-07-13 2026-07-14", "nothing is billed here"),
         ("billing checkpoint-storage", "nothing is billed here"),

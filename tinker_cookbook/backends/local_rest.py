@@ -202,18 +202,12 @@ class LocalRestClient:
         return self._submit(work)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
-        """Raises ``BackendError``: the local engine cannot publish."""
-        raise BackendError(
-            f"{tinker_path}: a checkpoint of the local engine cannot be published. Use "
-            "copy_out(tinker_path, folder) and upload the folder."
-        )
+        """Lets every owner of a server read a checkpoint: sample from it, train from it."""
+        return self._submit(lambda: self._store.set_public(tinker_path, True))
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
-        """Raises ``BackendError``: local checkpoints are never public."""
-        raise BackendError(
-            f"{tinker_path}: a checkpoint of the local engine is never public, so it cannot be "
-            "unpublished."
-        )
+        """Makes a published checkpoint private again."""
+        return self._submit(lambda: self._store.set_public(tinker_path, False))
 
     def __getattr__(self, name: str) -> Any:
         # Older SDKs have a second name ``NAME_async`` for each method.
@@ -257,6 +251,7 @@ def _checkpoint(info: CheckpointInfo) -> types.Checkpoint:
         size_bytes=info.size_bytes,
         user_metadata=info.user_metadata,
         expires_at=_time(info.expires_at),
+        public=info.public,
     )
 
 

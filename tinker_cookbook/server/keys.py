@@ -1,7 +1,8 @@
 """API keys, their owners, and the JSON web tokens that clients exchange them for.
 
 The first owner's checkpoints are those of the runs on this machine. Every other owner has a
-subfolder, and no request reads or writes another owner's folder.
+subfolder. A request writes only its owner's folder, and reads of the others only what their owners
+have published.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 import jwt
 from filelock import FileLock
 
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore, check_name
+from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
+from tinker_cookbook.engine.checkpoints.store import check_name
 from tinker_cookbook.exceptions import ConfigurationError
 
 FIRST_OWNER = "local"
@@ -81,7 +83,7 @@ class Owner:
     """Owner of an API key, with a checkpoint store."""
 
     name: str
-    store: CheckpointStore
+    store: OwnerStore
 
 
 class KeyFile:
@@ -125,7 +127,10 @@ class KeyFile:
         self._keys, self._owners = keys, dict[str, Owner]()
         for name in keys:
             root = self._root if name == FIRST_OWNER else self._root / "owners" / name
-            self._owners[name] = Owner(name, CheckpointStore(root, owner=name))
+            self._owners[name] = Owner(name, OwnerStore(root, owner=name))
+        # Each store reads what the other owners have published.
+        for owner in self._owners.values():
+            owner.store.others = [o.store for o in self._owners.values() if o is not owner]
 
     def owner_of(self, key: str) -> Owner | None:
         """Returns the owner of a key or token; None if it is invalid."""

@@ -104,6 +104,18 @@ async def set_ttl(
     await client.set_checkpoint_ttl_from_tinker_path(path, ttl_seconds)
 
 
+@router.post(f"/{_CHECKPOINT}/publish", status_code=204)
+async def publish(path: PathDep, client: ClientDep) -> None:
+    """Lets every owner read a checkpoint; only its owner may."""
+    await client.publish_checkpoint_from_tinker_path(path)
+
+
+@router.delete(f"/{_CHECKPOINT}/publish", status_code=204)
+async def unpublish(path: PathDep, client: ClientDep) -> None:
+    """Makes a published checkpoint private again."""
+    await client.unpublish_checkpoint_from_tinker_path(path)
+
+
 @router.get(f"/{_CHECKPOINT}/archive", response_model=None)
 def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -> Response:
     """Redirects to a signed URL of a tar file with the adapter in PEFT's format."""
@@ -399,16 +411,9 @@ class _Collector:
             yield kind(f"tinker_cookbook_{name}", text, value)
 
 
-_PRIVATE = (
-    "publishing: this server shows no checkpoint to anyone but its owner. Fetch it with "
-    "`tinker checkpoint download` and upload the folder where others can read it"
-)
-
 # Error messages by method and path, for addresses of the hosted service that are not supported.
 # They get 400, which clients do not retry; other unknown addresses get 404.
 REFUSED = {
-    f"POST {_CHECKPOINT}/publish": _PRIVATE,
-    f"DELETE {_CHECKPOINT}/publish": _PRIVATE,
     "POST copy_weights": (
         "copying into a project: this server has no projects. To copy a run, use "
         "create_training_client_from_state and save_state"

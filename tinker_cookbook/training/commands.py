@@ -68,18 +68,9 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         lines.append(
             f"evaluate     any program for OpenAI's API: base_url={address} model={sampler_path}"
         )
-    if not local:
-        export = ["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"]
-        return [*lines, f"export       {shlex.join(export)}"]
-    # Not at the top: it would load the engine for runs on a server.
-    from tinker_cookbook.engine.model.resolve import merge_note
-
-    program = (
-        "from tinker_cookbook.backends import connect; "
-        'connect("local").service.create_rest_client()'
-        f'.copy_out("{sampler_path}", "my-adapter").result()'
-    )
-    lines.append(f"export       {python} -c {shlex.quote(program)}")
-    if note := merge_note(settings.model_name, settings.train_unembed):
-        lines.append(f"             {note}")
+    where = [word for word in chat if word.startswith(("backend=", "base_url="))]
+    weights = [python, "-m", "tinker_cookbook.weights"]
+    for name, out in (("export", "my-adapter"), ("merge", "my-model")):
+        command = [*weights, name, sampler_path, f"out={out}", *where]
+        lines.append(f"{name:<13}{shlex.join(command)}")
     return lines

@@ -63,7 +63,7 @@ def write_adapter(
         WeightsAdapterError: Adapter and base model do not fit, or PEFT computes something else
             than the engine.
     """
-    proof = Proof(checkpoint.name)
+    proof = Proof.of(checkpoint)
     config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
     config["target_modules"] = _target_modules(checkpoint)
     # PEFT's own prefix; the module names are those of transformers.

@@ -139,7 +139,8 @@ def write_merged(
             strategy = "full"
     merge = merge_files if strategy == "shard" else _merge_loaded
     report = merge(checkpoint, folder, dtype, trust_remote_code)
-    proof = Proof(checkpoint.name, facts=report.facts(dtype))
+    proof = Proof.of(checkpoint)
+    proof.facts |= report.facts(dtype)
     if verify:
         _verify(checkpoint, folder, dtype, device, trust_remote_code, proof)
     proof.write(folder)

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import chz
 
+from tinker_cookbook.engine.checkpoints.format import SCHEME
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
+from tinker_cookbook.engine.model.resolve import resolve_model
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
+from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.weights._adapter import write_adapter
 from tinker_cookbook.weights._export import check_strategy, write_merged
 from tinker_cookbook.weights._merge import check_merge_dtype
+from tinker_cookbook.weights._model_card import ModelCardConfig
 from tinker_cookbook.weights._output import check_output, new_folder
-from tinker_cookbook.weights.proof import Proof
+from tinker_cookbook.weights._publish import publish_to_hf_hub
+from tinker_cookbook.weights._run_card import write_card
+from tinker_cookbook.weights._source import Checkpoint
+from tinker_cookbook.weights.proof import Proof, read_proof
 from tinker_cookbook.weights.settings import ExportSettings
 
-__all__ = ["ExportSettings", "MergeSettings", "export", "merge", "print_export"]
+__all__ = [
+    "CardSettings",
+    "ExportSettings",
+    "MergeSettings",
+    "PublishSettings",
+    "card",
+    "export",
+    "merge",
+    "print_export",
+    "publish",
+    "write_first_card",
+]
+
+_LICENSE = re.compile(r"^license: *([\w.-]+) *$", re.MULTILINE)
 
 
 @chz.chz
@@ -30,12 +54,44 @@ class MergeSettings(ExportSettings):
     )
 
 
+@chz.chz
+class CardSettings:
+    """Settings of ``card``."""
+
+    folder: str = chz.field(doc="Folder of an export; also without 'folder='")
+    log_path: str | None = chz.field(
+        default=None, doc="Folder of the run; default: the one that the checkpoint's run states"
+    )
+    evals: str | None = chz.field(
+        default=None, doc="Folder of results that tinker_cookbook.eval wrote"
+    )
+    repo_id: str | None = chz.field(default=None, doc="Name of the repository, for the title")
+    license: str | None = chz.field(default=None, doc="SPDX name; default: that of the base model")
+    datasets: str = chz.field(default="", doc="Hub names of the training data, with commas")
+    language: str = chz.field(default="", doc="Language codes, with commas")
+    tags: str = chz.field(default="", doc="Tags, with commas")
+
+
+@also_named(private_repo="private")
+@chz.chz
+class PublishSettings:
+    """Settings of ``publish``."""
+
+    folder: str = chz.field(doc="Folder of an export; also without 'folder='")
+    repo_id: str = chz.field(doc="user/name on the Hugging Face Hub")
+    private: bool = chz.field(default=True, doc="Whether a new repository is private")
+    unverified: bool = chz.field(
+        default=False, doc="Upload also an export that was not compared with the engine"
+    )
+
+
 def export(settings: ExportSettings) -> None:
     """Writes an adapter for PEFT and vLLM."""
     out, started = check_output(settings.out, settings.overwrite), time.monotonic()
     checkpoint = settings.open()
     with new_folder(out) as folder:
         proof = write_adapter(checkpoint, folder, verify=settings.verify, device=settings.device)
+        write_first_card(checkpoint, folder)
     print_export(out, proof, started)
 
 
@@ -54,7 +110,99 @@ def merge(settings: MergeSettings) -> None:
             verify=settings.verify,
             device=settings.device,
         )
+        write_first_card(checkpoint, folder)
     print_export(out, proof, started)
+
+
+def card(settings: CardSettings) -> None:
+    """Writes the card of an export again, with what has been added since."""
+    folder = local_path(settings.folder, "folder")
+    proof = read_proof(folder)
+    if proof is None:
+        raise ConfigurationError(
+            f"folder: {folder} has no proof.json; expected a folder that `python -m "
+            "tinker_cookbook.weights export`, merge or gguf wrote"
+        )
+    base_folder = resolve_model(proof.base_model, need="tokenizer").folder
+    log_path = settings.log_path or _run_folder(proof.checkpoint, _run_metadata(proof.checkpoint))
+    path = write_card(
+        folder,
+        ModelCardConfig(
+            base_model=proof.base_model,
+            datasets=_names(settings.datasets),
+            tags=_names(settings.tags),
+            license=settings.license or _license_of(base_folder),
+            language=_names(settings.language),
+        ),
+        repo_id=settings.repo_id,
+        checkpoint=proof.checkpoint,
+        log_path=log_path,
+        evals=settings.evals,
+        renderer_name=proof.renderer_name or None,
+        tokenizer_folder=base_folder,
+    )
+    get_console().print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def publish(settings: PublishSettings) -> None:
+    """Uploads an export; prints its address."""
+    folder = local_path(settings.folder, "folder")
+    proof = read_proof(folder) if folder.is_dir() else None
+    if not settings.unverified and (proof is None or not proof.comparisons):
+        raise WeightsError(
+            f"{folder}: has no comparison with the engine in proof.json; export the checkpoint "
+            "with verify=True, or set unverified=True"
+        )
+    url = publish_to_hf_hub(
+        model_path=str(folder), repo_id=settings.repo_id, private=settings.private
+    )
+    get_console().print(url, markup=False, highlight=False, soft_wrap=True)
+
+
+def write_first_card(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes the card of a new export, with the run's folder if it is on this machine."""
+    write_card(
+        folder,
+        ModelCardConfig(
+            base_model=checkpoint.base_model, license=_license_of(checkpoint.base_folder)
+        ),
+        checkpoint=checkpoint.name,
+        log_path=_run_folder(checkpoint.name, checkpoint.metadata),
+        renderer_name=checkpoint.metadata.get("renderer_name"),
+        tokenizer_folder=checkpoint.base_folder,
+    )
+
+
+def _run_metadata(path: str) -> dict[str, str]:
+    if not path.startswith(SCHEME):
+        return {}
+    try:
+        return CheckpointStore().get_run(TinkerPath.parse(path).run_id).info.user_metadata
+    except CheckpointError:  # the run is on a server, or has been deleted
+        return {}
+
+
+def _run_folder(path: str, metadata: dict[str, str]) -> str | None:
+    """Returns the folder of the run if it is on this machine."""
+    log_path = metadata.get("log_path")
+    if not log_path or not path.startswith(SCHEME):
+        return None
+    # Another run may have been written into the folder since.
+    listed = Path(log_path) / "checkpoints.jsonl"
+    run_id = TinkerPath.parse(path).run_id
+    return log_path if listed.is_file() and run_id in listed.read_text("utf-8") else None
+
+
+def _license_of(base_folder: Path) -> str | None:
+    """Returns the licence in the card of the base model."""
+    card = base_folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    found = _LICENSE.search(text.partition("\n---")[0])
+    return found[1] if found else None
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def print_export(out: Path, proof: Proof, started: float) -> None:

@@ -82,9 +82,19 @@ class Proof:
     """The comparisons of an export, and the facts about it that its card states."""
 
     checkpoint: str
+    """tinker:// path, or the folder of the adapter."""
+    base_model: str = ""
+    renderer_name: str = ""
+    """Chat format of the run, if it is known."""
     comparisons: list[Comparison] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     """Such as the largest change that rounding made to a weight."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Proof:
+        """Returns a proof without comparisons."""
+        renderer_name = checkpoint.metadata.get("renderer_name", "")
+        return cls(checkpoint.name, checkpoint.base_model, renderer_name)
 
     def add(self, comparison: Comparison, error: type[WeightsError] = WeightsError) -> None:
         """Adds a comparison; raises ``error`` if the export disagrees with the engine."""
@@ -112,12 +122,7 @@ class Proof:
 
     def write(self, folder: Path) -> None:
         """Writes ``proof.json`` into the folder of the export."""
-        body = {
-            "checkpoint": self.checkpoint,
-            "unit": "nats, absolute differences of log-probabilities",
-            "comparisons": [asdict(one) for one in self.comparisons],
-            "facts": self.facts,
-        }
+        body = {"unit": "nats, absolute differences of log-probabilities", **asdict(self)}
         write_atomically(folder / PROOF, json.dumps(body, indent=2).encode())
 
 
@@ -127,8 +132,8 @@ def read_proof(folder: Path) -> Proof | None:
     if not path.is_file():
         return None
     body = json.loads(path.read_bytes())
-    found = [Comparison(**one) for one in body["comparisons"]]
-    return Proof(body["checkpoint"], found, body["facts"])
+    del body["unit"]
+    return Proof(**{**body, "comparisons": [Comparison(**one) for one in body["comparisons"]]})
 
 
 def prompt_tokens(checkpoint: Checkpoint) -> list[list[int]]:

@@ -180,13 +180,20 @@ def checkpoint_push(world: World) -> None:
 @COMMANDS("checkpoint publish", "the list shows that it is public")
 def checkpoint_publish(world: World) -> None:
     """For everybody."""
-    tinker("checkpoint", "publish", world.saved())
+    path = world.saved()
+    tinker("checkpoint", "publish", path)
+    found = world.listed(path)
+    expect(found is not None and found.public, "it is public")
 
 
 @COMMANDS("checkpoint unpublish", "the list shows that it is not")
 def checkpoint_unpublish(world: World) -> None:
     """For nobody else."""
-    tinker("checkpoint", "unpublish", world.saved())
+    path = world.saved()
+    world.rest.publish_checkpoint_from_tinker_path(path).result()
+    tinker("checkpoint", "unpublish", path)
+    found = world.listed(path)
+    expect(found is not None and not found.public, "it is private")
 
 
 @COMMANDS("billing usage", "events")

@@ -109,13 +109,20 @@ def set_ttl(world: World, call: Call) -> None:
 @REST("publish_checkpoint_from_tinker_path", "the list shows that it is public")
 def publish(world: World, call: Call) -> None:
     """For everybody."""
-    call(world.rest, world.saved())
+    path = world.saved()
+    call(world.rest, path)
+    found = world.listed(path)
+    expect(found is not None and found.public, "it is public")
 
 
 @REST("unpublish_checkpoint_from_tinker_path", "the list shows that it is not")
 def unpublish(world: World, call: Call) -> None:
     """For nobody else."""
-    call(world.rest, world.saved())
+    path = world.saved()
+    world.rest.publish_checkpoint_from_tinker_path(path).result()
+    call(world.rest, path)
+    found = world.listed(path)
+    expect(found is not None and not found.public, "it is private")
 
 
 @REST("copy_weights", "the copy is listed")

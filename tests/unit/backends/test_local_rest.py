@@ -160,17 +160,26 @@ def test_the_older_async_spellings_give_the_answer(rest: LocalRestClient) -> Non
         assert len((await rest.list_user_checkpoints_async(limit=2)).checkpoints) == 2
         await rest.set_checkpoint_ttl_from_tinker_path_async("tinker://a/weights/step-1", 60)
         assert await rest.delete_checkpoint_async("a", "weights/step-1") is None
-        with pytest.raises(BackendError):
-            await rest.publish_checkpoint_from_tinker_path_async("tinker://a/weights/step-1")
+        await rest.publish_checkpoint_from_tinker_path_async("tinker://a/weights/step-2")
 
     asyncio.run(main())
 
 
+def test_a_published_checkpoint_is_listed_as_public(rest: LocalRestClient) -> None:
+    def public() -> list[str]:
+        found = rest.list_checkpoints("a").result().checkpoints
+        return [one.checkpoint_id for one in found if one.public]
+
+    assert public() == []
+    rest.publish_checkpoint_from_tinker_path("tinker://a/weights/step-1").result()
+    assert public() == ["weights/step-1"]
+    rest.unpublish_checkpoint_from_tinker_path("tinker://a/weights/step-1").result()
+    assert public() == []
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        rest.publish_checkpoint_from_tinker_path("tinker://a/weights/none").result()
+
+
 def test_what_is_hosted_only_says_so(rest: LocalRestClient) -> None:
-    with pytest.raises(BackendError, match=r"cannot be published.*copy_out"):
-        rest.publish_checkpoint_from_tinker_path("tinker://a/weights/step-1")
-    with pytest.raises(BackendError, match="never public"):
-        rest.unpublish_checkpoint_from_tinker_path("tinker://a/weights/step-1")
     with pytest.raises(AttributeError, match="'whoami'; it is a feature of the hosted API"):
         rest.whoami()
     assert not hasattr(rest, "no_such_thing")

@@ -16,6 +16,7 @@ from loop_runs import config_of, rows, run
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.batch_loop import Batch
 from tinker_cookbook.supervised.train import CrossEntropy
+from tinker_cookbook.weights.__main__ import main as weights_main
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +125,8 @@ def test_max_steps_0_without_an_evaluation(stories_model, tmp_path, settings, wo
 # --- the end of a run ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("train_unembed", [True, False])
-def test_the_end_says_how_to_use_what_was_made(
-    stories_model, tmp_path, capsys, caplog, train_unembed
-):
-    config = config_of(stories_model, tmp_path, train_unembed=train_unembed)
+def test_the_end_says_how_to_use_what_was_made(stories_model, tmp_path, capsys):
+    config = config_of(stories_model, tmp_path)
     run(config)
     said = capsys.readouterr().out
     path = json.loads((Path(config.log_path) / "checkpoints.jsonl").read_text().splitlines()[-1])
@@ -136,12 +134,12 @@ def test_the_end_says_how_to_use_what_was_made(
     assert f"-m tinker_cookbook.server model_name={stories_model}" in said
     assert f"-m tinker_cookbook.chat model_path={sampler} " in said
     assert "each deleted 7 days after it was saved" in said
-    export = next(line for line in said.splitlines() if line.startswith("export"))
-    program = shlex.split(export)[3]
-    assert ("merging this adapter into the base model is inexact" in said) == train_unembed
-    exec(program.replace("my-adapter", str(tmp_path / "my-adapter")))
-    assert (tmp_path / "my-adapter" / "adapter_config.json").exists()
-    assert ("is inexact" in caplog.text) == train_unembed
+    for name, file in (("export", "adapter_config.json"), ("merge", "config.json")):
+        line = next(line for line in said.splitlines() if line.startswith(name))
+        words = shlex.split(line)[2:]  # without the label and the interpreter
+        assert words[:4] == ["-m", "tinker_cookbook.weights", name, sampler]
+        weights_main([name, sampler, f"out={tmp_path / name}"])
+        assert (tmp_path / name / file).exists()
 
 
 # --- resuming with other settings ----------------------------------------------------------------

@@ -7,6 +7,7 @@
 ``state.json``                  step, RNG and other state of the engine, with size and
                                 SHA-256 of the files above and of itself
 ``expires_at``                  seconds since the epoch; absent: never expires
+``public``                      empty; present: published for all owners of a server
 ==============================  ====================================================
 
 ``state.json`` is written last. Equal tensors give equal bytes: resuming is compared bit for bit.
@@ -42,6 +43,7 @@ ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 EXPIRES_AT = "expires_at"
+PUBLIC = "public"
 
 _FORMAT = 1
 

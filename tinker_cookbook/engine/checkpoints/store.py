@@ -92,6 +92,8 @@ class CheckpointInfo:
     user_metadata: dict[str, str]
     problem: str | None
     """Damage visible from the file sizes; ``None`` if there is none."""
+    public: bool = False
+    """Whether every owner of a server may read it."""
 
 
 class CheckpointStore:
@@ -316,6 +318,20 @@ class CheckpointStore:
             for name, content in expiry.items():
                 files.replace_file(folder / name, content)
 
+    def set_public(self, tinker_path: str, public: bool) -> None:
+        """Publishes a checkpoint for all owners of a server, or ends that; one that replaces it
+        is not public."""
+        path = TinkerPath.parse(tinker_path)
+        folder = self._folder(path)
+        with self._writing(path, "publishing" if public else "unpublishing"):
+            if not folder.exists() or self._is_expired(folder):
+                raise self._missing(path)
+            if public:
+                files.replace_file(folder / fmt.PUBLIC, b"")
+            else:
+                (folder / fmt.PUBLIC).unlink(missing_ok=True)
+                files.sync_folder(folder)
+
     def expire(self, now: float | None = None) -> list[str]:
         """Deletes the checkpoints that expire at or before ``now``, except in runs that another
         process is writing to; returns their paths."""
@@ -383,6 +399,7 @@ class CheckpointStore:
             size_bytes=sum(seal.size_bytes for seal in state.seals.values()) if state else 0,
             user_metadata=state.user_metadata if state else {},
             problem=problem,
+            public=(folder / fmt.PUBLIC).exists(),
         )
 
     def _delete(self, path: TinkerPath) -> None:

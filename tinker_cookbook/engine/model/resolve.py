@@ -283,7 +283,7 @@ def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
 
 
 def merge_note(base_model: str, train_unembed: bool) -> str | None:
-    """Returns a sentence where merging an adapter into its base model is inexact, else ``None``."""
+    """Returns a sentence where PEFT merges an adapter inexactly, else ``None``."""
     # With tied embeddings the input embeddings and the output head are one tensor. An adapter on
     # the head changes the head alone; merged, it would change the embeddings as well.
     if not train_unembed:
@@ -298,7 +298,7 @@ def merge_note(base_model: str, train_unembed: bool) -> str | None:
     if not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return None
     return (
-        "merging this adapter into the base model is inexact: the model ties its head to its input "
-        "embeddings, and the adapter changes the head alone. Use it as an adapter, untie the head "
-        "before merging, or train with train_unembed=false"
+        "merging this adapter with PEFT is inexact: the model ties its head to its input "
+        "embeddings, and the adapter changes the head alone. `python -m tinker_cookbook.weights "
+        "merge` gives the head a matrix of its own"
     )

@@ -41,7 +41,8 @@ router = APIRouter()
 
 @router.get("/models")
 def list_models(owner: OwnerDep, state: StateDep) -> Json:
-    """Lists the base models, then the caller's checkpoints for sampling, newest first."""
+    """Lists the base models, then the checkpoints for sampling, newest first: the caller's, and
+    those that other owners have published."""
     entries = [_entry(name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
         base_model = run.info.base_model
@@ -49,6 +50,9 @@ def list_models(owner: OwnerDep, state: StateDep) -> Json:
             for info in reversed(owner.store.list_checkpoints(run.run_id)):
                 if info.path.kind == "sampler_weights" and info.problem is None:
                     entries.append(_entry(str(info.path), info.created_at, owner.name, base_model))
+    for other, info, run in owner.store.published_by_others():
+        if run.base_model in state.models and info.path.kind == "sampler_weights":
+            entries.append(_entry(str(info.path), info.created_at, other, run.base_model))
     return {"object": "list", "data": entries}
 
 

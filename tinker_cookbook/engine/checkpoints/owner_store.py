@@ -1,0 +1,130 @@
+"""The store of one owner of a server, who also reads what other owners have published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from tinker_cookbook.engine.checkpoints import files
+from tinker_cookbook.engine.checkpoints.format import TinkerPath
+from tinker_cookbook.engine.checkpoints.store import (
+    CheckpointInfo,
+    CheckpointStore,
+    LoadedCheckpoint,
+    RunInfo,
+    RunRecord,
+)
+from tinker_cookbook.exceptions import CheckpointError
+
+_SHOWN_METADATA = ("renderer_name", "recipe")
+"""What other owners see of a run's metadata, which may hold paths and names."""
+
+
+class OwnerStore(CheckpointStore):
+    """A checkpoint store that looks up published checkpoints in the stores of other owners.
+
+    A run of another owner shows its published checkpoints alone. Reading works as for a checkpoint
+    of this owner; writing, deleting and publishing are refused.
+    """
+
+    others: Sequence[OwnerStore] = ()
+    """Stores of the other owners."""
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """Returns a run of this owner, or one with a published checkpoint."""
+        store = self._publisher(run_id)
+        if store is None:
+            return super().get_run(run_id)
+        record = CheckpointStore.get_run(store, run_id)
+        return replace(record, info=_shown(record.info))
+
+    def list_checkpoints(self, run_id: str) -> list[CheckpointInfo]:
+        """Returns the checkpoints of a run; of another owner's run, the published ones."""
+        store = self._publisher(run_id)
+        if store is None:
+            return super().list_checkpoints(run_id)
+        return [replace(info, user_metadata={}) for info in store.public_checkpoints(run_id)]
+
+    def get_checkpoint(self, tinker_path: str) -> CheckpointInfo:
+        """Returns the entry of one checkpoint."""
+        with self._reading_from(tinker_path) as store:
+            return CheckpointStore.get_checkpoint(store, tinker_path)
+
+    def read_checkpoint(self, tinker_path: str, *, with_optimizer: bool) -> LoadedCheckpoint:
+        """Loads a checkpoint; see ``CheckpointStore.read_checkpoint``."""
+        with self._reading_from(tinker_path) as store:
+            return CheckpointStore.read_checkpoint(
+                store, tinker_path, with_optimizer=with_optimizer
+            )
+
+    def peft_files(self, tinker_path: str) -> dict[str, bytes]:
+        """Returns, by name, the files that ``PeftModel.from_pretrained`` needs."""
+        with self._reading_from(tinker_path) as store:
+            return CheckpointStore.peft_files(store, tinker_path)
+
+    def archive(self, tinker_path: str) -> Path:
+        """Writes a tar file with ``peft_files`` into the store that has the checkpoint."""
+        with self._reading_from(tinker_path) as store:
+            return CheckpointStore.archive(store, tinker_path)
+
+    def public_checkpoints(self, run_id: str) -> list[CheckpointInfo]:
+        """Returns the published, undamaged checkpoints of a run of this owner."""
+        found = CheckpointStore.list_checkpoints(self, run_id)
+        return [info for info in found if info.public and info.problem is None]
+
+    def published_by_others(self) -> Iterator[tuple[str, CheckpointInfo, RunInfo]]:
+        """Yields owner, checkpoint and run of what other owners have published."""
+        for store in self.others:
+            for run in store.list_runs():
+                for info in reversed(store.public_checkpoints(run.run_id)):
+                    yield store.owner or "", info, _shown(run.info)
+
+    @contextmanager
+    def _reading_from(self, tinker_path: str) -> Iterator[OwnerStore]:
+        """Yields the store of another owner if it publishes the checkpoint, else this one."""
+        path = TinkerPath.parse(tinker_path)
+        store = self._publisher(path.run_id)
+        if store is None:
+            yield self
+            return
+        # A private checkpoint of the same run gets the same error as one that does not exist.
+        if not any(info.path == path for info in store.public_checkpoints(path.run_id)):
+            raise CheckpointError(
+                f"{path}: its owner has not published it, or it has expired or been deleted"
+            )
+        try:
+            yield store
+        except CheckpointError as error:
+            # The sentences after the first name other checkpoints of the run, which are private.
+            raise CheckpointError(str(error).partition(". ")[0]) from None
+
+    def _publisher(self, run_id: str) -> OwnerStore | None:
+        """Returns the store of another owner that has a published checkpoint of the run."""
+        if self._has_run(run_id):
+            return None
+        for store in self.others:
+            with suppress(CheckpointError):
+                if store._has_run(run_id) and store.public_checkpoints(run_id):
+                    return store
+        return None
+
+    def _has_run(self, run_id: str) -> bool:
+        return self._run_folder(run_id).exists()
+
+    @contextmanager
+    def _writing(
+        self, path: TinkerPath, doing: str, timeout: float = files.LOCK_TIMEOUT
+    ) -> Iterator[None]:
+        if self._publisher(path.run_id) is not None:
+            raise CheckpointError(
+                f"{doing} {path}: it is a checkpoint of another owner, who alone may do that"
+            )
+        with super()._writing(path, doing, timeout):
+            yield
+
+
+def _shown(info: RunInfo) -> RunInfo:
+    metadata = {k: v for k, v in info.user_metadata.items() if k in _SHOWN_METADATA}
+    return replace(info, user_metadata=metadata)

@@ -1,0 +1,119 @@
+"""Model cards for the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.engine.checkpoints.format import ADAPTER_CONFIG
+from tinker_cookbook.weights.proof import read_proof
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+_VERSIONS_OF = ("tinker_cookbook", "transformers", "peft", "torch")
+
+
+@dataclass
+class ModelCardConfig:
+    """Metadata of a model card; empty fields are left out."""
+
+    base_model: str
+    """Hub name of the base model."""
+    datasets: list[str] = field(default_factory=list)
+    """Hub names of the training data."""
+    tags: list[str] = field(default_factory=list)
+    """Added to ``tinker``, ``tinker-cookbook`` and, for an adapter, ``peft`` and ``lora``."""
+    license: str | None = None
+    """SPDX name, such as ``apache-2.0``."""
+    language: list[str] = field(default_factory=list)
+    """Codes such as ``en``."""
+
+
+def generate_model_card(
+    *,
+    config: ModelCardConfig,
+    repo_id: str | None = None,
+    model_path: str | None = None,
+    sections: Sequence[tuple[str, str]] = (),
+) -> ModelCard:
+    """Returns a card, which ``card.save("README.md")`` writes.
+
+    Args:
+        config: Metadata.
+        repo_id: Name of the repository, for title and example.
+        model_path: Folder of the export: whether it is an adapter, and its comparison with the
+            engine.
+        sections: Further parts: title and Markdown text.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    folder = None if model_path is None else Path(model_path)
+    is_adapter = folder is not None and (folder / ADAPTER_CONFIG).is_file()
+    tags = ["tinker", "tinker-cookbook", *(("peft", "lora") if is_adapter else ()), *config.tags]
+    # Of the Hub: a folder on this machine means nothing to a reader.
+    on_hub = _hub_name(config.base_model)
+    data = ModelCardData(
+        base_model=on_hub,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=list(dict.fromkeys(tags)),
+        datasets=config.datasets or None,
+        license=config.license,
+        language=config.language or None,
+    )
+    base = (
+        f"[{on_hub}](https://huggingface.co/{on_hub})" if on_hub else Path(config.base_model).name
+    )
+    kind = "a LoRA adapter for PEFT" if is_adapter else "a model in the format of transformers"
+    parts = [
+        f"# {repo_id or f'{Path(config.base_model).name}, fine-tuned'}",
+        f"Fine-tuned from {base} with tinker_cookbook; this is {kind}.",
+        f"## Use\n\n```python\n{_example(on_hub or base, repo_id or 'FOLDER', is_adapter)}\n```",
+        *(f"## {title}\n\n{text}" for title, text in sections),
+    ]
+    proof = None if folder is None else read_proof(folder)
+    if proof is not None:
+        facts = "\n".join(f"- {name}: {text}" for name, text in proof.facts.items())
+        compared = (
+            "Loaded again after it was written, and compared with the engine in float32 on eight "
+            f"prompts (absolute differences of log-probabilities, in nats):\n\n{proof.table()}"
+            if proof.comparisons
+            else "Not compared with the engine."
+        )
+        parts.append(f"## Comparison with the trained weights\n\n{compared}\n\n{facts}".rstrip())
+    versions = "\n".join(f"- {name} {_version(name)}" for name in _VERSIONS_OF)
+    parts.append(f"## Versions\n\n{versions}")
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
+
+
+def _hub_name(base_model: str) -> str | None:
+    is_folder = Path(base_model).expanduser().exists() or base_model.count("/") != 1
+    return None if is_folder else base_model
+
+
+def _example(base_model: str, name: str, is_adapter: bool) -> str:
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if is_adapter:
+        lines = ["from peft import PeftModel", *lines]
+        lines += [
+            f'base = AutoModelForCausalLM.from_pretrained("{base_model}")',
+            f'model = PeftModel.from_pretrained(base, "{name}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{base_model}")',
+        ]
+    else:
+        lines += [
+            f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+        ]
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
