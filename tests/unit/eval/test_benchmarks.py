@@ -16,11 +16,13 @@ from tinker_cookbook.eval.benchmarks import (
     BenchmarkConfig,
     Example,
     ExampleBenchmark,
+    find_benchmark,
     mt_bench,
 )
 from tinker_cookbook.eval.benchmarks._common import extract_python_code, load_benchmark_dataset
 from tinker_cookbook.eval.benchmarks.mmlu import few_shot_text, load_split
 from tinker_cookbook.exceptions import (
+    BenchmarkNotFoundError,
     ConfigurationError,
     DataError,
     DataFormatError,
@@ -189,6 +191,18 @@ def test_rows_without_the_expected_columns_are_an_error(tmp_path):
 def test_tasks_with_programs_are_refused(name: str):
     with pytest.raises(ConfigurationError, match="no sandbox"):
         REGISTRY[name].examples(BenchmarkConfig())  # type: ignore[attr-defined]
+
+
+def test_an_unknown_task_is_an_error_with_the_nearest_name():
+    with pytest.raises(BenchmarkNotFoundError, match="did you mean 'gsm8k'"):
+        find_benchmark("gsm8")
+    with pytest.raises(BenchmarkNotFoundError, match="did you mean 'mmlu_anatomy'"):
+        find_benchmark("mmlu_anatomi")
+    with pytest.raises(BenchmarkNotFoundError, match="not available here") as caught:
+        find_benchmark("swe_bench")
+    # The 84 subjects and tasks are not listed.
+    assert "anatomy" not in str(caught.value)
+    assert "bbh_…, mmlu_…" in str(caught.value)
 
 
 class _Renderer:

@@ -127,6 +127,9 @@ def grade_choices(row: StoredTrajectory, example: Example, sums: list[float]) ->
     best_by_length = max(positions, key=lambda i: sums[i] / lengths[i])
     row.reward = float(best == example.answer_index)
     row.metrics = {"acc": row.reward, ACC_NORM: float(best_by_length == example.answer_index)}
+    # A benchmark of several subjects or tasks aggregates a score of each.
+    if group := example.logs.get("group"):
+        row.metrics[f"{group}/accuracy"] = row.reward
     row.turns.append(StoredTurn("assistant", example.choices[best]))
     row.logs["choice_logprobs"] = sums
     row.logs[ANSWER_LOG] = example.choices[best].strip()

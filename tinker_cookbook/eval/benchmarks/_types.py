@@ -279,6 +279,8 @@ class BenchmarkBuilder(ABC):
     experimental: bool = False
     requires_sandbox: bool = False
     requires_judge: bool = False
+    part_of: str | None = None
+    """Name of the benchmark that this one is a subject or task of."""
 
     @abstractmethod
     def make_envs(self, renderer: Renderer, config: BenchmarkConfig) -> Sequence[Env]:

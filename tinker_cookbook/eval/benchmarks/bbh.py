@@ -104,7 +104,7 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
         self.task = task
         self.name = f"bbh_{task}" if task else "bbh"
         if task:
-            self.shuffle_seed = None
+            self.part_of, self.shuffle_seed = "bbh", None
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
         """Returns the questions; ids are the task and the position in its file."""

@@ -102,7 +102,7 @@ class MMLUBenchmarkBuilder(MultipleChoiceBenchmark):
         self.subject = subject
         self.name = f"mmlu_{subject}" if subject else "mmlu"
         if subject:
-            self.shuffle_seed = None
+            self.part_of, self.shuffle_seed = "mmlu", None
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
         """Returns the questions of the ``test`` split, after five of ``dev``."""
