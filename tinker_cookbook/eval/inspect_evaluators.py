@@ -78,7 +78,7 @@ class InspectEvaluatorBuilder:
 
     def check(self) -> None:
         """Raises ConfigurationError for a setting that cannot work, or without ``inspect-ai``."""
-        _import_inspect()
+        import_inspect()
         if not self.task_list():
             raise ConfigurationError("tasks: got none, expected a file or the name of a task")
         for name, low in (("max_tokens", 1), ("num_choices", 1), ("max_connections", 1)):
@@ -157,7 +157,7 @@ class InspectEvaluator(SamplingClientEvaluator):
             EvalError: a task could not be finished.
             CancelledError: after Ctrl-C; ``last_logs`` then has what was done.
         """
-        inspect_ai = _import_inspect()
+        inspect_ai = import_inspect()
         from inspect_ai.log import list_eval_logs, read_eval_log
 
         config, log_dir = self.config, str(ensure_writable_dir(self.log_dir(), "log_dir"))
@@ -279,7 +279,8 @@ def _names(logs: Sequence[EvalLog]) -> list[str]:
     ]
 
 
-def _import_inspect() -> Any:
+def import_inspect() -> Any:
+    """Returns ``inspect_ai``; raises ConfigurationError where it is not installed."""
     try:
         import inspect_ai
     except ImportError as error:

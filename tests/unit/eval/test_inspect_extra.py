@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
+from tinker_cookbook.eval.inspect_logs import write_inspect_logs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.run_folder.current import current_run_folder, run_in_folder
 
@@ -29,6 +30,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
         builder()
     with pytest.raises(ConfigurationError, match=PIP):
         importlib.import_module("tinker_cookbook.eval.inspect_utils")
+    with pytest.raises(ConfigurationError, match=PIP):
+        write_inspect_logs("answers", "logs")
 
 
 def test_the_defaults_are_the_official_ones():
