@@ -95,7 +95,10 @@ def test_the_original_mmlu_files_have_no_header(tmp_path):
         (tmp_path / "mmlu" / split / f"anatomy_{split}.csv").write_text(
             "".join(f'"{split} {i}, which?",a,b,c,d,B\n' for i in range(rows)), "utf-8"
         )
-    benchmark, example = _example("mmlu_anatomy", tmp_path)
+    benchmark = REGISTRY["mmlu_anatomy"]
+    assert isinstance(benchmark, ExampleBenchmark)
+    config = BenchmarkConfig(data_path=str(tmp_path), scoring="logprob")
+    (example,) = benchmark.load_examples(config)
     assert example.expected == "B"
     assert example.choices == (" A", " B", " C", " D")
     assert example.answer_index == 1
@@ -104,6 +107,8 @@ def test_the_original_mmlu_files_have_no_header(tmp_path):
     assert example.context.endswith("test 0, which?\nA. a\nB. b\nC. c\nD. d\nAnswer:")
     assert example.context.startswith(few_shot_text("anatomy", [])[:60])
     assert benchmark.grade("b", example).reward == 1
+    with pytest.raises(DataValidationError, match="expected a folder"):
+        _example("mmlu_anatomy", tmp_path / "mmlu" / "test" / "anatomy_test.csv")
 
 
 def test_only_questions_of_mmlu_redux_without_an_error_count(tmp_path):
@@ -159,6 +164,26 @@ def test_each_kind_of_target_of_bbh_is_compared(tmp_path, task, question, target
     assert benchmark.grade(right, example).reward == 1
     assert benchmark.grade(wrong, example).reward == 0
     assert benchmark.grade("", example).reward == 0
+
+
+def test_by_log_likelihood_only_questions_of_bbh_with_few_answers_count(tmp_path):
+    for task, _, _, _, _ in BBH:
+        examples = [{"input": q, "target": t} for k, q, t, _, _ in BBH if k == task]
+        (tmp_path / f"{task}.json").write_text(json.dumps({"examples": examples}), "utf-8")
+    config = BenchmarkConfig(data_path=str(tmp_path), scoring="logprob")
+    counts = {task: len(REGISTRY[f"bbh_{task}"].load_examples(config)) for task, *_ in BBH}  # type: ignore[attr-defined]
+    assert counts == {
+        "boolean_expressions": 1,
+        "formal_fallacies": 1,
+        "navigate": 1,
+        "object_counting": 0,
+        "dyck_languages": 0,
+        "word_sorting": 0,
+        "snarks": 1,
+    }
+    (example,) = REGISTRY["bbh_navigate"].load_examples(config)  # type: ignore[attr-defined]
+    assert example.choices == (" Yes", " No")
+    assert example.context == "Q: Return?\nA:"
 
 
 def test_without_the_hub_and_without_data_the_error_names_data_path(monkeypatch):

@@ -107,11 +107,16 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
             self.part_of, self.shuffle_seed = "bbh", None
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the questions; ids are the task and the position in its file."""
+        """Returns the questions; ids are the task and the position in its file.
+
+        By log-likelihood only questions with a small set of possible answers are returned.
+        """
         examples: list[Example] = []
         for task in [self.task] if self.task else TASKS:
             rows = _source(task).load(config.data_path)
             examples += [self._example(task, i, row) for i, row in enumerate(rows)]
+        if config.scoring == "logprob":
+            return [example for example in examples if example.answer_index is not None]
         return examples
 
     def _example(self, task: str, position: int, row: Row) -> Example:

@@ -19,7 +19,7 @@ from tinker_cookbook.eval.benchmarks._multiple_choice import (
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
-from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError
 
 _NAMES = """
 abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology
@@ -56,6 +56,12 @@ def load_split(split: str, subject: str | None, data_path: str | None) -> list[R
     source = _source(split, subject)
     if data_path is None:
         return source.load(None)
+    # One file cannot hold both splits: its questions would be their own solved examples.
+    if Path(data_path).expanduser().is_file():
+        raise DataValidationError(
+            f"data_path: got the file {data_path}, expected a folder with the subfolders dev and "
+            "test, or their parent folder"
+        )
     rows: list[Row] = []
     for file in source.find(data_path):
         if file.suffix != ".csv":
@@ -105,10 +111,11 @@ class MMLUBenchmarkBuilder(MultipleChoiceBenchmark):
             self.part_of, self.shuffle_seed = "mmlu", None
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the questions of the ``test`` split, after five of ``dev``."""
+        """Returns the questions of the ``test`` split; by log-likelihood after five of ``dev``."""
         shots: defaultdict[str, list[Row]] = defaultdict(list)
-        for row in load_split("dev", self.subject, config.data_path):
-            shots[row["subject"]].append(row)
+        if config.scoring == "logprob":
+            for row in load_split("dev", self.subject, config.data_path):
+                shots[row["subject"]].append(row)
         texts = {name: few_shot_text(name, rows[:NUM_SHOTS]) for name, rows in shots.items()}
         examples: list[Example] = []
         for row in load_split("test", self.subject, config.data_path):
