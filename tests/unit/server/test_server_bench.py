@@ -14,6 +14,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 SIDES = {"in process", "server", "empty server", "empty server, held"}
 
 
+@pytest.mark.slow  # starts four processes: 20 s on an idle machine
 def test_every_side_has_figures(stories_model, tmp_path):
     words = [f"model_name={stories_model}", "device=cpu", "dtype=float32", "calls=2", "warmup=1"]
     words += ["length=16", "batch_size=2", "max_tokens=3", f"output={tmp_path / 'out.json'}"]
