@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
 from tinker_cookbook.renderers.core.messages import (
@@ -241,6 +242,14 @@ class DeepSeekV3Renderer(Renderer):
         thinking = Block(THINK, END_THINK, trim=white, after=white)
         # The prompt has opened the block, so a response begins inside it.
         return BlockReader((thinking, calls), inside=thinking)
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the form of V3.1; calls of the other versions have none with JSON alone."""
+        form = super().answer_form()
+        if self._version is not _V3_1:
+            return form
+        around = {"begin": CALLS, "end": END_CALLS, "marker": CALLS}
+        return replace(form, calls=CallForm(_CALL, _SEPARATOR, _END_CALL, **around))
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         # The header of the next message depends on the one before it: render an empty one.

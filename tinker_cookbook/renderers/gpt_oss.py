@@ -14,6 +14,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers import harmony
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -205,6 +206,18 @@ class GptOssRenderer(Renderer):
 
     def _reader(self) -> MessageReader:
         return harmony.HarmonyReader()
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the channels: thinking on ``analysis``, text on ``final``, one call."""
+        channel = f"{harmony.CHANNEL}{{}}{harmony.MESSAGE}".format
+        kind = "json" if self._as_template else "<|constrain|>json"
+        return AnswerForm(
+            thinking=(channel("analysis"), harmony.END + harmony.ASSISTANT),
+            text=channel("final"),
+            calls=CallForm(
+                f" to={harmony.FUNCTIONS}", channel(f"commentary {kind}"), separator=None
+            ),
+        )
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         text = self._system

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.answer_form import CallForm
 from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -50,6 +51,7 @@ class Llama3Renderer(Renderer):
     _bos = "<|begin_of_text|>"
     _special_tokens = (_bos,)
     _history_as_sampled = True  # except for white space around it
+    _call_form = CallForm('{"name": "', '", "parameters": ', "}", separator=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

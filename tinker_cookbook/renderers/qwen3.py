@@ -50,6 +50,7 @@ class Qwen3InstructRenderer(ChatMLBase):
     _answer_parts = _context_parts = TEXT_AND_THINKING  # _content rejects thinking
     _history_as_sampled = True
     _blocks = (Block("<think>", "</think>"), JSON_CALL)
+    _samples_thinking = False
     _system_only_first = False
     """Whether a system message must be the first message."""
 
@@ -114,6 +115,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
 
     _history_as_sampled = False
     _blocks = (THINKING, JSON_CALL)
+    _samples_thinking = True
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
         """Returns the last user message that is not a tool result in tags.

@@ -54,11 +54,11 @@ class BlockReader(MessageReader):
         self, blocks: Sequence[Block], inside: Block | None = None, skip: str = ""
     ) -> None:
         super().__init__()
-        self._blocks = tuple(blocks)
+        self._blocks = self.blocks = tuple(blocks)
         self._needles = tuple(
             before + block.opening for block in blocks for before in ("", *block.before)
         )
-        self._inside = inside
+        self._inside = self.inside = inside
         # The block that the prompt opened, as long as the response has not left it.
         self._unclosed = inside
         self._skip = inside.trim if inside else skip  # characters dropped until another one comes

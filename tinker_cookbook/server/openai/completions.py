@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
-from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta, ToolSpec
+from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.core.codec import token_bytes, token_name
 from tinker_cookbook.renderers.core.messages import (
     ensure_text,
@@ -22,6 +22,13 @@ from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.openai.constraints import (
+    CallPolicy,
+    chat_mask,
+    completion_mask,
+    format_options,
+    tool_spec,
+)
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader, renderer_of
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
 from tinker_cookbook.server.openai.sampling import (
@@ -54,7 +61,9 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts: Any = [body.prompt] if single else body.prompt
     model = loader.load(owner, body.model)
-    options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs)
+    mask = completion_mask(body, model)
+    options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs, mask=mask)
+    options = replace(options, best_of=_best_of(body, options.num_samples))
     # The tokenizer adds its BOS token to a string.
     encode = model.codec.tokenizer.encode
     tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
@@ -68,6 +77,22 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     samples = SampleStream(loader.state.sample_quota, options, tokens, score)
     names = "cmpl", "text_completion", "text_completion"
     return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
+
+
+def _best_of(body: CompletionBody, num_samples: int) -> int | None:
+    if body.best_of is None or body.best_of == num_samples == 1:
+        return None
+    if body.best_of < num_samples:
+        raise ApiError(
+            f"best_of: got {body.best_of}, expected at least n ({num_samples})", param="best_of"
+        )
+    if body.stream and body.best_of > num_samples:
+        raise ApiError(
+            f"best_of: got {body.best_of} with stream=true, but the best is known only at the "
+            "end; leave one of them out",
+            param="best_of",
+        )
+    return body.best_of
 
 
 class CompletionChoice(Choice):
@@ -170,8 +195,10 @@ async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep)
 
 def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
     model = loader.load(owner, body.model)
-    renderer = renderer_of(model, body.renderer_name)
+    renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
+    calls = CallPolicy.of(body)
+    mask = chat_mask(body, calls, renderer, model.eos_ids)
     # Without a limit as many as the context has space for.
     # OpenAI renamed max_tokens; the newer name has precedence.
     newer = body.max_completion_tokens
@@ -179,10 +206,11 @@ def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> Response
     if body.top_logprobs and not body.logprobs:
         raise ApiError("top_logprobs: needs logprobs=true", param="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
-    options = SamplingOptions.of(body, model, max_tokens, top, renderer.get_stop_sequences())
+    stop = renderer.get_stop_sequences()
+    options = SamplingOptions.of(body, model, max_tokens, top, stop, mask)
     # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
     choices = [
-        ChatChoice(i, options, renderer.message_reader()) for i in range(options.num_samples)
+        ChatChoice(i, options, renderer.message_reader(), calls) for i in range(options.num_samples)
     ]
     samples = SampleStream(loader.state.sample_quota, options, [prompt])
     names = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -211,7 +239,7 @@ def prompt_tokens(
         system = ""
         if normal[0]["role"] == "system":
             system, normal = ensure_text(normal[0]["content"]), normal[1:]
-        specs = [_tool_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        specs = [tool_spec(tool) for tool in tools]
         prefix = renderer.create_conversation_prefix_with_tools(specs, system)
         normal = [*prefix, *normal]
     return renderer.build_generation_prompt(normal).to_ints()
@@ -241,27 +269,14 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
     return converted
 
 
-def _tool_spec(tool: Tool, where: str) -> ToolSpec:
-    function = tool.function
-    if function.strict:
-        raise ApiError(
-            f"{where}.function.strict: arguments are not constrained to the schema; leave it out",
-            param=where,
-            code="unsupported_parameter",
-        )
-    return ToolSpec(
-        name=function.name,
-        description=function.description or "",
-        parameters=function.parameters or {"type": "object", "properties": {}},
-    )
-
-
 class ChatChoice(Choice):
     """Choice of a chat completion: text, thinking and tool calls."""
 
-    def __init__(self, index: int, options: SamplingOptions, reader: MessageReader) -> None:
+    def __init__(
+        self, index: int, options: SamplingOptions, reader: MessageReader, calls: CallPolicy
+    ) -> None:
         super().__init__(index, options)
-        self._reader = reader
+        self._reader, self._calls = reader, calls
         self._message: Json = {}
 
     def begin(self, scores: types.SampleResponse | None) -> list[Json]:
@@ -286,13 +301,17 @@ class ChatChoice(Choice):
         unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
         if unparsed:
             delta["content"] = delta.get("content", "") + unparsed
+        found, refused = self._calls.split(message.get("tool_calls", []))
+        if refused:
+            delta["content"] = delta.get("content", "") + refused
+        unparsed += refused
         calls = [
             {
                 "id": call.id or f"call_{secrets.token_hex(12)}",
                 "type": "function",
                 "function": call.function.model_dump(),
             }
-            for call in message.get("tool_calls", [])
+            for call in found
         ]
         content, whole_text = message["content"], get_text_content(message) + unparsed
         # As in OpenAI's API: a message of calls alone has null as content.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.engine.checkpoints.store import CheckpointInfo, RunInfo
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import Renderer, get_renderer, get_renderer_names
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.bodies import Json
@@ -155,18 +155,38 @@ class ModelLoader:
                 del self._models[key]
 
 
-def renderer_of(model: LoadedModel, requested: str | None) -> Renderer:
-    """Returns the requested renderer, else the checkpoint's, else the base model's."""
+def renderer_of(
+    model: LoadedModel, requested: str | None, options: Mapping[str, Any] | None = None
+) -> Renderer:
+    """Returns the requested renderer, else the checkpoint's, else the base model's.
+
+    ``options`` are those of the chat format. ``enable_thinking``, which chat templates have, also
+    chooses between a renderer and its variant without thinking. Raises ConfigurationError.
+    """
     name = requested or model.renderer_name
     try:
+        if options:
+            return _renderer_with(model.base_model, name, dict(options))
         return _renderer(model.base_model, name)
     except ConfigurationError as error:
-        if requested:
+        if requested or options:
             raise
         raise ConfigurationError(
             f"{error}. {model.name} was trained with {name!r}; name one that this server has "
             "in the request, by renderer_name"
         ) from error
+
+
+def _renderer_with(base_model: str, name: str | None, options: dict[str, Any]) -> Renderer:
+    name, _ = resolve_renderer_name(base_model, name)
+    base = name.partition("?")[0]
+    quiet = base.replace("_disable_thinking", "") + "_disable_thinking"
+    if base != "template" and "enable_thinking" in options and quiet in get_renderer_names():
+        thinks = options.pop("enable_thinking")
+        # The base name thinks, and the longer one does not; options of the name stay.
+        wanted = quiet.removesuffix("_disable_thinking") if thinks else quiet
+        name = name.replace(base, wanted, 1)
+    return get_renderer(name, get_tokenizer(base_model), **options)
 
 
 @lru_cache(maxsize=32)

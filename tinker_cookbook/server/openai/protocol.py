@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
@@ -22,8 +22,9 @@ MAX_TOP_LOGPROBS = 20
 
 # Field name at the start of the package's error messages.
 _FIELD = re.compile(
-    r"(model|prompt|max_tokens|temperature|top_p|top_k|seed|stop|n|renderer_name|tools"
-    r"|messages(\[\d+\][^\s:]*)?)\b"
+    r"(model|prompt|max_tokens|min_tokens|temperature|top_p|top_k|min_p|seed|stop|n|renderer_name"
+    r"|presence_penalty|frequency_penalty|repetition_penalty|logit_bias|response_format"
+    r"|tools(\[\d+\][^\s:]*)?|messages(\[\d+\][^\s:]*)?)\b"
 )
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
@@ -42,36 +43,32 @@ _WITHOUT_EFFECT = (
 # Unsupported parameters with the values at which they have no effect: OpenAI's, and those of vLLM's
 # server, whose clients send them with their defaults.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
     "suffix": ("",),
     "best_of": (1,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
     "ignore_eos": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "documents": ([],),
+    "verbosity": ("medium",),
     "include_stop_str_in_output": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "include_reasoning": (True,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("auto",),
 }
 
 _INSTEAD = {
-    "reasoning_effort": "name a renderer that sets it, by renderer_name",
-    "chat_template_kwargs": 'use renderer_name="template?NAME=VALUE"',
     "functions": "use tools",
     "function_call": "use tools",
-    "tool_choice": "sampling is not constrained; leave it out, or leave out tools",
-    "response_format": "sampling is not constrained; describe the form in the prompt",
     "best_of": "use n and choose by logprobs",
 }
 
@@ -121,8 +118,22 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StructuredOutputs(BaseModel):
+    """Constraint of the text in vLLM's form; one field at most is set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[Json | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+
 class SamplingBody(BaseModel):
-    """Fields of both kinds of request. ``top_k`` and ``renderer_name`` are not OpenAI's."""
+    """Fields of all kinds of request; those that OpenAI lacks are vLLM's, and ``renderer_name``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -133,6 +144,18 @@ class SamplingBody(BaseModel):
     top_k: Int64 | None = None
     stop: str | list[str] | None = None
     seed: Annotated[Int64, Field(ge=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_p: float | None = None
+    min_tokens: Annotated[Int64, Field(ge=0)] | None = None
+    stop_token_ids: list[Int64] | None = None
+    response_format: Json | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Json | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -153,9 +176,6 @@ class SamplingBody(BaseModel):
             raise ApiError(f"{where}: {problem['msg']}", param=param) from error
         for name, value in (body.model_extra or {}).items():
             neutral = _NEUTRAL.get(name, ())
-            # Without tools, "none" is what happens anyway.
-            if name == "tool_choice" and not getattr(body, "tools", None):
-                neutral = (*neutral, "none")
             if value is None or name in _WITHOUT_EFFECT or value in neutral:
                 continue
             message = f"{name}: got {json.dumps(value)[:80]}, "
@@ -176,6 +196,7 @@ class CompletionBody(SamplingBody):
     """Body of ``POST /completions``."""
 
     prompt: str | list[Int64] | list[str] | list[list[Int64]]
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[Int64, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -206,4 +227,8 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Json | None = None
     renderer_name: str | None = None

@@ -16,11 +16,13 @@ from functools import partial
 from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from tinker import types
 
+from tinker_cookbook.engine.sampling.options import LogitOptions, TokenMask
 from tinker_cookbook.engine.sampling.requests import Sample
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
@@ -51,6 +53,9 @@ class SamplingOptions:
     num_samples: int
     top_logprobs: int | None
     """Number of alternatives at each token; None for no log-probabilities."""
+    logit_options: LogitOptions = field(default_factory=LogitOptions)
+    best_of: int | None = None
+    """Number of samples of which the ``num_samples`` most probable are returned."""
 
     @classmethod
     def of(
@@ -60,6 +65,7 @@ class SamplingOptions:
         max_tokens: int | None,
         top_logprobs: int | None,
         stop: Sequence[int | str] = (),
+        mask: TokenMask | None = None,
     ) -> SamplingOptions:
         """Returns the options of ``body``; ``stop`` adds stop tokens and strings to its own."""
         params = types.SamplingParams(
@@ -73,9 +79,31 @@ class SamplingOptions:
         if "" in strings:
             raise ApiError("stop: got an empty text, which would end every answer", param="stop")
         # The SDK's type has either tokens or strings; the local engine takes both.
-        params = params.model_copy(update={"stop": [*strings, *stop] or None})
+        stops = [*strings, *(body.stop_token_ids or []), *stop]
+        params = params.model_copy(update={"stop": stops or None})
         top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
-        return cls(model, params, body.n or 1, top)
+        return cls(model, params, body.n or 1, top, _logit_options(body, mask))
+
+
+def _logit_options(body: SamplingBody, mask: TokenMask | None) -> LogitOptions:
+    given: dict[str, Any] = {
+        name: value
+        for name in (
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "min_p",
+            "min_tokens",
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    try:
+        bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    except ValueError as error:
+        raise ApiError(
+            f"logit_bias: expected token ids as keys: {error}", param="logit_bias"
+        ) from error
+    return LogitOptions(**given, logit_bias=bias, token_mask=mask)
 
 
 @dataclass(eq=False)
@@ -96,7 +124,8 @@ class SampleStream:
 
     def start(self, *, streamed: bool) -> None:
         """Submits the requests; raises ``BusyError`` if too many samples are queued."""
-        options, num_samples = self.options, self.options.num_samples
+        options = self.options
+        num_samples = options.best_of or options.num_samples
         # All samples of the call count at once: a refused call has not started a part of them.
         size = num_samples * len(self.prompts)
         self.quota.acquire(size)
@@ -132,6 +161,7 @@ class SampleStream:
                 include_prompt_logprobs=score,
                 topk_prompt_logprobs=top if score else 0,
                 topk_sample_logprobs=top,
+                sampling_options=options.logit_options,
                 on_token=partial(put_token, index * num_samples) if streamed else None,
             ).future()
             # Ends the stream of this prompt; it comes after all of its tokens.
@@ -178,6 +208,10 @@ class SampleStream:
         self._num_queued = 0
 
 
+def _mean_logprob(sequence: types.SampledSequence) -> float:
+    return float(np.mean(sequence.logprobs or [0.0]))
+
+
 def json_safe_logprob(logprob: float) -> float:
     """Returns the log-probability as a number that JSON has."""
     return max(float(logprob), LOWEST_LOGPROB)
@@ -211,7 +245,9 @@ class Choice(ABC):
         stop: Any = options.params.stop or ()
         stop_tokens = {s for s in stop if isinstance(s, int)} | set(options.model.eos_ids)
         stop_strings = [s for s in stop if isinstance(s, str)]
-        self._detokenizer = IncrementalDetokenizer(options.model.codec, stop_tokens, stop_strings)
+        self._detokenizer = IncrementalDetokenizer(
+            options.model.codec, stop_tokens, stop_strings, options.logit_options.min_tokens
+        )
         self._tokens: list[SampledToken] = []
         self._finish_reason: str | None = None
 
@@ -258,6 +294,9 @@ class ResponseWriter:
             "created": int(time.time()),
             "model": self.body.model,
         }
+        # What changed the sampling; log-probabilities are the model's own nevertheless.
+        if adjustments := self.samples.options.logit_options.in_effect:
+            self._envelope["sampling_adjustments"] = list(adjustments)
 
     async def respond(self, request: Request) -> Response:
         """Samples and returns the response."""
@@ -311,7 +350,17 @@ class ResponseWriter:
     def _sequences(
         self, responses: Sequence[types.SampleResponse]
     ) -> Iterator[tuple[Choice, types.SampledSequence]]:
+        options = self.samples.options
         sequences = [sequence for response in responses for sequence in response.sequences]
+        if options.best_of:
+            # The highest mean log-probability of a token, as in OpenAI's API.
+            sequences = [
+                sequence
+                for response in responses
+                for sequence in sorted(response.sequences, key=_mean_logprob, reverse=True)[
+                    : options.num_samples
+                ]
+            ]
         return zip(self.choices, sequences, strict=True)
 
     async def _events(

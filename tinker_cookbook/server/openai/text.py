@@ -34,11 +34,16 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, codec: TextCodec, stop_tokens: Collection[int], stop_strings: Sequence[str]
+        self,
+        codec: TextCodec,
+        stop_tokens: Collection[int],
+        stop_strings: Sequence[str],
+        min_tokens: int = 0,
     ) -> None:
         self._decoder = Utf8TokenDecoder(codec)
         self._stop_tokens, self._stop_strings = stop_tokens, tuple(stop_strings)
         self._held_text = ""  # decoded, but possibly the start of a stop string
+        self._unstopped = min_tokens  # tokens in whose text stop strings do not count
         self._num_chars = 0  # characters returned
         self._held_tokens: list[SampledToken] = []
         self._ready_tokens: list[SampledToken] = []
@@ -59,6 +64,7 @@ class IncrementalDetokenizer:
             offset = self._num_chars + len(self._held_text)
             self._held_tokens.append(replace(token, offset=offset))
             piece = self._decoder.decode([token.token])
+            self._unstopped -= 1
             text += self._add_text(piece) if piece else ""
         return text
 
@@ -82,12 +88,13 @@ class IncrementalDetokenizer:
     def _add_text(self, text: str) -> str:
         text = self._held_text + text
         # The text ends at the first stop string; before it, a possible start of one is held back.
-        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        stops = self._stop_strings if self._unstopped < 0 else ()
+        found = [at for stop in stops if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, cut = True, min(found)
             self._held_text = ""
         else:
-            cut = len(text) - partial_at_end(text, self._stop_strings)
+            cut = len(text) - partial_at_end(text, stops)
             self._held_text = text[cut:]
         self._num_chars += cut
         # Tokens are returned with the text that they start in, never before it.

@@ -55,7 +55,7 @@ def make_scripted_model(folder: Path) -> str:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         bos_token_id=1,
         eos_token_id=2,
         tie_word_embeddings=False,

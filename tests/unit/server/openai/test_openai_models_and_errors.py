@@ -74,11 +74,11 @@ def test_a_checkpoint_is_sampled_until_it_is_deleted(
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 10}}, "logit_bias"),
-        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"suffix": "the end"}, "suffix"),
+        ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
         ({"extra_body": {"temprature": 0}}, "temprature"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
         ({"n": 0}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -100,9 +100,9 @@ def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream)
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"presence_penalty": 0.5}, "got 0.5, expected 0, or leave it out"),
-        ({"min_tokens": 2}, "got 2, expected 0, or leave it out"),
-        ({"logit_bias": {"5": 10}}, 'got {"5": 10}, expected {}, or leave it out'),
+        ({"ignore_eos": True}, "got true, expected false, or leave it out"),
+        ({"length_penalty": 2}, "got 2, expected 1, or leave it out"),
+        ({"bad_words": ["x"]}, 'got ["x"], expected [], or leave it out'),
         ({"max_token": 2}, "did you mean 'max_tokens'?"),
         ({"skip_special_tokens": False}, "expected true"),
     ],
@@ -120,7 +120,7 @@ def test_a_refusal_does_not_suggest_the_name_that_was_given(oai, stories_model, 
     ("more", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "low"}, "renderer_name"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -145,6 +145,10 @@ VLLM_DEFAULTS = {
     "continue_final_message": False,
     "skip_special_tokens": True,
     "include_reasoning": True,
+    "spaces_between_special_tokens": True,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "detokenize": True,
     "min_tokens": 0,
     "stop_token_ids": [],
 }

@@ -1,0 +1,291 @@
+"""Parameters that change or constrain the sampling, with the ``openai`` package."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import openai
+import pytest
+
+pytest.importorskip("llguidance", reason="structured output is an extra: pip install llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"type": "integer", "minimum": 1, "maximum": 99},
+        "kind": {"enum": ["town", "père"]},
+    },
+    "required": ["name", "size", "kind"],
+    "additionalProperties": False,
+}
+QUESTION = [{"role": "user", "content": "Describe a city."}]
+SEEDS = range(4)
+
+
+def tool(name, schema, strict=None):
+    function = {"name": name, "description": "Does it.", "parameters": schema}
+    return {
+        "type": "function",
+        "function": {**function, "strict": strict},
+    }
+
+
+NUMBERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS = [tool("city", CITY, True), tool("double", NUMBERS, True)]
+BY_NAME = {"city": CITY, "double": NUMBERS}
+
+
+@pytest.fixture
+def chat(oai, scripted_model):
+    """Chat with the model of random and scripted weights, in a format with tool calls."""
+
+    def create(renderer_name="qwen2_5", **more):
+        more = {"messages": QUESTION, "max_tokens": 300, **more}
+        body = {"renderer_name": renderer_name, **more.pop("extra_body", {})}
+        return oai.chat.completions.create(model=scripted_model, extra_body=body, **more)
+
+    return create
+
+
+def calls_of(found):
+    (choice,) = found.choices
+    calls = choice.message.tool_calls or []
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), BY_NAME[call.function.name])
+    return choice, calls
+
+
+def refused(error):
+    body = error.value.response.json()["error"]
+    return error.value.status_code, body["param"], body["message"]
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "City", "schema": CITY, "strict": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_holds_for_random_weights(chat, stream):
+    texts = []
+    for seed in SEEDS:
+        found = chat(response_format=FORMAT, seed=seed, n=2, stream=stream)
+        if stream:
+            parts = {0: "", 1: ""}
+            for chunk in found:
+                for choice in chunk.choices:
+                    parts[choice.index] += choice.delta.content or ""
+            texts += parts.values()
+        else:
+            assert found.model_extra["sampling_adjustments"] == ["token_mask"]
+            assert {choice.finish_reason for choice in found.choices} == {"stop"}
+            texts += [choice.message.content for choice in found.choices]
+    for text in texts:
+        jsonschema.validate(json.loads(text), CITY)
+    assert len(set(texts)) == len(texts)
+
+
+def test_logprobs_of_masked_samples_are_the_models(chat, oai, scripted_model):
+    found = chat(response_format=FORMAT, seed=1, logprobs=True, top_logprobs=2)
+    content = found.choices[0].logprobs.content
+    # The first token is a brace, which the random model would hardly sample.
+    assert content[0].token == "{"
+    assert content[0].logprob < -1
+    assert all(one.top_logprobs[0].logprob >= one.logprob - 1e-5 for one in content)
+
+
+def test_any_object(chat):
+    """Random strings have no end, so a bias makes the closing tokens likely."""
+    tokens = {'"': 5, "}": 5, "]": 3}
+    ids = {str(5 + ALPHABET.index(key)): value for key, value in tokens.items()}
+    ended = 0
+    for seed in range(6):
+        found = chat(response_format={"type": "json_object"}, seed=seed, logit_bias=ids)
+        choice = found.choices[0]
+        assert choice.message.content.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
+            ended += 1
+    assert ended
+
+
+@pytest.mark.parametrize("renderer_name", ["qwen2_5", "qwen3", "qwen3_disable_thinking"])
+def test_a_call_is_demanded(chat, renderer_name):
+    for seed in SEEDS:
+        more = {"tools": TOOLS, "seed": seed, "parallel_tool_calls": False}
+        # Thinking of random weights has no end.
+        more |= {"logit_bias": {"2": -100}}
+        choice, calls = calls_of(chat(renderer_name, tool_choice="required", **more))
+        if choice.finish_reason == "length":
+            assert renderer_name == "qwen3"
+            continue
+        assert (choice.finish_reason, choice.message.content, len(calls)) == ("tool_calls", None, 1)
+        named = {"type": "function", "function": {"name": "double"}}
+        choice, calls = calls_of(chat(renderer_name, tool_choice=named, **more))
+        if choice.finish_reason != "length":
+            assert [call.function.name for call in calls] == ["double"]
+
+
+def test_strict_tools_are_constrained_where_the_model_calls(chat):
+    """Behind a line break the scripted weights open a call; its name and arguments are masked."""
+    called = 0
+    for seed in SEEDS:
+        choice, calls = calls_of(chat(tools=TOOLS, seed=seed, temperature=0.3))
+        called += len(calls)
+        assert (
+            "<tool_call>" not in (choice.message.content or "") or choice.finish_reason == "length"
+        )
+    assert called
+
+
+def test_no_call_is_made_where_none_is_allowed(chat):
+    for seed in SEEDS:
+        choice, calls = calls_of(chat(tools=TOOLS, tool_choice="none", seed=seed, max_tokens=30))
+        assert not calls
+        assert "<tool_call>" not in choice.message.content
+
+
+ALPHABET = sorted(
+    __import__("tokenizers").pre_tokenizers.ByteLevel.alphabet()
+)  # the vocabulary of the scripted model, behind five special tokens
+
+
+def test_a_completion_is_constrained(oai, stories_model):
+    for more, check in (
+        ({"guided_json": CITY}, lambda text: jsonschema.validate(json.loads(text), CITY)),
+        ({"structured_outputs": {"json": json.dumps(CITY)}}, json.loads),
+        ({"guided_regex": "[ab]{3}c"}, lambda text: text.index("c") == 3 or 1 / 0),
+        ({"structured_outputs": {"choice": ["red", "blue"]}}, ["red", "blue"].index),
+    ):
+        found = oai.completions.create(
+            model=stories_model, prompt="Once", max_tokens=200, seed=3, n=2, extra_body=more
+        )
+        for choice in found.choices:
+            assert choice.finish_reason == "stop"
+            check(choice.text)
+
+
+def test_the_best_of_several_is_that_of_the_highest_mean(oai, stories_model):
+    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 12, "seed": 2, "logprobs": 0}
+    every = oai.completions.create(n=5, **ask).choices
+    means = [np.mean(choice.logprobs.token_logprobs) for choice in every]
+    best = oai.completions.create(best_of=5, n=2, **ask)
+    expected = [every[i].text for i in np.argsort(means)[::-1][:2]]
+    assert [choice.text for choice in best.choices] == expected
+    assert best.usage.completion_tokens == sum(len(c.logprobs.tokens) for c in every)
+    for more in ({"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}):
+        with pytest.raises(openai.BadRequestError) as error:
+            oai.completions.create(**ask, **more)
+        assert refused(error)[:2] == (400, "best_of")
+
+
+def test_penalties_bias_and_lengths_have_their_effect(oai, stories_model):
+    def create(**more):
+        extra = {
+            k: more.pop(k)
+            for k in [*more]
+            if k not in ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
+        }
+        found = oai.completions.create(
+            model=stories_model,
+            prompt="Once",
+            max_tokens=60,
+            temperature=0,
+            logprobs=0,
+            extra_body=extra,
+            **more,
+        )
+        return found.choices[0]
+
+    plain = create()
+    varied = create(presence_penalty=2, frequency_penalty=2).logprobs.tokens
+    assert len(set(varied)) > len(set(plain.logprobs.tokens))
+    tokens = create(repetition_penalty=10).logprobs.tokens
+    assert len(set(tokens)) > 50
+    assert set(create(logit_bias={"300": 100}).logprobs.tokens) == {
+        tokens_of(oai, stories_model, 300)
+    }
+    assert create(min_p=1.0).text == plain.text
+    short = create(stop=["a"])
+    assert len(short.text) < len(plain.text)
+    long = create(stop=["a"], min_tokens=20)
+    assert len(long.text) > len(short.text)
+    assert plain.text.startswith(long.text)
+    ended = create(stop_token_ids=list(range(260, 512)))
+    assert ended.finish_reason == "stop"
+
+
+def tokens_of(oai, model, token):
+    found = oai.completions.create(
+        model=model, prompt=[1, token], max_tokens=1, echo=True, logprobs=0
+    )
+    return found.choices[0].logprobs.tokens[1]
+
+
+BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"response_format": BAD}, "response_format", "Invalid type: strin"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"tool_choice": "required"}, "tool_choice", "without tools"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "city, double"),
+        (
+            {"tools": [TOOLS[0], tool("f", {"type": "array", "uniqueItems": True}, True)]},
+            "tools[1].function.parameters",
+            "uniqueItems",
+        ),
+        (
+            {"tools": TOOLS, "extra_body": {"renderer_name": "role_colon"}},
+            "role_colon",
+            "declares no tools",
+        ),
+        ({"extra_body": {"guided_json": "{"}}, "guided_json", "JSON"),
+        (
+            {"response_format": FORMAT, "extra_body": {"guided_choice": ["a"]}},
+            "guided_choice",
+            "one of them",
+        ),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"5": 200}}, "logit_bias", "-100 to 100"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias", "100000"),
+        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+        ({"extra_body": {"min_p": 2}}, "min_p", "from 0 to 1"),
+        ({"extra_body": {"min_tokens": 400}}, "min_tokens", "at most max_tokens"),
+        ({"reasoning_effort": "low"}, "renderer_name", "no option 'reasoning_effort'"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"enable_thinkin": True}}},
+            "renderer_name",
+            "no option 'enable_thinkin'",
+        ),
+    ],
+)
+def test_what_is_invalid_is_refused_with_its_name(chat, more, param, words):
+    with pytest.raises(openai.BadRequestError) as error:
+        chat(**more)
+    status, found, message = refused(error)
+    assert status == 400
+    assert words in message
+    assert found == param or param == "role_colon"
+
+
+def test_options_of_the_format(chat):
+    def prompt(renderer_name, **kwargs):
+        more = {"chat_template_kwargs": kwargs} if kwargs else {}
+        return chat(renderer_name, max_tokens=1, extra_body=more).usage.prompt_tokens
+
+    quiet, thinks = prompt("qwen3_disable_thinking"), prompt("qwen3")
+    assert quiet > thinks
+    assert prompt("qwen3", enable_thinking=False) == quiet
+    assert prompt("qwen3_disable_thinking", enable_thinking=True) == thinks
+    assert prompt("qwen3", enable_thinking=True) == thinks
+    assert prompt("qwen3", strip_thinking_from_history=False) == thinks

@@ -1,0 +1,205 @@
+"""Masks of JSON and tool calls: whatever random tokens a mask allows, the answer is valid."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.structured_output import (
+    ANY_OBJECT,
+    AnswerRule,
+    GrammarError,
+    answer_mask,
+    choice_mask,
+    json_rule,
+    json_schema_mask,
+    regex_mask,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+pytest.importorskip("llguidance", reason="structured output is an extra: pip install llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "é", "日本"]}, "maxItems": 3},
+        "next": {"anyOf": [{"$ref": "#/$defs/Next"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "tags", "next"],
+    "additionalProperties": False,
+    "$defs": {
+        "Next": {
+            "type": "object",
+            "properties": {"id": {"type": "boolean"}},
+            "additionalProperties": False,
+        }
+    },
+}
+FLAG = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+TOOLS = {"add-person": PERSON, "set_flag": FLAG}
+
+
+def walk(mask, tokenizer, seed, most=300, likely=()):
+    """Random tokens of those that the mask allows; ``likely`` are taken more often."""
+    rng, state, tokens = np.random.default_rng(seed), mask.start(), []
+    while not state.finished and len(tokens) < most:
+        allowed = np.flatnonzero(np.unpackbits(state.allowed(), bitorder="little"))
+        allowed = allowed[allowed < len(tokenizer)]
+        often = np.intersect1d(allowed, likely)
+        tokens.append(int(rng.choice(often if len(often) and rng.random() < 0.2 else allowed)))
+        state.add(tokens[-1])
+    return tokens, state.finished
+
+
+def test_json_of_any_vocabulary_is_valid(tokenizer_folder, stories_model):
+    """A vocabulary of 512 SentencePiece tokens with bytes, and a byte-level BPE."""
+    for folder in (stories_model, tokenizer_folder("smollm2")):
+        tokenizer = get_tokenizer(folder)
+        mask = json_schema_mask(tokenizer, PERSON)
+        for seed in range(10):
+            tokens, ended = walk(mask, tokenizer, seed)
+            assert ended
+            assert tokens[-1] == tokenizer.eos_token_id
+            text = tokenizer.decode(tokens[:-1])
+            value = json.loads(text)
+            jsonschema.validate(value, PERSON)
+            assert text == json.dumps(value, ensure_ascii=False)
+
+
+def test_a_regular_expression_and_a_choice(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
+    date, words = regex_mask(tokenizer, r"\d{4}-\d\d/[a-c]"), choice_mask(tokenizer, ["yes", "né"])
+    for seed in range(5):
+        tokens, _ = walk(date, tokenizer, seed)
+        text = tokenizer.decode(tokens[:-1])
+        assert (text[4], text[7], len(text)) == ("-", "/", 9)
+        tokens, _ = walk(words, tokenizer, seed)
+        assert tokenizer.decode(tokens[:-1]) in ("yes", "né")
+
+
+SCHEMAS = {
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "strin": {"type": "strin"},
+    "not present": {"$ref": "https://example.org/schema"},
+    "Unsatisfiable": {"type": "string", "minLength": 3, "maxLength": 2},
+}
+
+
+@pytest.mark.parametrize("word", SCHEMAS)
+def test_a_schema_that_cannot_be_applied_says_why(tokenizer_folder, word):
+    with pytest.raises(GrammarError, match=word):
+        json_schema_mask(get_tokenizer(tokenizer_folder("smollm2")), SCHEMAS[word])
+
+
+def test_a_missing_library_names_the_pip_line(tokenizer_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[structured\]'"):
+        json_schema_mask(get_tokenizer(tokenizer_folder("smollm2")), FLAG)
+
+
+def test_a_token_that_is_not_allowed_is_an_error(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
+    state = json_schema_mask(tokenizer, FLAG).start()
+    with pytest.raises(GrammarError, match="token_mask"):
+        state.add(tokenizer.encode("x")[0])
+
+
+FORMATS = [
+    ("qwen2_5", "smollm2"),  # tags that are no tokens of the vocabulary
+    pytest.param("qwen3", "qwen3", marks=pytest.mark.slow),
+    pytest.param("qwen3_disable_thinking", "qwen3", marks=pytest.mark.slow),
+    pytest.param("qwen3_vl", "qwen3", marks=pytest.mark.slow),
+    pytest.param("template", "qwen3", marks=pytest.mark.slow),
+    pytest.param("llama3", "llama3", marks=pytest.mark.slow),
+    pytest.param("deepseekv3", "deepseek_v3_1", marks=pytest.mark.slow),
+    pytest.param("deepseekv3_thinking", "deepseek_v3_1", marks=pytest.mark.slow),
+    pytest.param("gpt_oss_low_reasoning", "gptoss", marks=pytest.mark.slow),
+]
+"""Each vocabulary takes the library 1 to 7 s; slow: 10 to 20 s each."""
+
+
+def made(name, family, tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder(family))
+    return get_renderer(name, tokenizer), tokenizer
+
+
+def check_calls(message, tools=TOOLS):
+    for call in message.get("tool_calls", []):
+        jsonschema.validate(json.loads(call.function.arguments), tools[call.function.name])
+    assert not message.get("unparsed_tool_calls")
+    return len(message.get("tool_calls", []))
+
+
+@pytest.mark.parametrize(("name", "family"), FORMATS)
+def test_answers_are_read_back_as_what_was_demanded(name, family, tokenizer_folder):
+    renderer, tokenizer = made(name, family, tokenizer_folder)
+    likely = [*tokenizer.get_added_vocab().values()]
+    tools = list(TOOLS.items())
+
+    def answers(rule, count=8):
+        for seed in range(count):
+            tokens, ended = walk(answer_mask(renderer, rule), tokenizer, seed, 400, likely)
+            if ended:  # thinking and free text have no end
+                yield renderer.parse_response(tokens)[0]
+
+    def text_of(message):
+        content = message["content"]
+        parts = [] if isinstance(content, str) else [p for p in content if p["type"] == "text"]
+        return content if isinstance(content, str) else "".join(part["text"] for part in parts)
+
+    found = list(answers(AnswerRule(json_rule(PERSON))))
+    assert found
+    for message in found:
+        jsonschema.validate(json.loads(text_of(message)), PERSON)
+    found = list(answers(AnswerRule(tools=tools, tool_use="required", parallel=False)))
+    assert found
+    assert all(check_calls(message) == 1 for message in found)
+    assert all(not text_of(message).strip() for message in found)
+    assert all(check_calls(m) == 0 for m in answers(AnswerRule(tools=tools, tool_use="none"), 4))
+    counts = [check_calls(m) for m in answers(AnswerRule(tools=tools), 12)]
+    assert counts
+    for message in answers(AnswerRule(json_rule(FLAG), tools), 6):
+        if not check_calls(message):
+            jsonschema.validate(json.loads(text_of(message)), FLAG)
+
+
+@pytest.mark.parametrize(("name", "family"), FORMATS)
+def test_calls_as_the_renderer_writes_them_are_allowed(name, family, tokenizer_folder):
+    """The tokens of a rendered answer, which the model was trained on."""
+    renderer, _ = made(name, family, tokenizer_folder)
+    arguments = '{"name": "Zoë", "age": 3, "tags": [], "next": {"id": true}}'
+    call = {"type": "function", "function": {"name": "add-person", "arguments": arguments}}
+    question = {"role": "user", "content": "Add Zoë."}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = renderer.build_generation_prompt([question]).to_ints()
+    model_input, weights = renderer.build_supervised_example([question, answer])
+    tokens = model_input.to_ints()
+    sampled = [t for t, w in zip(tokens, weights.tolist(), strict=True) if w]
+    assert tokens[: len(prompt)] == prompt
+    for use in ("auto", "required"):
+        state = answer_mask(
+            renderer, AnswerRule(tools=[("add-person", PERSON)], tool_use=use)
+        ).start()
+        for token in sampled:
+            state.add(token)
+        assert state.finished
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron3"])
+def test_calls_without_a_json_form_are_refused(name, tokenizer_folder):
+    renderer, _ = made(name, "qwen3", tokenizer_folder)
+    with pytest.raises(ConfigurationError, match=f"tools: the chat format {name} writes calls"):
+        answer_mask(renderer, AnswerRule(tools=[("f", ANY_OBJECT)]))

@@ -1,0 +1,190 @@
+"""What a request demands of an answer: JSON, a schema, tool calls; and the mask that ensures it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinker_cookbook.renderers import Renderer, ToolCall, ToolSpec
+from tinker_cookbook.server.bodies import Json
+from tinker_cookbook.server.openai.models import LoadedModel
+from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, SamplingBody, Tool
+from tinker_cookbook.structured_output import (
+    ANY_OBJECT,
+    AnswerRule,
+    GrammarError,
+    GrammarMask,
+    Schema,
+    ToolUse,
+    answer_mask,
+    choice_rule,
+    json_rule,
+    regex_rule,
+)
+
+
+@dataclass(frozen=True)
+class CallPolicy:
+    """Which tool calls an answer may have: ``tools`` that may be called, and how many."""
+
+    use: ToolUse = "auto"
+    tools: Sequence[Tool] = ()
+    parallel: bool = True
+    named: bool = False
+
+    @classmethod
+    def of(cls, body: ChatBody) -> CallPolicy:
+        """Returns the policy of a request; raises ``ApiError`` for an invalid ``tool_choice``."""
+        tools, choice = body.tools or [], body.tool_choice
+        parallel = body.parallel_tool_calls is not False
+        if choice in (None, "auto") or (choice == "none" and not tools):
+            return cls("auto", tools, parallel)
+        if choice == "none":
+            return cls("none", tools)
+        if not tools:
+            raise ApiError(
+                f"tool_choice: got {json.dumps(choice)} without tools; give tools, or leave it out",
+                param="tool_choice",
+            )
+        if choice == "required":
+            return cls("required", tools, parallel)
+        name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+        named = [tool for tool in tools if tool.function.name == name]
+        if not named:
+            known = ", ".join(tool.function.name for tool in tools)
+            raise ApiError(
+                f"tool_choice: got {json.dumps(choice)[:80]}, expected auto, none, required, or "
+                f'{{"type": "function", "function": {{"name": …}}}} with one of {known}',
+                param="tool_choice",
+            )
+        return cls("required", named, parallel=False, named=True)
+
+    @property
+    def constrains(self) -> bool:
+        """Whether sampling has to be constrained for the calls."""
+        strict = any(tool.function.strict for tool in self.tools)
+        return bool(self.tools) and (self.use != "auto" or strict)
+
+    def split(self, calls: Sequence[ToolCall]) -> tuple[Sequence[ToolCall], str]:
+        """Returns the calls of an answer that the request allows, and the text of forbidden ones.
+
+        Calls after the first are dropped without ``parallel``.
+        """
+        if self.use == "none":
+            return [], "".join(call.function.model_dump_json() for call in calls)
+        return (calls if self.parallel else calls[:1]), ""
+
+
+def tool_spec(tool: Tool) -> ToolSpec:
+    """Returns the declaration of a tool for renderers."""
+    return ToolSpec(
+        name=tool.function.name,
+        description=tool.function.description or "",
+        parameters=tool.function.parameters or {"type": "object", "properties": {}},
+    )
+
+
+def format_options(body: ChatBody) -> dict[str, Any]:
+    """Returns the options of the chat format that a request sets."""
+    options = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        options["reasoning_effort"] = body.reasoning_effort
+    return options
+
+
+def chat_mask(
+    body: ChatBody, calls: CallPolicy, renderer: Renderer, eos_ids: Collection[int]
+) -> GrammarMask | None:
+    """Returns the mask that a chat request needs, None if it needs none."""
+    text = _text_rule(body)
+    if text is None and not calls.constrains:
+        return None
+    # Where text is forbidden to be a call but calls have no grammar, they are returned as text.
+    if calls.use == "none" and renderer.answer_form().calls is None:
+        calls = CallPolicy()
+        if text is None:
+            return None
+    tools = [(tool.function.name, _arguments(tool, calls.use)) for tool in calls.tools]
+    rule = AnswerRule(text and text[1], tools, calls.use, calls.parallel)
+    try:
+        return answer_mask(renderer, rule, eos_ids)
+    except GrammarError as error:
+        param, reason = text[0] if text else "tools", error
+        # Each tool alone shows which of them has the invalid schema.
+        for tool, pair in zip(calls.tools, tools, strict=True):
+            try:
+                answer_mask(renderer, AnswerRule(None, [pair]), eos_ids)
+            except GrammarError as its_error:
+                index = (body.tools or []).index(tool)
+                param, reason = f"tools[{index}].function.parameters", its_error
+        raise ApiError(f"{param}: {reason}", param=param) from error
+
+
+def _arguments(tool: Tool, use: ToolUse) -> Schema:
+    """Returns the schema of a tool's arguments; only that of a strict one is binding, unless a
+    call is demanded."""
+    parameters = tool.function.parameters
+    binding = tool.function.strict or use == "required"
+    return parameters if parameters and binding else ANY_OBJECT
+
+
+def completion_mask(body: SamplingBody, model: LoadedModel) -> GrammarMask | None:
+    """Returns the mask of a completion, None if it is not constrained."""
+    text = _text_rule(body)
+    if text is None:
+        return None
+    try:
+        return GrammarMask(model.codec.tokenizer, f"start: {text[1]}", model.eos_ids)
+    except GrammarError as error:
+        raise ApiError(f"{text[0]}: {error}", param=text[0]) from error
+
+
+def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
+    """Returns the parameter that constrains the text, and the rule that it gives."""
+    given = [
+        *_of_response_format(body.response_format),
+        ("guided_json", None if body.guided_json is None else _json_rule(body.guided_json)),
+        ("guided_regex", body.guided_regex and regex_rule(body.guided_regex)),
+        ("guided_choice", body.guided_choice and choice_rule(body.guided_choice)),
+    ]
+    if (outputs := body.structured_outputs) is not None:
+        given += [
+            ("structured_outputs", None if outputs.json_ is None else _json_rule(outputs.json_)),
+            ("structured_outputs", outputs.regex and regex_rule(outputs.regex)),
+            ("structured_outputs", outputs.choice and choice_rule(outputs.choice)),
+            ("structured_outputs", json_rule(ANY_OBJECT) if outputs.json_object else None),
+        ]
+    found = [(param, rule) for param, rule in given if rule]
+    if len(found) > 1:
+        names = " and ".join(param for param, _ in found)
+        raise ApiError(f"{found[1][0]}: got {names}, expected one of them", param=found[1][0])
+    return found[0] if found else None
+
+
+def _of_response_format(value: Json | None) -> list[tuple[str, str | None]]:
+    kind = "text" if value is None else value.get("type")
+    if kind == "text":
+        return []
+    if kind == "json_object":
+        return [("response_format", json_rule(ANY_OBJECT))]
+    wrapper = value.get("json_schema") if value else None
+    schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise ApiError(
+            f"response_format: got {json.dumps(value)[:80]}, expected one of "
+            '{"type": "text"}, {"type": "json_object"} and '
+            '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}',
+            param="response_format",
+        )
+    return [("response_format", json_rule(schema))]
+
+
+def _json_rule(schema: Json | str) -> str:
+    if not isinstance(schema, str):
+        return json_rule(schema)
+    try:
+        return json_rule(json.loads(schema))
+    except ValueError as error:
+        raise ApiError(f"guided_json: got no JSON ({error})", param="guided_json") from error
