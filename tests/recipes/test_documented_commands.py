@@ -251,6 +251,9 @@ class Reader:
 
     def values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
         self.runs += 1
+        if command.program == "tinker_cookbook.chat":  # its input is empty, so it only opens models
+            paths = typed["model_path"].replace("tinker://RUN/sampler_weights/final", "{}")
+            return {"model_path": paths.format(self.checkpoint()), "device": "cpu"}
         values = dict(SETTINGS[command.program])
         for key in typed:
             if key.endswith(("model_name", "teacher_model")):

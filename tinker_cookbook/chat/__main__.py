@@ -140,7 +140,7 @@ def main(config: Config) -> None:
     def inform(text: str) -> None:
         # Standard output has only the answers where a program may read it.
         if interactive:
-            console.print(Text(text, style="dim"), soft_wrap=True)
+            console.print(Text(text, style="dim"))
         else:
             print(text, file=sys.stderr, flush=True)
 

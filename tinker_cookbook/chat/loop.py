@@ -149,8 +149,10 @@ class ChatLoop:
         for label, answer in zip(self._labels, answers, strict=True):
             if len(answers) > 1:
                 self._console.print(Text(f"[{label}]", style="bold cyan"))
-            shown = tokens_table(answer.tokens) if numbers else tokens_text(answer.tokens)
-            self._console.print(shown)
+            if numbers:
+                self._console.print(tokens_table(answer.tokens))
+            else:
+                self._console.print(tokens_text(answer.tokens), soft_wrap=True)
         if not numbers:
             self._console.print(tokens_legend())
 

@@ -228,7 +228,7 @@ def tokens_text(tokens: Sequence[AnswerToken]) -> Text:
 
 def tokens_legend() -> Text:
     """Returns the meaning of the colours."""
-    legend = Text("probability at temperature 1: ", style=_DIM)
+    legend = Text.assemble(("probability at temperature 1: ", _DIM))
     for bound, style in _STYLES:
         legend.append(f"≥ {bound:g}" if bound else f"< {_STYLES[-2][0]:g}", style=style)
         legend.append("  ")

@@ -78,6 +78,7 @@ class ChatSession:
     def __post_init__(self) -> None:
         self.histories = [[] for _ in self.models]
         self._num_sampled = 0
+        self._unfinished: list[Message] = []  # answers that were cut or stopped
         self._dropped = [0] * len(self.models)
 
     async def ask(
@@ -129,6 +130,8 @@ class ChatSession:
         self.answers = answers
         for history, one in zip(self.histories, answers, strict=True):
             history += [message, one.message]
+            if one.ending != "stop":
+                self._unfinished.append(one.message)
         return answers
 
     def undo(self) -> str:
@@ -168,7 +171,11 @@ class ChatSession:
                 f"/save: {path} cannot be written: {error.strerror or error}; choose another file"
             ) from error
         rows = f"{len(kept) + len(new)} conversation{'s' if len(kept) + len(new) > 1 else ''}"
-        return f"saved to {path}, which has {rows} now"
+        saved = [message for history in self.histories for message in history]
+        count = sum(any(message is one for one in self._unfinished) for message in saved)
+        # A model that trains on half an answer learns to end there.
+        warning = f"; {count} of its answers were cut or stopped (/retry, /undo)" if count else ""
+        return f"saved to {path}, which has {rows} now{warning}"
 
     def _pop(self, history: list[Message]) -> str:
         history.pop()

@@ -282,7 +282,7 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
     chat.loop.handle("/reset")
     chat.loop.handle("Another one")
     chat.loop.handle(f"/save {path}")
-    assert "2 conversations" in chat.notes[-1]
+    assert "2 conversations now; 1 of its answers were cut or stopped" in chat.notes[-1]
     assert read_conversations(path)[0] == saved
     with pytest.raises(ConfigurationError, match="cannot be written"):
         chat.loop.handle("/save /proc/nothing/chats.jsonl")

@@ -1,8 +1,9 @@
-"""The chat as a program: in a pseudo-terminal, and in a pipe (two processes, about 10 s)."""
+"""The chat as a program: in a pseudo-terminal (slow), and in a pipe (in this process, 1 s)."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -14,6 +15,8 @@ import termios
 import time
 
 import pytest
+
+from tinker_cookbook.chat.__main__ import Config, main
 
 SECONDS = 120.0
 PROMPT = "> "
@@ -60,24 +63,15 @@ class Terminal:
 
 
 @pytest.fixture
-def command(stories_model):
-    settings = {
-        "model_name": stories_model,
-        "renderer_name": "role_colon",
-        "device": "cpu",
-        "dtype": "float32",
-        "seed": 3,
-    }
-    return [
-        sys.executable,
-        "-m",
-        "tinker_cookbook.chat",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
+def settings(stories_model):
+    names = {"model_name": stories_model, "renderer_name": "role_colon"}
+    return {**names, "device": "cpu", "dtype": "float32", "seed": 3}
 
 
-def test_a_person_chats_in_a_terminal(command, tmp_path):
-    terminal = Terminal([*command, "max_tokens=400"], width=80)
+@pytest.mark.slow  # it starts the program, which takes 6 s of processor time
+def test_a_person_chats_in_a_terminal(settings, tmp_path):
+    words = [f"{key}={value}" for key, value in {**settings, "max_tokens": 400}.items()]
+    terminal = Terminal([sys.executable, "-m", "tinker_cookbook.chat", *words], width=80)
     start = terminal.until(PROMPT)
     assert "chat format role_colon, asked for; context 512 tokens" in start
     # Several reads: the answer arrives in pieces.
@@ -103,16 +97,14 @@ def test_a_person_chats_in_a_terminal(command, tmp_path):
     assert file.read_text().startswith('{"messages": [{"role": "user", "content": "Once upon')
 
 
-def test_a_pipe_has_answers_alone_on_standard_output(command):
-    done = subprocess.run(
-        [*command, "max_tokens=8"],
-        input="Once upon a time\nMore\n",
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert len(done.stdout.split("\n\n")) >= 3
-    assert "chat format role_colon" in done.stderr
-    assert done.stderr.count("[cut at max_tokens=8]") == 2
+def test_a_pipe_has_answers_alone_on_standard_output(settings, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\nMore\n"))
+    main(Config(**settings, max_tokens=8))
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    first, second, rest = said.out.split("\n\n")
+    assert first
+    assert second
+    assert rest == ""
+    assert "chat format role_colon" in said.err
+    assert said.err.count("[cut at max_tokens=8]") == 2

@@ -242,7 +242,8 @@ function blocksOf(text) {
 
 function textElement(text, pieces) {
   const made = element("div", "text");
-  for (const { code, start, end } of blocksOf(text)) {
+  const blocks = blocksOf(text);
+  for (let [i, { code, start, end }] of blocks.entries()) {
     if (code) {
       const inner = element("code");
       // The line break before the closing fence is no part of the code.
@@ -250,6 +251,9 @@ function textElement(text, pieces) {
       made.append(element("pre", "", inner));
       continue;
     }
+    // A block of code has a margin, so empty lines next to it are left out.
+    while (i > 0 && start < end && text[start] === "\n") start += 1;
+    while (i < blocks.length - 1 && start < end && text[end - 1] === "\n") end -= 1;
     // Text in single backquotes has a fixed width too.
     let at = start;
     for (const found of text.slice(start, end).matchAll(/`[^`\n]+`/g)) {
