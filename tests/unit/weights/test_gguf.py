@@ -1,0 +1,368 @@
+"""GGUF files hold what plain PyTorch computes from W + s B A, read by transformers' own reader, and
+the tokenizer in llama.cpp's form (30 s). llama.cpp itself: ``test_gguf_llama_cpp.py``."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from exports import adapted_model, logprobs_of, make_adapter, make_base
+from gguf_models import make_model, make_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tinker_cookbook import weights
+from tinker_cookbook.exceptions import ConfigurationError, WeightsError, WeightsMergeError
+from tinker_cookbook.weights import _gguf_files, _gguf_proof
+from tinker_cookbook.weights import gguf as gguf_command
+from tinker_cookbook.weights._gguf_architectures import halves_from_pairs, pairs_from_halves
+from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
+from tinker_cookbook.weights._ollama import chat_format, modelfile
+from tinker_cookbook.weights.gguf import GGUFSettings, export_gguf, write_gguf, write_lora_gguf
+
+TOKENS = torch.arange(3, 60)
+RANK_SCALING = 32 / 4  # of make_adapter
+
+
+def opened(tmp_path: Path, name: str, ends: tuple[str, ...] | None = None):
+    """A random model and a random adapter of it: base folder, adapter folder, checkpoint."""
+    base = make_model(tmp_path / "base", name)
+    adapter = make_adapter(tmp_path / "adapter", base, *([ends] if ends else []))
+    return base, adapter, weights.open_checkpoint(str(adapter), base_model=str(base))
+
+
+def by_transformers(path: Path):
+    """The model of a file, as transformers reads it, which has tables of its own."""
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+
+
+def fields(path: Path) -> dict:
+    return {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_a_file_read_by_transformers_computes_w_plus_s_b_a(tmp_path, name):
+    base, adapter, checkpoint = opened(tmp_path, name)
+    write_gguf(checkpoint, tmp_path / "model.gguf", quant="f32", verify=False)
+    found, expected = (
+        by_transformers(tmp_path / "model.gguf"),
+        adapted_model(base, adapter, RANK_SCALING),
+    )
+    read = found.state_dict()
+    for key, tensor in expected.state_dict().items():
+        assert (read[key] - tensor).abs().max() < 1e-5, key
+    if name == "gemma3":
+        return  # the reader does not read how attention is scaled
+    wanted = logprobs_of(expected, TOKENS)
+    assert (logprobs_of(found, TOKENS) - wanted).abs().max() < 1e-4
+    plain = logprobs_of(AutoModelForCausalLM.from_pretrained(base), TOKENS)
+    assert (plain - wanted).abs().max() > 0.1
+
+
+def test_a_wrong_order_of_rows_is_an_error_and_nothing_is_written(tmp_path, monkeypatch):
+    _, _, checkpoint = opened(tmp_path, "llama")
+    (tmp_path / "model.gguf").write_text("old")
+    # The reader has the right order.
+    architecture = _gguf_files.Architecture
+    monkeypatch.setattr(architecture, "stored", lambda self, name, tensor: tensor)
+    with pytest.raises(WeightsError, match="log-probabilities of read back"):
+        write_gguf(checkpoint, tmp_path / "model.gguf", quant="q8_0")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "model.gguf"]
+    assert (tmp_path / "model.gguf").read_text() == "old"
+
+
+def test_a_rotary_pair_is_in_neighbouring_rows():
+    rows = torch.arange(16)[:, None] * torch.ones(1, 3)  # two heads of eight rows
+    stored = pairs_from_halves(rows, 2)[:, 0].int().tolist()
+    assert stored == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
+    assert torch.equal(halves_from_pairs(pairs_from_halves(rows, 2), 2), rows)
+
+
+@pytest.mark.parametrize(
+    ("quant", "matrix", "head", "largest"),
+    [
+        ("f16", "F16", "F16", 2e-3),
+        ("bf16", "BF16", "BF16", 2e-2),
+        ("q8_0", "Q8_0", "Q8_0", 1e-2),
+        ("q4_0", "Q4_0", "Q8_0", 0.2),
+    ],
+)
+def test_matrices_have_the_quantized_type_and_norms_are_exact(
+    tmp_path, quant, matrix, head, largest
+):
+    base, adapter, checkpoint = opened(tmp_path, "llama_tied")
+    proof = write_gguf(checkpoint, tmp_path / "m.gguf", quant=quant)
+    tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert tensors["blk.0.ffn_gate.weight"].tensor_type.name == matrix
+    assert tensors["output.weight"].tensor_type.name == head
+    assert tensors["blk.1.attn_norm.weight"].tensor_type.name == "F32"
+    model = adapted_model(base, adapter, RANK_SCALING)
+    down = model.model.layers[1].mlp.down_proj.weight.detach().numpy()
+    stored = tensors["blk.1.ffn_down.weight"]
+    read = gguf.quants.dequantize(stored.data, stored.tensor_type).reshape(down.shape)
+    assert np.abs(read - down).max() < largest * np.abs(down).max()
+    norm = model.model.layers[1].input_layernorm.weight.detach().numpy()
+    assert np.array_equal(tensors["blk.1.attn_norm.weight"].data, norm)
+    assert (
+        fields(tmp_path / "m.gguf")["general.file_type"]
+        == (gguf.LlamaFileType[f"MOSTLY_{quant.upper()}"])
+    )
+    assert proof.comparisons[0].measure == "mean"
+    saved = json.loads((tmp_path / "m.proof.json").read_text())
+    assert saved["comparisons"][0]["mean"] == proof.comparisons[0].mean
+
+
+def test_rows_that_are_no_whole_blocks_are_float16(tmp_path, shared_dir):
+    base = shared_dir / "models" / "stories260k"
+    adapter = make_adapter(tmp_path / "adapter", base)
+    checkpoint = weights.open_checkpoint(str(adapter), base_model=str(base))
+    proof = write_gguf(checkpoint, tmp_path / "m.gguf", quant="q8_0")
+    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert types["blk.0.ffn_down.weight"] == "F16"  # rows of 172
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+    assert "5 F16" in proof.facts["tensors"]
+    found = fields(tmp_path / "m.gguf")
+    assert found["tokenizer.ggml.model"] == "llama"
+    assert found["tokenizer.ggml.add_space_prefix"] is True
+    assert found["tokenizer.ggml.tokens"][13] == "<0x0A>"
+    assert found["tokenizer.ggml.token_type"][13] == 6
+    # A merge that comes earlier has a higher score.
+    merges = json.loads((base / "tokenizer.json").read_text())["model"]["merges"]
+    scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
+    ranked = ["".join(m.split(" ") if isinstance(m, str) else m) for m in merges]
+    assert [scores[text] for text in ranked] == sorted((scores[t] for t in ranked), reverse=True)
+
+
+def test_a_tied_model_has_a_head_only_where_the_adapter_changes_it(tmp_path):
+    _, _, checkpoint = opened(tmp_path, "qwen3", ("q_proj", "down_proj"))
+    write_gguf(checkpoint, tmp_path / "m.gguf", quant="f16")
+    names = {t.name for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert "output.weight" not in names
+    assert "blk.0.attn_q_norm.weight" in names
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama_tied"])
+def test_an_adapter_file_has_the_updates_in_the_order_of_the_base_models_file(tmp_path, name):
+    checkpoint = opened(tmp_path, name)[2]
+    base_out = tmp_path / "base.gguf"
+    write_lora_gguf(checkpoint, tmp_path / "a.gguf", base_out=base_out, base_quant="f32")
+    found = fields(tmp_path / "a.gguf")
+    assert found["general.type"] == "adapter"
+    assert found["adapter.type"] == "lora"
+    assert found["general.architecture"] == ("qwen2" if name == "qwen2" else "llama")
+    # Added by hand to the base model's file, the updates give the merged file.
+    write_gguf(checkpoint, tmp_path / "merged.gguf", quant="f32", verify=False)
+    stored = {
+        path: {t.name: t.data for t in gguf.GGUFReader(tmp_path / path).tensors}
+        for path in ("a.gguf", "base.gguf", "merged.gguf")
+    }
+    changed = {key.removesuffix(".lora_a") for key in stored["a.gguf"] if key.endswith("_a")}
+    assert "output.weight" in changed
+    for key, merged in stored["merged.gguf"].items():
+        expected = stored["base.gguf"][key]
+        if key in changed:
+            a, b = (stored["a.gguf"][f"{key}.lora_{side}"] for side in "ab")
+            expected = expected + found["adapter.lora.alpha"] / len(a) * b @ a
+        assert np.abs(merged - expected).max() < 1e-5, key
+
+
+def test_a_head_of_a_tied_model_needs_a_base_file_or_is_left_out_when_asked(tmp_path):
+    _, _, checkpoint = opened(tmp_path, "qwen3")
+    with pytest.raises(ConfigurationError, match=r"base_out=base.gguf.*drop_head=True"):
+        write_lora_gguf(checkpoint, tmp_path / "a.gguf")
+    assert not list(tmp_path.glob("*.gguf"))
+    proof = write_lora_gguf(checkpoint, tmp_path / "a.gguf", drop_head=True)
+    names = {t.name for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert not any(name.startswith("output") for name in names)
+    assert "left out" in proof.facts["head"]
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "smollm", "qwen2", "llama-bpe", "smaug-bpe"])
+def test_the_pre_tokenizer_is_named_by_what_the_tokenizer_does(tmp_path, kind):
+    make_tokenizer(tmp_path, kind)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    found = vocabulary_of(tokenizer, 400)
+    assert (found.model, found.pre) == ("gpt2", kind)
+    last = len(tokenizer) - 1
+    assert found.tokens[last] == "<tool>"
+    assert found.tokens[last + 1 :] == [f"[PAD{i}]" for i in range(last + 1, 400)]
+    assert found.types[:5] == [3, 3, 3, 3, 1]
+    assert found.types[last - 1 : last + 2] == [1, 4, 5]
+    assert found.ids == {"bos": 1, "eos": 2, "eot": 2}
+    assert (found.add_bos, found.add_eos) == (False, False)
+
+
+def test_a_published_tokenizer_is_recognized(tokenizer_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2"))
+    found = vocabulary_of(tokenizer, len(tokenizer))
+    assert found.pre == "smollm"
+    assert not found.add_bos
+    assert found.tokens[found.ids["eot"]] == "<|im_end|>"
+    assert found.chat_template == tokenizer.chat_template
+
+
+def test_an_unknown_tokenizer_or_architecture_is_refused_before_a_file_is_written(tmp_path):
+    base, _, checkpoint = opened(tmp_path, "llama")
+    path = base / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["pre_tokenizer"]["pretokenizers"][0] = {"type": "Whitespace"}
+    path.write_text(json.dumps(spec))
+    with pytest.raises(WeightsMergeError, match=r"Whitespace.*known are those of gpt-2, smollm"):
+        write_gguf(checkpoint, tmp_path / "m.gguf")
+    config = json.loads((base / "config.json").read_text())
+    config |= {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsMergeError, match="GPT2LMHeadModel cannot be exported as GGUF; supp"):
+        write_gguf(checkpoint, tmp_path / "m.gguf")
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path):
+    _, adapter, _ = opened(tmp_path, "llama")
+    other = make_base(tmp_path / "other", "qwen3")
+    make_tokenizer(other, "qwen2")
+    checkpoint = weights.open_checkpoint(str(adapter), base_model=str(other))
+    with pytest.raises(WeightsMergeError, match=r"is .* its base model"):
+        write_gguf(checkpoint, tmp_path / "m.gguf", verify=False)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    _, _, checkpoint = opened(tmp_path, "llama")
+    (tmp_path / "m.gguf").write_text("old")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    with pytest.raises(WeightsError, match=r"the disk is full \(\d+ MiB free\); nothing was chang"):
+        write_gguf(checkpoint, tmp_path / "m.gguf")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "m.gguf"]
+    assert (tmp_path / "m.gguf").read_text() == "old"
+
+
+def test_a_weight_beyond_float16_is_refused(tmp_path):
+    _, _, checkpoint = opened(tmp_path, "llama", ("down_proj",))
+    next(iter(checkpoint.updates.values())).b.fill_(1e6)
+    with pytest.raises(WeightsMergeError, match="choose quant=bf16"):
+        write_gguf(checkpoint, tmp_path / "m.gguf", quant="f16", verify=False)
+
+
+def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(GGUFSettings, "open", lambda self: pytest.fail("was read"))
+    (tmp_path / "old.gguf").write_text("old")
+
+    def run(**settings):
+        settings = {"model_path": "x", "out": str(tmp_path / "m.gguf"), **settings}
+        export_gguf(GGUFSettings(**settings))
+
+    for settings, message in [
+        ({"quant": "q8"}, "quant: got 'q8', expected one of f32, f16, bf16, q8_0, q4_0"),
+        ({"out": str(tmp_path / "m")}, "ends in .gguf, such as m.gguf"),
+        ({"out": str(tmp_path / "old.gguf")}, "exists already"),
+        ({"base_out": str(tmp_path / "b.gguf")}, "base_out: is used with lora=True only"),
+        ({"drop_head": True}, "drop_head: is used with lora=True only"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            run(**settings)
+
+
+def test_a_missing_package_is_named_with_its_pip_line(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[gguf\]'"):
+        gguf_command.require_gguf()
+
+
+def test_without_llama_cpp_the_proof_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(_gguf_proof, "llama_cpp_version", lambda: None)
+    _, _, checkpoint = opened(tmp_path, "llama")
+    proof = write_gguf(checkpoint, tmp_path / "m.gguf", quant="f32")
+    assert [one.reader for one in proof.comparisons] == [f"read back by gguf {_gguf_version()}"]
+    assert "pip install xllamacpp" in proof.facts["llama.cpp"]
+    assert proof.comparisons[0].largest <= 1e-4
+
+
+def test_llama_cpp_that_ends_with_an_error_is_an_error(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("import sys; print('0.00 E load: bad magic', file=sys.stderr); sys.exit(3)")
+    monkeypatch.setattr(_gguf_proof._llama_cpp, "__file__", str(script))
+    with pytest.raises(WeightsError, match=r"ended with code 3.*\n.*bad magic"):
+        _gguf_proof.run_llama_cpp(tmp_path / "m.gguf", None, [[1, 2]], [])
+
+
+def test_the_command_writes_file_proof_and_modelfile(tmp_path, capsys):
+    base, adapter, _ = opened(tmp_path, "llama")
+    settings = GGUFSettings(
+        model_path=str(adapter),
+        base_model=str(base),
+        out=str(tmp_path / "m.gguf"),
+        quant="f16",
+        device="cpu",
+        renderer_name="template",
+    )
+    export_gguf(settings)
+    printed = capsys.readouterr().out
+    assert "| merged GGUF, f16 | read back by gguf" in printed
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert names == ["m.Modelfile", "m.gguf", "m.proof.json"]
+    text = (tmp_path / "m.Modelfile").read_text()
+    assert text.startswith("FROM ./m.gguf\n")
+    assert 'PARAMETER stop "<|im_end|>"' in text
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("smollm2", "qwen3_instruct"), ("smollm2", "template")],
+)
+def test_the_template_of_a_modelfile_gives_what_the_renderer_gives(folder, name, tokenizer_folder):
+    from tinker_cookbook.renderers import get_renderer
+
+    path = tokenizer_folder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    renderer = get_renderer(name, tokenizer)
+    found = chat_format(renderer, tokenizer)
+    assert found is not None
+    messages = [
+        {"role": "user", "content": "Hi {there}"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Bye"},
+    ]
+    expected = tokenizer.decode(renderer.build_generation_prompt(messages).to_ints())
+    assert _by_go(found.template(), messages) == expected
+    text = modelfile(path, name, "m.gguf", "a.gguf", 4096)
+    assert "ADAPTER ./a.gguf" in text
+    assert 'PARAMETER stop "<|im_end|>"' in text
+
+
+def _by_go(template: str, messages: list[dict]) -> str:
+    """Interprets the part of Go's template language that is used, by Jinja."""
+    import jinja2
+
+    jinja = (
+        template.replace("{{ if not .System }}", "{% if not system %}")
+        .replace("{{ range .Messages }}", "{% for m in messages %}")
+        .replace('{{ if eq .Role "system" }}', "{% if m.role == 'system' %}")
+        .replace('{{ else if eq .Role "user" }}', "{% elif m.role == 'user' %}")
+        .replace('{{ else if eq .Role "assistant" }}', "{% elif m.role == 'assistant' %}")
+        .replace("{{ .Content }}", "{{ m.content }}")
+    )
+    # In the order in which the blocks end.
+    ends = ["endif", "endif", "endfor"] if "not system" in jinja else ["endif", "endfor"]
+    for end in ends:
+        jinja = jinja.replace("{{ end }}", f"{{% {end} %}}", 1)
+    return (
+        jinja2.Environment(keep_trailing_newline=True)
+        .from_string(jinja)
+        .render(messages=messages, system=False)
+    )
+
+
+def _gguf_version() -> str:
+    from importlib.metadata import version
+
+    return version("gguf")

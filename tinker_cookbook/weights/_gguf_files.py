@@ -1,0 +1,285 @@
+"""Writes GGUF files: a model with the adapter merged into it, or the adapter alone.
+
+Tensors are read, merged in float32, quantized and written one after another, so that a few of them
+are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
+from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
+from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
+
+if TYPE_CHECKING:
+    import gguf
+    from torch import Tensor
+
+QUANTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
+EMBEDDINGS = "model.embed_tokens.weight"
+_HEAD_WEIGHT = f"{HEAD}.weight"
+_INDEX = "model.safetensors.index.json"
+_FILE_TYPES = {
+    "f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0",
+    "q4_0": "MOSTLY_Q4_0",
+}  # fmt: skip
+
+
+@dataclass
+class FileReport:
+    """What was written into a file."""
+
+    types: dict[str, int] = field(default_factory=dict)
+    """Type -> number of tensors."""
+    merged: int = 0
+    """Tensors that the adapter changed."""
+    untied: bool = False
+    """Whether the head is stored apart from embeddings with which the base model shares it."""
+    left_out: list[str] = field(default_factory=list)
+    """Modules of the adapter that the file lacks."""
+
+
+def check_quant(quant: str) -> str:
+    """Returns ``quant`` in lower case; raises ``ConfigurationError`` for an unknown one."""
+    if quant.lower() not in QUANTS:
+        raise ConfigurationError(
+            f"quant: got {quant!r}, expected one of {', '.join(QUANTS)}"
+            f"{nearest(quant.lower(), QUANTS)}"
+        )
+    return quant.lower()
+
+
+def write_model_file(
+    checkpoint: Checkpoint,
+    path: Path,
+    quant: str,
+    *,
+    merge: bool = True,
+    separate_head: bool = False,
+) -> FileReport:
+    """Writes a model as GGUF.
+
+    Args:
+        checkpoint: The adapter, and the folder of its base model.
+        path: File to write.
+        quant: One of ``QUANTS``, of all matrices whose rows are multiples of its block.
+        merge: Whether the adapter is merged; ``False`` writes the base model alone.
+        separate_head: Store the head apart from the embeddings even where nothing changes it: a
+            LoRA file can change only a matrix that the base model's file has.
+
+    Raises:
+        WeightsMergeError: llama.cpp lacks the architecture, or the adapter is of another model.
+    """
+    import gguf
+    import torch
+
+    architecture = Architecture.of(checkpoint.base_folder)
+    updates = dict(checkpoint.updates) if merge else {}
+    report = FileReport()
+    writer = gguf.GGUFWriter(path, architecture.name)
+    try:
+        with ExitStack() as files:
+            stored = _stored_tensors(checkpoint.base_folder, files)
+            tied = bool(architecture.config.tie_word_embeddings)
+            if tied:
+                # Some files have a copy that loaders ignore in a tied model.
+                stored.pop(_HEAD_WEIGHT, None)
+            report.untied = tied and (HEAD in updates or separate_head)
+            if report.untied:
+                stored[_HEAD_WEIGHT] = stored[EMBEDDINGS]
+            _check_updates(checkpoint, updates, stored)
+            _write_metadata(checkpoint, writer, architecture, quant)
+            types = {
+                name: _type_of(architecture.tensor_name(name), stored, name, quant)
+                for name in stored
+            }
+            for name, kind in types.items():
+                _announce(writer, architecture.tensor_name(name), stored[name].get_shape(), kind)
+                report.types[kind.name] = report.types.get(kind.name, 0) + 1
+            factors = architecture.rope_factors()
+            if factors is not None:
+                kind = gguf.GGMLQuantizationType.F32
+                _announce(writer, ROPE_FACTORS, list(factors.shape), kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for name, kind in types.items():
+                # A copy: the mapped file is read-only, and the update is added in place.
+                tensor = stored[name][:].to(torch.float32, copy=True)
+                update = updates.get(name.removesuffix(".weight"))
+                if update is not None:
+                    tensor += update.delta()
+                    report.merged += 1
+                writer.write_tensor_data(_encode(architecture.stored(name, tensor), kind, name))
+            if factors is not None:
+                writer.write_tensor_data(factors.float().numpy())
+    finally:
+        writer.close()
+    return report
+
+
+def write_adapter_file(
+    checkpoint: Checkpoint, path: Path, quant: str, *, drop_head: bool = False
+) -> FileReport:
+    """Writes the adapter as a LoRA file of llama.cpp.
+
+    Args:
+        checkpoint: The adapter, and the folder of its base model.
+        path: File to write.
+        quant: ``f32`` or ``f16``.
+        drop_head: Leave the update of the head out.
+
+    Raises:
+        WeightsMergeError: llama.cpp lacks the architecture or one of the adapted modules.
+    """
+    import gguf
+
+    architecture = Architecture.of(checkpoint.base_folder)
+    kind = gguf.GGMLQuantizationType[quant.upper()]
+    report = FileReport()
+    writer = gguf.GGUFWriter(path, architecture.name)
+    try:
+        writer.add_type("adapter")
+        _write_names(checkpoint, writer)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        updates = dict(checkpoint.updates)
+        if drop_head and updates.pop(HEAD, None) is not None:
+            report.left_out.append(HEAD)
+        # llama.cpp scales all updates by one alpha over the rank of each.
+        alpha = next(iter(updates.values()))
+        alpha = alpha.scaling * len(alpha.a)
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+        for module, update in updates.items():
+            name = architecture.tensor_name(f"{module}.weight")
+            b = architecture.stored(f"{module}.lora_B", update.b)
+            b = b * (update.scaling * len(update.a) / alpha)
+            for side, tensor in (("a", update.a), ("b", b)):
+                array = _encode(tensor, kind, f"{module}.lora_{side}")
+                writer.add_tensor(f"{name}.lora_{side}", array, raw_dtype=kind)
+        report.types[kind.name] = 2 * len(updates)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    return report
+
+
+def _stored_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
+    """Returns slices of a model's safetensors files, by name; ``files`` closes them."""
+    from safetensors import safe_open
+
+    index = folder / _INDEX
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    stored = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise WeightsMergeError(
+                f"{folder}: has no {name}; expected a model with safetensors files. Save it once "
+                "with save_pretrained() of transformers"
+            )
+        opened = files.enter_context(safe_open(folder / name, "pt"))
+        stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
+    # Buffers that old files hold; llama.cpp computes them.
+    return {key: one for key, one in stored.items() if not key.endswith("rotary_emb.inv_freq")}
+
+
+def _check_updates(
+    checkpoint: Checkpoint, updates: dict[str, LowRankUpdate], stored: dict[str, Any]
+) -> None:
+    for module, update in updates.items():
+        weight = stored.get(f"{module}.weight")
+        shape = [update.b.shape[0], update.a.shape[1]]
+        if weight is None or list(weight.get_shape()) != shape:
+            found = "no such tensor" if weight is None else f"one of shape {weight.get_shape()}"
+            raise WeightsMergeError(
+                f"{checkpoint.name}: has an update of {module} with shape {shape}, but "
+                f"{checkpoint.base_folder} has {found}; is {checkpoint.base_model} its base model?"
+            )
+
+
+def _write_names(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
+    writer.add_name(checkpoint.name)
+    writer.add_base_model_count(1)
+    writer.add_base_model_name(0, checkpoint.base_model)
+
+
+def _write_metadata(
+    checkpoint: Checkpoint, writer: gguf.GGUFWriter, architecture: Architecture, quant: str
+) -> None:
+    import gguf
+
+    writer.add_type("model")
+    _write_names(checkpoint, writer)
+    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[quant]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    architecture.write(writer)
+    tokenizer = get_tokenizer(str(checkpoint.base_folder))
+    vocabulary_of(tokenizer, int(architecture.config.vocab_size)).write(writer)
+
+
+def _type_of(
+    name: str, stored: dict[str, Any], source: str, quant: str
+) -> gguf.GGMLQuantizationType:
+    """Returns the type of a tensor."""
+    import gguf
+
+    shape = stored[source].get_shape()
+    # Norms and biases are small and are added or multiplied, which llama.cpp does in float32.
+    if len(shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    # The matrix of the logits loses most by 4 bits; in a tied model it is that of the embeddings.
+    is_head = name == "output.weight" or (
+        name == "token_embd.weight" and _HEAD_WEIGHT not in stored
+    )
+    kind = gguf.GGMLQuantizationType["Q8_0" if quant == "q4_0" and is_head else quant.upper()]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    # Rows are quantized in blocks of 32.
+    return kind if shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
+
+
+def _announce(
+    writer: gguf.GGUFWriter, name: str, shape: list[int], kind: gguf.GGMLQuantizationType
+) -> None:
+    """Adds the description of a tensor, which precedes all values in the file."""
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    count = int(np.prod(shape))
+    writer.add_tensor_info(name, shape, np.dtype(np.float32), count // block * size, kind)
+
+
+def _encode(tensor: Tensor, kind: gguf.GGMLQuantizationType, name: str) -> np.ndarray:
+    from gguf.quants import quantize
+
+    array = np.ascontiguousarray(tensor.numpy(), dtype=np.float32)
+    with np.errstate(over="ignore"):
+        encoded = quantize(array, kind)
+    # A weight beyond 65504 is infinite in float16.
+    if encoded.dtype in (np.float16, np.float32) and not np.isfinite(encoded).all():
+        raise WeightsMergeError(
+            f"{name}: a weight is not finite in {kind.name.lower()}; choose quant=bf16 or quant=f32"
+        )
+    return encoded
+
+
+def read_model_file(path: Path, architecture: Architecture) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields names of llama.cpp and float32 values of a file's tensors."""
+    import gguf
+    from gguf.quants import dequantize
+
+    for tensor in gguf.GGUFReader(path).tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))  # GGUF: the inner axis first
+        yield tensor.name, dequantize(tensor.data, tensor.tensor_type).reshape(shape)

@@ -1,0 +1,237 @@
+"""Compares GGUF files with the engine: through llama.cpp where it is installed, and read back.
+
+Reading back needs the ``gguf`` package alone: it proves names, shapes, quantization and the order
+of rows, as this package understands them. llama.cpp itself, through ``xllamacpp``, proves the rest:
+positions, metadata and the tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinker_cookbook.exceptions import WeightsError
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights import _llama_cpp
+from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
+from tinker_cookbook.weights._gguf_files import read_model_file
+from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate
+from tinker_cookbook.weights.proof import (
+    EXACT,
+    Comparison,
+    PromptScores,
+    compare,
+    model_logprobs,
+    reference_logprobs,
+)
+
+# Quant -> (bound in nats, measure) in llama.cpp, which also rounds activations in the quantized
+# types. A wrong order of rows gives several nats.
+BOUNDS = {
+    "f32": (1e-3, "largest"), "f16": (0.02, "mean"), "bf16": (0.1, "mean"),
+    "q8_0": (0.2, "mean"), "q4_0": (1.5, "mean"),
+}  # fmt: skip
+NO_LLAMA_CPP = "not loaded in llama.cpp: pip install xllamacpp to compare there too"
+
+# What tokenizers split in different ways. Accents are composed: llama.cpp does not normalize them.
+TEXTS = (
+    "Hello world! It's 12345.67, we'll see; they'RE  done...   ",
+    "def f(x):\n\tif x == 1:\r\n        return x**2  # square\n\n\n    y = [1, 22, 333, 4444]",
+    "你好，世界！今天天气怎么样？日本語のテキスト、한국어 텍스트。",
+    "naïve café — “quotes”, Привет мир, γειά σου, 🙂👍🏽 x²+y²=½",
+    " leading space\n\n \n  trailing tab\t\nhttps://example.com/a?b=c&d=%20e_f-g",
+)
+
+
+def llama_cpp_version() -> str | None:
+    """Returns the version of ``xllamacpp``, or None where it is not installed."""
+    if find_spec("xllamacpp") is None:
+        return None
+    from importlib.metadata import version
+
+    return version("xllamacpp")
+
+
+def run_llama_cpp(
+    model: Path, lora: Path | None, prompts: Sequence[list[int]], texts: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the answer of ``_llama_cpp.main``, from a process of its own.
+
+    Raises:
+        WeightsError: llama.cpp does not load the files.
+    """
+    request = {
+        "model": str(model),
+        "lora": "" if lora is None else str(lora),
+        "prompts": list(prompts),
+        "texts": list(texts),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, _llama_cpp.__file__, str(asked), str(answer)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"),
+            check=False,
+        )
+        if done.returncode != 0 or not answer.is_file():
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            # llama.cpp marks its errors; a Python traceback follows them.
+            said = "\n".join([line for line in lines if " E " in line][:4] or lines[-4:])
+            raise WeightsError(
+                f"{model.name}: llama.cpp (xllamacpp {llama_cpp_version()}) ended with code "
+                f"{done.returncode}; nothing was written. It said:\n{said}"
+            )
+        return json.loads(answer.read_text(encoding="utf-8"))
+
+
+def compare_in_llama_cpp(
+    checkpoint: Checkpoint,
+    model: Path,
+    lora: Path | None,
+    export: str,
+    quant: str,
+    reference: Sequence[PromptScores],
+) -> Comparison:
+    """Compares log-probabilities and tokens of llama.cpp with those of the engine.
+
+    Raises:
+        WeightsError: llama.cpp does not load the files, or splits a text into other tokens.
+    """
+    prompts = [scores.tokens for scores in reference]
+    tokenizer = get_tokenizer(str(checkpoint.base_folder))
+    texts = [*TEXTS, *_chat_text(tokenizer)]
+    answer = run_llama_cpp(model, lora, prompts, texts)
+    for text, tokens in zip(texts, answer["tokens"], strict=True):
+        expected = list(tokenizer.encode(text))
+        if tokens != expected:
+            at = next(
+                (i for i, (x, y) in enumerate(zip(tokens, expected, strict=False)) if x != y),
+                min(len(tokens), len(expected)),
+            )
+            raise WeightsError(
+                f"{export}: llama.cpp splits {text!r} into other tokens than the tokenizer of "
+                f"{checkpoint.base_model}: token {at} is {tokens[at : at + 3]}, expected "
+                f"{expected[at : at + 3]}; nothing was written"
+            )
+    # llama.cpp returns none for a token that ends within a character.
+    kept = [np.array([x is not None for x in row]) for row in answer["logprobs"]]
+    found = [
+        np.array([x for x in row if x is not None], dtype=np.float64) for row in answer["logprobs"]
+    ]
+    expected_scores = [
+        replace(scores, logprobs=scores.logprobs[mask])
+        for scores, mask in zip(reference, kept, strict=True)
+    ]
+    bound, measure = BOUNDS[quant]
+    if quant == "f32" and Architecture.of(checkpoint.base_folder).name == "gemma3":
+        bound = 0.01  # llama.cpp has a table in float16 for the activation of Gemma
+    reader = f"llama.cpp (xllamacpp {answer['version']})"
+    return compare(export, reader, expected_scores, found, bound=bound, measure=measure)
+
+
+def compare_model_read_back(
+    checkpoint: Checkpoint, path: Path, export: str, quant: str, reference: Sequence[PromptScores]
+) -> Comparison:
+    """Reads a model's file into transformers and compares log-probabilities.
+
+    Raises:
+        WeightsError: A tensor of the model is missing in the file.
+    """
+    from importlib.metadata import version
+
+    from transformers import AutoModelForCausalLM
+
+    architecture = Architecture.of(checkpoint.base_folder)
+    stored = dict(read_model_file(path, architecture))
+    stored.pop(ROPE_FACTORS, None)
+    config = architecture.config
+    config.tie_word_embeddings = "output.weight" not in stored
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            found = stored.pop(architecture.tensor_name(name), None)
+            if found is None or tuple(found.shape) != tuple(parameter.shape):
+                shape = None if found is None else found.shape
+                raise WeightsError(
+                    f"{path.name}: {name} is stored with shape {shape}, expected "
+                    f"{tuple(parameter.shape)}"
+                )
+            parameter.copy_(architecture.restored(name, torch.from_numpy(found.copy())))
+    if stored:
+        raise WeightsError(f"{path.name}: the model has no tensors {sorted(stored)[:3]}")
+    exact = quant == "f32"
+    return compare(
+        export,
+        f"read back by gguf {version('gguf')}",
+        reference,
+        model_logprobs(model, [scores.tokens for scores in reference]),
+        bound=EXACT if exact else BOUNDS[quant][0],
+        measure=BOUNDS[quant][1],
+    )
+
+
+def compare_adapter_read_back(
+    checkpoint: Checkpoint,
+    path: Path,
+    export: str,
+    quant: str,
+    reference: Sequence[PromptScores],
+    device: str,
+) -> Comparison:
+    """Reads an adapter's file, applies it in the engine and compares log-probabilities."""
+    from importlib.metadata import version
+
+    import gguf
+
+    architecture = Architecture.of(checkpoint.base_folder)
+    alpha = float(gguf.GGUFReader(path).fields[gguf.Keys.Adapter.LORA_ALPHA].contents())
+    stored = dict(read_model_file(path, architecture))
+    updates = {}
+    for module in checkpoint.updates:
+        name = architecture.tensor_name(f"{module}.weight")
+        if f"{name}.lora_a" not in stored:
+            continue
+        a = torch.from_numpy(stored[f"{name}.lora_a"].copy())
+        b = torch.from_numpy(stored[f"{name}.lora_b"].copy())
+        b = architecture.restored(f"{module}.lora_B", b)
+        updates[module] = LowRankUpdate(a, b, alpha / len(a))
+    prompts = [scores.tokens for scores in reference]
+    found = reference_logprobs(replace(checkpoint, updates=updates), prompts, device)
+    bound, measure = (EXACT, "largest") if quant == "f32" else BOUNDS[quant]
+    return compare(
+        export,
+        f"read back by gguf {version('gguf')}",
+        reference,
+        [scores.logprobs for scores in found],
+        bound=bound,
+        measure=measure,
+    )
+
+
+def _chat_text(tokenizer: Any) -> list[str]:
+    """Returns a conversation in the chat template: special tokens between texts."""
+    if not tokenizer.chat_template:
+        return []
+    messages = [
+        {"role": "user", "content": "Hi, what is 7 * 8?"},
+        {"role": "assistant", "content": "56.\n\nAnything else?"},
+        {"role": "user", "content": " Thanks "},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # The tokenizer adds BOS to what the template begins with.
+    return [str(text).removeprefix(tokenizer.bos_token or "\0") or str(text)]

@@ -1,0 +1,157 @@
+"""Writes an Ollama ``Modelfile``: the chat format that the model was trained with, as a template.
+
+The template is derived from prompts that the renderer writes for conversations of marked messages,
+and is used only if it gives what the renderer gives for another conversation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer, special_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tinker_cookbook.renderers import Message, Renderer
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """Texts around the messages of a conversation."""
+
+    default: str
+    """Before the first message, if none is of the system."""
+    around: dict[str, tuple[str, str]]
+    """Role -> text before and after its messages."""
+    opening: str
+    """After the last message, where the answer begins."""
+    stops: list[str]
+
+    def render(self, messages: list[Message]) -> str:
+        """Returns what the template gives for these messages."""
+        text = "" if any(m["role"] == "system" for m in messages) else self.default
+        for message in messages:
+            before, after = self.around[message["role"]]
+            text += f"{before}{message['content']}{after}"
+        return text + self.opening
+
+    def template(self) -> str:
+        """Returns the template in the language of Go that Ollama uses."""
+        branches = ""
+        for role, (before, after) in self.around.items():
+            word = "else if" if branches else "if"
+            branches += f'{{{{ {word} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
+        default = f"{{{{ if not .System }}}}{self.default}{{{{ end }}}}" if self.default else ""
+        messages = f"{{{{ range .Messages }}}}{branches}{{{{ end }}}}{{{{ end }}}}"
+        return f"{default}{messages}{self.opening}"
+
+
+def chat_format(renderer: Renderer, tokenizer: Tokenizer) -> ChatFormat | None:
+    """Returns the format of a renderer, or None if a template of this form cannot express it."""
+    try:
+        head, turn, back, tail = _between(renderer, tokenizer, ["user", "assistant", "user"])
+        system_head, system_end, *_ = _between(renderer, tokenizer, ["system", "user"])
+    except (TinkerCookbookError, ValueError):  # such as a format without system messages
+        return None
+    # A user message follows the head, and an answer: what both have in common belongs to it.
+    user_before = _common_end(head, back)
+    user_after = _common_start(turn, tail)
+    if not system_end.endswith(user_before):
+        return None
+    around = {
+        "system": (system_head, system_end[: len(system_end) - len(user_before)]),
+        "user": (user_before, user_after),
+        "assistant": (turn[len(user_after) :], back[: len(back) - len(user_before)]),
+    }
+    default = head[: len(head) - len(user_before)]
+    stops = [
+        stop if isinstance(stop, str) else decode_exactly(tokenizer, [stop])
+        for stop in renderer.get_stop_sequences()
+    ]
+    found = ChatFormat(default, around, tail[len(user_after) :], stops)
+    return found if _confirmed(found, renderer, tokenizer) else None
+
+
+def modelfile(
+    base_folder: Path, renderer_name: str, model: str, adapter: str | None, context: int
+) -> str:
+    """Returns a ``Modelfile``.
+
+    Args:
+        base_folder: Base model; its tokenizer is used.
+        renderer_name: Chat format that the model was trained with.
+        model: File of the model, relative to the ``Modelfile``.
+        adapter: File of a LoRA adapter.
+        context: Tokens that the model may have in its context at most.
+    """
+    tokenizer = get_tokenizer(str(base_folder))
+    found = chat_format(get_renderer(renderer_name, tokenizer), tokenizer)
+    lines = [f"FROM ./{model}"]
+    if adapter:
+        lines.append(f"ADAPTER ./{adapter}")
+    if found is None or "{{" in found.default + found.opening + str(found.around):
+        lines.append(
+            f"# The chat format {renderer_name} has no template of Ollama's form: Ollama uses the "
+            "chat template in the GGUF file."
+        )
+        return "\n".join([*lines, ""])
+    lines.append(f'TEMPLATE """{found.template()}"""')
+    lines += [f'PARAMETER stop "{_quoted(stop)}"' for stop in found.stops]
+    # Ollama's default is 4096 or less, and longer texts lose their beginning without a message.
+    lines.append(f"PARAMETER num_ctx {min(context, 8192)}")
+    return "\n".join([*lines, ""])
+
+
+def _between(renderer: Renderer, tokenizer: Tokenizer, roles: list[str]) -> list[str]:
+    """Returns the texts before, between and after messages of these roles."""
+    messages = [_message(role, f"mark{index}mark") for index, role in enumerate(roles)]
+    rest, parts = _rendered(renderer, tokenizer, messages), []
+    for message in messages:
+        # ValueError if the renderer leaves a message out or changes it.
+        before, rest = rest.split(str(message["content"]))
+        parts.append(before)
+    return [*parts, rest]
+
+
+def _rendered(renderer: Renderer, tokenizer: Tokenizer, messages: list[Message]) -> str:
+    tokens = renderer.build_generation_prompt(messages).to_ints()
+    # llama.cpp adds BOS itself where the tokenizer does.
+    if tokens[:1] == [special_id(tokenizer, "bos")] == tokenizer.encode("")[:1]:
+        tokens = tokens[1:]
+    return decode_exactly(tokenizer, tokens)
+
+
+def _confirmed(found: ChatFormat, renderer: Renderer, tokenizer: Tokenizer) -> bool:
+    user, answer = _message("user", "What is 2 + 2?"), _message("assistant", "4.\nYes, 4.")
+    system = _message("system", "Be brief.")
+    conversations = [[user], [system, user], [user, answer, user], [system, user, answer, user]]
+    try:
+        return all(
+            found.render(messages) == _rendered(renderer, tokenizer, messages)
+            for messages in conversations
+        )
+    except TinkerCookbookError:
+        return False
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}  # pyright: ignore[reportReturnType]
+
+
+def _common_start(one: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(letter for letter, _ in same)
+
+
+def _common_end(one: str, other: str) -> str:
+    return _common_start(one[::-1], other[::-1])[::-1]
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

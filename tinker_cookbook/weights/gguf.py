@@ -1,0 +1,378 @@
+"""Exports checkpoints as GGUF, for llama.cpp and programs built on it, such as Ollama.
+
+python -m tinker_cookbook.weights gguf tinker://RUN/sampler_weights/final out=model.gguf quant=q8_0
+python -m tinker_cookbook.weights gguf tinker://RUN/… out=adapter.gguf lora=True base_out=base.gguf
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError, WeightsError
+from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.weights._gguf_architectures import Architecture, require_gguf
+from tinker_cookbook.weights._gguf_files import (
+    FileReport,
+    check_quant,
+    write_adapter_file,
+    write_model_file,
+)
+from tinker_cookbook.weights._merge import peak_memory_bytes
+from tinker_cookbook.weights._ollama import modelfile
+from tinker_cookbook.weights._source import HEAD, Checkpoint
+from tinker_cookbook.weights.proof import Proof, prompt_tokens, reference_logprobs
+from tinker_cookbook.weights.settings import CheckpointSettings
+
+__all__ = ["GGUFSettings", "export_gguf", "write_gguf", "write_lora_gguf"]
+
+_SUFFIX = ".gguf"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LORA_QUANTS = ("f32", "f16")
+
+
+@also_named(output_path="out", output="out", outtype="quant", dtype="quant")
+@chz.chz
+class GGUFSettings(CheckpointSettings):
+    """Settings of ``gguf``."""
+
+    out: str = chz.field(doc="File to write; its name ends in .gguf")
+    quant: str | None = chz.field(
+        default=None,
+        doc="f32, f16, bf16, q8_0 or q4_0; default: q8_0. With lora: f32 (default) or f16",
+    )
+    lora: bool = chz.field(
+        default=False, doc="Write the adapter alone, for use with a GGUF of the base model"
+    )
+    base_out: str | None = chz.field(
+        default=None,
+        doc="With lora: also write the base model here, with a head that the adapter can change",
+    )
+    base_quant: str = chz.field(default="f16", doc="Of base_out: f32, f16, bf16, q8_0 or q4_0")
+    drop_head: bool = chz.field(
+        default=False, doc="With lora: leave the update of the head out (the answers change)"
+    )
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format of the Modelfile; default: the run's, else the model's"
+    )
+    overwrite: bool = chz.field(
+        default=False, doc="Replace an existing file, once the new one is complete"
+    )
+    verify: bool = chz.field(
+        default=True, doc="Load the file again and compare its log-probabilities"
+    )
+    device: str = chz.field(default="auto", doc="Where to compare: auto, cuda, mps or cpu")
+
+
+def export_gguf(settings: GGUFSettings) -> None:
+    """Writes a GGUF file, its proof and a Modelfile, and prints the proof."""
+    started = time.monotonic()
+    # Everything that can be wrong in the settings, before a model is read.
+    require_gguf()
+    out = check_file("out", settings.out, settings.overwrite)
+    base_out = None
+    if settings.base_out is not None:
+        base_out = check_file("base_out", settings.base_out, settings.overwrite)
+    for name in ("base_out", "drop_head"):
+        if getattr(settings, name) and not settings.lora:
+            raise ConfigurationError(f"{name}: is used with lora=True only; leave it out")
+    quant = check_quant(settings.quant or ("f32" if settings.lora else "q8_0"))
+    base_quant = check_quant(settings.base_quant)
+    checkpoint = settings.open()
+    if settings.lora:
+        proof = write_lora_gguf(
+            checkpoint, out, quant=quant, base_out=base_out, base_quant=base_quant,
+            drop_head=settings.drop_head, verify=settings.verify, device=settings.device,
+        )  # fmt: skip
+    else:
+        proof = write_gguf(
+            checkpoint, out, quant=quant, verify=settings.verify, device=settings.device
+        )
+    written = [out, *([base_out] if base_out else []), _beside(out, ".proof.json")]
+    written += _write_modelfile(checkpoint, settings.renderer_name, out, base_out, settings.lora)
+    _print(proof, written, started)
+
+
+def write_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    quant: str = "q8_0",
+    verify: bool = True,
+    device: str = "auto",
+) -> Proof:
+    """Writes a model with its adapter merged in float32, and ``NAME.proof.json`` beside it.
+
+    Args:
+        checkpoint: Of ``open_checkpoint``.
+        out: File to write; an existing one is replaced once the new one is complete.
+        quant: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``. Norms and biases stay in float32,
+            and with ``q4_0`` the head is in ``q8_0``.
+        verify: Load the file again and compare its log-probabilities with the engine's.
+        device: Device of the engine.
+
+    Raises:
+        ConfigurationError: The package ``gguf`` is missing, or ``quant`` is unknown.
+        WeightsError: llama.cpp lacks the architecture or the tokenizer, the disk is full, or the
+            file disagrees with the engine; nothing is written.
+    """
+    require_gguf()
+    quant, export = check_quant(quant), f"merged GGUF, {quant}"
+    with _new_file(out) as part:
+        report = write_model_file(checkpoint, part, quant)
+        proof = Proof(checkpoint.name, facts=_facts(report, part))
+        if verify:
+            from tinker_cookbook.weights import _gguf_proof as loaded
+
+            reference = reference_logprobs(checkpoint, prompt_tokens(checkpoint), device)
+            proof.add(loaded.compare_model_read_back(checkpoint, part, export, quant, reference))
+            if loaded.llama_cpp_version() is None:
+                proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
+            else:
+                proof.add(
+                    loaded.compare_in_llama_cpp(checkpoint, part, None, export, quant, reference)
+                )
+        _write_proof(proof, out)
+    return proof
+
+
+def write_lora_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    quant: str = "f32",
+    base_out: Path | None = None,
+    base_quant: str = "f16",
+    drop_head: bool = False,
+    verify: bool = True,
+    device: str = "auto",
+) -> Proof:
+    """Writes an adapter as a LoRA file of llama.cpp, and ``NAME.proof.json`` beside it.
+
+    llama.cpp can change a head only if the base model's file has one. Usual files of models whose
+    head and embeddings are one matrix do not; ``base_out`` writes one that does.
+
+    Args:
+        checkpoint: Of ``open_checkpoint``.
+        out: File to write; an existing one is replaced once the new one is complete.
+        quant: ``f32`` or ``f16``.
+        base_out: File for the base model, or None.
+        base_quant: As ``quant`` of ``write_gguf``, for ``base_out``.
+        drop_head: Leave the update of the head out.
+        verify: Load the file again and compare its log-probabilities with the engine's.
+        device: Device of the engine.
+
+    Raises:
+        ConfigurationError: The package ``gguf`` is missing, a quant is unknown, or the adapter
+            changes a head that the usual files of the base model lack.
+        WeightsError: As ``write_gguf``.
+    """
+    require_gguf()
+    if quant not in _LORA_QUANTS:
+        raise ConfigurationError(
+            f"quant: got {quant!r}, expected one of {', '.join(_LORA_QUANTS)} with lora"
+        )
+    base_quant = check_quant(base_quant)
+    tied = bool(Architecture.of(checkpoint.base_folder).config.tie_word_embeddings)
+    has_head = HEAD in checkpoint.updates
+    if has_head and tied and not drop_head and base_out is None:
+        raise ConfigurationError(
+            f"lora: the adapter changes the head of {checkpoint.base_model}, which shares its "
+            "matrix with the embeddings: usual GGUF files of this model have no head that "
+            "llama.cpp could change. Add base_out=base.gguf to write the base model with one, "
+            "drop_head=True to leave that update out (the answers change), or export the merged "
+            "model without lora"
+        )
+    if drop_head:
+        kept = {name: one for name, one in checkpoint.updates.items() if name != HEAD}
+        if not kept:
+            raise ConfigurationError("drop_head: the adapter changes the head alone")
+        checkpoint = replace(checkpoint, updates=kept)
+    separate = has_head and tied and not drop_head
+    with _new_file(out) as part, _base_file(base_out, out, verify) as base:
+        report = write_adapter_file(checkpoint, part, quant)
+        proof = Proof(checkpoint.name, facts=_facts(report, part))
+        if drop_head and has_head:
+            proof.facts["head"] = (
+                "left out (drop_head): compared with the engine without the update of the head"
+            )
+        if base is not None:
+            # Exact where nobody asked for another type.
+            base_quant = base_quant if base_out else "f32"
+            write_model_file(checkpoint, base, base_quant, merge=False, separate_head=separate)
+        if verify:
+            _verify_adapter(checkpoint, part, base, quant, base_quant, device, proof)
+        _write_proof(proof, out)
+    return proof
+
+
+def _verify_adapter(
+    checkpoint: Checkpoint,
+    part: Path,
+    base: Path | None,
+    quant: str,
+    base_quant: str,
+    device: str,
+    proof: Proof,
+) -> None:
+    from tinker_cookbook.weights import _gguf_proof as loaded
+
+    reference = reference_logprobs(checkpoint, prompt_tokens(checkpoint), device)
+    export = f"LoRA GGUF, {quant}"
+    proof.add(loaded.compare_adapter_read_back(checkpoint, part, export, quant, reference, device))
+    if base is None or loaded.llama_cpp_version() is None:
+        proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
+        return
+    # The coarser of the two types decides.
+    coarser = max(quant, base_quant, key=lambda name: loaded.BOUNDS[name][0])
+    if quant != base_quant and "f32" not in (quant, base_quant):
+        coarser = base_quant
+    proof.add(
+        loaded.compare_in_llama_cpp(
+            checkpoint, base, part, f"{export}, on base {base_quant}", coarser, reference
+        )
+    )
+
+
+def check_file(name: str, path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Returns the path of a new GGUF file; raises ``ConfigurationError`` if it cannot be one."""
+    found = local_path(path, name).absolute()
+    if found.suffix != _SUFFIX:
+        raise ConfigurationError(
+            f"{name}: got {path}, expected the name of a file that ends in {_SUFFIX}, such as "
+            f"{found.name or 'model'}{_SUFFIX}"
+        )
+    if found.is_dir():
+        raise ConfigurationError(f"{name}: {found} is a folder; give the name of a file")
+    if found.exists() and not overwrite:
+        raise ConfigurationError(
+            f"{name}: {found} exists already; choose another name, or set overwrite=True to "
+            "replace it once the new file is complete"
+        )
+    return found
+
+
+@contextmanager
+def _new_file(out: Path) -> Iterator[Path]:
+    """Yields a temporary file beside ``out``, which gets that name if the block succeeds."""
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, out)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(out.parent).free
+        raise WeightsError(
+            f"{out}: the disk is full ({free / 2**20:.0f} MiB free); nothing was changed there. "
+            "Free some space, choose another folder with out=…, or a smaller quant"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _base_file(base_out: Path | None, out: Path, verify: bool) -> Iterator[Path | None]:
+    """Yields where the base model is written: ``base_out``, a temporary file for the proof, or
+    None if nothing would read it."""
+    from tinker_cookbook.weights._gguf_proof import llama_cpp_version
+
+    if base_out is not None:
+        with _new_file(base_out) as part:
+            yield part
+    elif verify and llama_cpp_version() is not None:
+        temporary = out.with_name(f".{out.name}.{os.getpid()}.base.part")
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+    else:
+        yield None
+
+
+def _facts(report: FileReport, part: Path) -> dict[str, str]:
+    types = ", ".join(f"{count} {name}" for name, count in sorted(report.types.items()))
+    facts = {"size": f"{part.stat().st_size / 2**20:.1f} MiB", "tensors": types}
+    # Before the comparison, which needs the whole model.
+    facts["peak memory of writing"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
+    if report.merged:
+        facts["changed tensors"] = str(report.merged)
+    if report.untied:
+        facts["head"] = (
+            "stored as output.weight, apart from the embeddings, because the adapter changes the "
+            "head alone"
+        )
+    return facts
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(out.name.removesuffix(_SUFFIX) + suffix)
+
+
+def _write_proof(proof: Proof, out: Path) -> None:
+    body = {
+        "checkpoint": proof.checkpoint,
+        "unit": "nats, absolute differences of log-probabilities",
+        "comparisons": [asdict(one) for one in proof.comparisons],
+        "facts": proof.facts,
+    }
+    _replace_text(_beside(out, ".proof.json"), json.dumps(body, indent=2) + "\n")
+
+
+def _write_modelfile(
+    checkpoint: Checkpoint,
+    renderer_name: str | None,
+    out: Path,
+    base_out: Path | None,
+    lora: bool,
+) -> list[Path]:
+    """Writes a Modelfile; none for an adapter without the file of its base model."""
+    if lora and base_out is None:
+        return []
+    recorded = renderer_name or checkpoint.metadata.get("renderer_name")
+    name, _ = resolve_renderer_name(checkpoint.base_model, recorded)
+    config = Architecture.of(checkpoint.base_folder).config
+    model = base_out if lora and base_out else out
+    text = modelfile(
+        checkpoint.base_folder,
+        name,
+        os.path.relpath(model, out.parent),
+        out.name if lora else None,
+        int(config.max_position_embeddings),
+    )
+    path = _beside(out, ".Modelfile")
+    _replace_text(path, text)
+    return [path]
+
+
+def _replace_text(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _print(proof: Proof, written: list[Path], started: float) -> None:
+    console = get_console()
+
+    def show(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    for name, text in proof.facts.items():
+        show(f"{name}: {text}")
+    show(proof.table() if proof.comparisons else "not compared with the engine (verify=False)")
+    show(f"wrote {', '.join(map(str, written))} ({time.monotonic() - started:.0f} s)")
