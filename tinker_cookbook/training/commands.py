@@ -57,7 +57,9 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     for name, default in defaults.items():
         if (value := getattr(settings, name)) != default:
             chat.append(f"{name}={value}")
-    lines = [f"talk to it   {shlex.join(chat)}"]
+    # The same settings: the command also opens a model.
+    evaluation = [python, "-m", "tinker_cookbook.eval", *chat[3:], "tasks=gsm8k", "limit=200"]
+    lines = [f"talk to it   {shlex.join(chat)}", f"evaluate     {shlex.join(evaluation)}"]
     # A local run has no server, so a command starts one.
     if local:
         url = "http://127.0.0.1:8000"
@@ -65,9 +67,7 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         lines.append(f"serve        {shlex.join(serve)}")
     if url is not None:
         address = url.rstrip("/") + "/oai/api/v1"
-        lines.append(
-            f"evaluate     any program for OpenAI's API: base_url={address} model={sampler_path}"
-        )
+        lines.append(f"OpenAI's API base_url={address} model={sampler_path}")
     where = [word for word in chat if word.startswith(("backend=", "base_url="))]
     weights = [python, "-m", "tinker_cookbook.weights"]
     for name, out in (("export", "my-adapter"), ("merge", "my-model")):

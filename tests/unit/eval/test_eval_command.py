@@ -1,0 +1,192 @@
+"""The commands eval, show and compare, on a real model and on a fake chat API (under 15 s)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import chz
+import pytest
+
+from tinker_cookbook.eval import compare, show
+from tinker_cookbook.eval.__main__ import Config, main
+from tinker_cookbook.eval.benchmarks import load_result, load_trajectories
+from tinker_cookbook.exceptions import (
+    BackendError,
+    BenchmarkNotFoundError,
+    ConfigurationError,
+    DataError,
+)
+
+QUESTIONS = [("2 + 2", 4), ("3 + 4", 7), ("5 + 5", 10), ("1 + 8", 9)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """GSM8K's layout with problems of our own."""
+    rows = [{"question": q, "answer": f"It is {a}.\n#### {a}"} for q, a in QUESTIONS]
+    folder = tmp_path / "data" / "gsm8k"
+    folder.mkdir(parents=True)
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data"
+
+
+def local(stories_model, data, out, **more):
+    return Config(
+        model_name=stories_model,
+        renderer_name="role_colon",
+        backend="local",
+        device="cpu",
+        dtype="float32",
+        tasks="gsm8k",
+        data_path=str(data),
+        out=str(out),
+        max_tokens=6,
+        **more,
+    )
+
+
+def test_a_base_model_is_evaluated_and_the_same_command_samples_nothing(
+    stories_model, data, tmp_path, capsys
+):
+    config = local(stories_model, data, tmp_path / "out", num_samples=3, limit=2, seed=1)
+    asyncio.run(main(config))
+    shown = capsys.readouterr().out
+    assert "renderer: role_colon" in shown
+    assert "2 x 3" in shown
+    assert "0.0% to " in shown
+    assert "pass@k" in shown
+    assert "0 of 2 problems (0%) have right and wrong answers" in shown
+    assert "6 answers were cut off" in shown
+    assert f"eval.show {tmp_path}/out task=gsm8k" in shown
+    before = (tmp_path / "out/gsm8k/trajectories.jsonl").read_bytes()
+    asyncio.run(main(config))
+    assert "2 of 2 problems were answered before" in capsys.readouterr().out
+    assert (tmp_path / "out/gsm8k/trajectories.jsonl").read_bytes() == before
+    asyncio.run(main(chz.replace(config, temperature=0.9)))
+    assert len((tmp_path / "out/gsm8k/trajectories.jsonl").read_bytes()) > len(before)
+
+
+def test_errors_come_before_a_model_is_loaded(stories_model, data, tmp_path):
+    with pytest.raises(BenchmarkNotFoundError, match=r"'gsm9k'.*did you mean 'gsm8k'"):
+        asyncio.run(main(Config(tasks="gsm9k", model_name="no/model")))
+    with pytest.raises(ConfigurationError, match="needs a sandbox"):
+        asyncio.run(main(Config(tasks="humaneval", model_name="no/model")))
+    with pytest.raises(ConfigurationError, match="limit: got 0"):
+        asyncio.run(main(Config(tasks="gsm8k", model_name="no/model", limit=0)))
+    with pytest.raises(ConfigurationError, match="tasks: got none"):
+        asyncio.run(main(Config(tasks=",", model_name="no/model")))
+    with pytest.raises(ConfigurationError, match="openai_url: expected model_name="):
+        asyncio.run(main(Config(tasks="gsm8k", openai_url="http://localhost:1/v1")))
+    with pytest.raises(DataError, match="which has no data of openai/gsm8k"):
+        asyncio.run(main(local(stories_model, tmp_path / "none", tmp_path / "out")))
+
+
+class FakeApi(BaseHTTPRequestHandler):
+    """Answers additions; returns one choice at a time, and is busy at first."""
+
+    requests: ClassVar[list[dict]] = []
+    adds = staticmethod(lambda a, b: a + b)
+
+    def do_GET(self):
+        self._send(200, {"data": [{"id": "adder", "max_model_len": 512}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append({**body, "key": self.headers["Authorization"]})
+        if len(self.requests) == 1:
+            self._send(429, {"error": {"message": "slow down"}})
+            return
+        a, b = map(int, body["messages"][-1]["content"].split(" + "))
+        content = f"<think>{a} and {b}</think>\n\n\\boxed{{{self.adds(a, b)}}}"
+        choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        self._send(200, {"choices": [choice], "usage": {"completion_tokens": 9}})
+
+    def _send(self, status, value):
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def api():
+    FakeApi.requests = []
+    FakeApi.adds = staticmethod(lambda a, b: a + b)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeApi)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+
+
+def test_a_chat_api_is_evaluated_and_compared(api, data, tmp_path, capsys):
+    settings = {
+        "tasks": "gsm8k",
+        "openai_url": api,
+        "model_name": "adder",
+        "data_path": str(data),
+        "api_key": "secret",
+        "temperature": 0.0,
+        "num_samples": 2,
+    }
+    asyncio.run(main(Config(**settings, out=str(tmp_path / "a"))))
+    result = load_result(str(tmp_path / "a"), "gsm8k")
+    assert result is not None
+    assert (result.score, result.num_examples, result.num_errors) == (1.0, 8, 0)
+    # One of them was refused; the server returns one choice of two, so the rest is requested.
+    assert len(FakeApi.requests) == 1 + 2 * 4
+    request = FakeApi.requests[-1]
+    assert request["key"] == "Bearer secret"
+    assert request["messages"][0]["role"] == "system"
+    # Cut to what the server said its context is.
+    assert request["max_tokens"] < 512
+    assert {r.get("n") for r in FakeApi.requests} == {2, None}
+    row = load_trajectories(str(tmp_path / "a"), "gsm8k")[0]
+    assert row.turns[-1].content == "\\boxed{4}"
+    assert row.turns[-1].metadata == {"thinking": "2 and 2"}
+    assert "secret" not in "".join(p.read_text() for p in (tmp_path / "a").rglob("*.json*"))
+
+    FakeApi.adds = staticmethod(lambda a, b: a + b + (a == 2))
+    asyncio.run(main(Config(**settings, out=str(tmp_path / "b"))))
+    capsys.readouterr()
+    compare.main(compare.Config(a=str(tmp_path / "a"), b=str(tmp_path / "b")))
+    shown = capsys.readouterr().out
+    assert "gsm8k: a and b are not distinguishable on 4 examples (paired bootstrap)" in shown
+    assert "a 100.0%, b 75.0%: difference -25.0%" in shown
+    assert "examples would show it (power 80%)" in shown
+    show.main(show.Config(run=str(tmp_path / "b"), incorrect_only=True, limit=1))
+    shown = capsys.readouterr().out
+    assert "<think>2 and 2</think>" in shown
+    assert "\\boxed{5}" in shown
+    assert "1 of 2 answers of gsm8k" in shown
+
+
+def test_a_chat_api_that_cannot_be_used(api, data, tmp_path):
+    def config(**more):
+        given = {"tasks": "gsm8k", "data_path": str(data), "out": str(tmp_path), **more}
+        return Config(**given)
+
+    with pytest.raises(ConfigurationError, match="no model 'ader'; did you mean 'adder'"):
+        asyncio.run(main(config(openai_url=api, model_name="ader")))
+    with pytest.raises(BackendError, match="cannot be reached"):
+        asyncio.run(main(config(openai_url="http://127.0.0.1:1/v1", model_name="x")))
+    with pytest.raises(ConfigurationError, match="does not score given texts"):
+        asyncio.run(main(config(openai_url=api, model_name="adder", scoring="logprob")))
+
+
+def test_folders_that_cannot_be_compared(tmp_path):
+    with pytest.raises(DataError, match="expected the out= folder of an evaluation"):
+        compare.main(compare.Config(a=str(tmp_path), b=str(tmp_path)))
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "trajectories.jsonl").touch()
+    with pytest.raises(DataError, match="no example in common"):
+        compare.main(compare.Config(a=str(tmp_path), b=str(tmp_path)))
+    with pytest.raises(ConfigurationError, match="did you mean 'gsm8k'"):
+        show.main(show.Config(run=str(tmp_path), task="gsm9k"))

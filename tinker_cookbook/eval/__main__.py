@@ -1,0 +1,284 @@
+"""Evaluates a checkpoint, a base model or an OpenAI-compatible server on benchmarks.
+
+    python -m tinker_cookbook.eval model_path=tinker://RUN/sampler_weights/NAME tasks=gsm8k,math500
+    python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=mmlu scoring=logprob limit=500
+    python -m tinker_cookbook.eval openai_url=http://localhost:8000/v1 model_name=NAME tasks=gsm8k
+
+Every answer is stored when it is done: after Ctrl-C the same command goes on. Answers are reused
+only for the same weights, prompt, chat format, sampling settings and grader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+
+from tinker_cookbook.backends.connect import Connection
+from tinker_cookbook.eval.benchmarks import (
+    REGISTRY,
+    BenchmarkBuilder,
+    BenchmarkConfig,
+    BenchmarkResult,
+    find_benchmark,
+    load_trajectories,
+)
+from tinker_cookbook.eval.benchmarks._chat_api import ChatApiSource
+from tinker_cookbook.eval.benchmarks._runner import check_requirements, evaluate
+from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
+from tinker_cookbook.eval.report import EvalProgress, result_table, solve_rate_lines
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.sampling_model import (
+    SamplingModel,
+    SamplingModelSettings,
+    open_sampling_model,
+)
+from tinker_cookbook.stores.eval_store import EvalStore
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.terminal import get_console
+
+_ROOT = "/tmp/tinker-examples/eval"
+_DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
+
+
+def _task_names() -> str:
+    """Returns the names of all tasks; the parts of MMLU and BIG-Bench Hard share one entry each."""
+    whole = {"mmlu_pro", "mmlu_redux"}
+    parts = ("mmlu_", "bbh_")
+    names = sorted(n for n in REGISTRY if n in whole or not n.startswith(parts))
+    return ", ".join([*names, "mmlu_SUBJECT", "bbh_TASK"])
+
+
+@also_named(base_model="model_name", max_examples="limit", save_dir="out")
+@chz.chz
+class Config(SamplingModelSettings):
+    """Settings of the evaluation."""
+
+    tasks: str = chz.field(doc=f"Benchmarks, comma-separated, of: {_task_names()}")
+    limit: int | None = chz.field(default=None, doc="First problems of each task; default: all")
+    num_samples: int = chz.field(
+        default=1, doc="Answers to each problem, for pass@k, maj@k and solve rates"
+    )
+    max_tokens: int | None = chz.field(
+        default=None,
+        doc=f"Tokens of an answer; default: {_DEFAULT_MAX_TOKENS}, or the model's context if it is "
+        "shorter",
+    )
+    temperature: float = chz.field(default=0.6, doc="0 takes the most probable token")
+    top_p: float = chz.field(default=1.0, doc="Total probability of the tokens sampled from")
+    top_k: int = chz.field(default=-1, doc="Number of tokens sampled from; -1: all")
+    seed: int | None = chz.field(default=None, doc="Makes sampling repeatable")
+    system_prompt: str | None = chz.field(
+        default=None, doc="Default: the task's recommended one, if any; '' for none"
+    )
+    scoring: Literal["generation", "logprob"] = chz.field(
+        default="generation",
+        doc="logprob compares the choices of multiple-choice tasks by their log-probabilities",
+    )
+    data_path: str | None = chz.field(
+        default=None, doc="Local folder or file with the data; default: the Hub"
+    )
+    out: str | None = chz.field(
+        default=None, doc=f"Folder of results and answers; default: {_ROOT}/runs/MODEL"
+    )
+    concurrency: int = chz.field(default=64, doc="Requests in flight at the same time")
+    timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem")
+    openai_url: str | None = chz.field(
+        default=None, doc="Address of an OpenAI-compatible server, as http://localhost:8000/v1"
+    )
+    api_key: str | None = chz.field(
+        default=None, doc="Key of that server; default: OPENAI_API_KEY of the environment"
+    )
+    judge_path: str | None = chz.field(
+        default=None, doc="tinker:// path of the model that grades, for tasks with a judge"
+    )
+    judge_name: str | None = chz.field(default=None, doc="Base model that grades; as judge_path")
+
+    def check(self) -> None:
+        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        if self.limit is not None and self.limit < 1:
+            raise ConfigurationError(f"limit: got {self.limit}, expected at least 1")
+        if not self.builders:
+            raise ConfigurationError(f"tasks: got none, expected some of {_task_names()}")
+        has_judge = self.judge_path is not None or self.judge_name is not None
+        for builder in self.builders:
+            # A judge is opened later; here it is enough that one is named.
+            if not (builder.requires_judge and has_judge):
+                check_requirements(builder, self.benchmark_config())
+        if self.openai_url is None:
+            super().check()
+        elif self.model_path is not None or self.model_name is None:
+            raise ConfigurationError(
+                "openai_url: expected model_name= as the server knows it, and no model_path="
+            )
+
+    @property
+    def builders(self) -> list[BenchmarkBuilder]:
+        """The benchmarks, each once."""
+        names = dict.fromkeys(filter(None, map(str.strip, self.tasks.split(","))))
+        return [find_benchmark(name) for name in names]
+
+    @property
+    def judge(self) -> SamplingModelSettings | None:
+        """Settings of the model that grades, on the same backend."""
+        if self.judge_path is None and self.judge_name is None:
+            return None
+        same = {name: getattr(self, name) for name in ("backend", "base_url", "device", "dtype")}
+        return SamplingModelSettings(model_path=self.judge_path, model_name=self.judge_name, **same)
+
+    def benchmark_config(self, **more: Any) -> BenchmarkConfig:
+        """Returns the settings of the benchmarks."""
+        same = (
+            "num_samples temperature top_p top_k seed system_prompt scoring data_path concurrency "
+            "timeout_seconds"
+        )
+        given = {name: getattr(self, name) for name in same.split()}
+        if self.max_tokens is not None:
+            given["max_tokens"] = self.max_tokens
+        return BenchmarkConfig(max_examples=self.limit, **given, **more)
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        if self.out is not None:
+            return Path(self.out).expanduser()
+        name = self.model_path or self.model_name or "model"
+        return Path(_ROOT) / "runs" / re.sub(r"[^\w.-]+", "_", name.removeprefix("tinker://"))
+
+
+async def main(config: Config) -> None:
+    """Evaluates the model, and prints a table and the next commands."""
+    config.check()
+    folder = ensure_writable_dir(config.folder, "out")
+    try:
+        async with AsyncExitStack() as stack:
+            source, settings, name = await _open(config, folder, stack)
+            results = await _run_all(config, source, settings, folder, name)
+    except asyncio.CancelledError:
+        # Ctrl-C cancels the main task.
+        print(f"\nstopped; all finished answers are in {folder}: the same command goes on")
+        raise
+    _report(config, folder, results)
+
+
+async def _open(
+    config: Config, folder: Path, stack: AsyncExitStack
+) -> tuple[AnswerSource, BenchmarkConfig, str]:
+    """Opens the model, and the judge if there is one."""
+    console = get_console()
+    if config.openai_url is not None:
+        settings = config.benchmark_config(save_dir=str(folder))
+        key = config.api_key or os.environ.get("OPENAI_API_KEY")
+        assert config.model_name is not None
+        source = ChatApiSource(config.openai_url, config.model_name, key, settings)
+        await stack.enter_async_context(source)
+        console.print(f"model: {config.model_name} at {config.openai_url}", markup=False)
+        return source, settings, config.model_name
+    connection = config.connect()
+    model = await open_sampling_model(connection, config)
+    console.print(
+        f"model: {model.name}\nrenderer: {model.renderer_name} ({model.renderer_reason})",
+        markup=False,
+        soft_wrap=True,
+    )
+    context = resolve_max_length(model.model_name, None)
+    max_tokens = config.max_tokens or min(_DEFAULT_MAX_TOKENS, context or _DEFAULT_MAX_TOKENS)
+    judge: dict[str, Any] = {}
+    if config.judge is not None:
+        config.judge.check()
+        opened = await open_sampling_model(connection, config.judge)
+        judge = {"judge_sampling_client": opened.client, "judge_renderer": opened.renderer}
+        console.print(f"judge: {opened.name}", markup=False)
+    config = chz.replace(config, max_tokens=max_tokens)
+    settings = config.benchmark_config(
+        save_dir=str(folder),
+        context_window=context,
+        model_id=await _identity(connection, model),
+        **judge,
+    )
+    return await RendererSource.open(model.client, model.renderer, settings), settings, model.name
+
+
+async def _identity(connection: Connection, model: SamplingModel) -> str | None:
+    """Returns the checkpoint's path and time, or None where the client identifies its weights."""
+    if hasattr(model.client, "weights_digest"):
+        return None
+    if model.model_path is None:
+        return model.model_name
+    # A checkpoint that was saved again under the same path has another time.
+    run = model.model_path.removeprefix("tinker://").partition("/")[0]
+    listed = await connection.service.create_rest_client().list_checkpoints(run)
+    times = [str(c.time) for c in listed.checkpoints if c.tinker_path == model.model_path]
+    return " ".join([model.model_name, model.model_path, *times[:1]])
+
+
+async def _run_all(
+    config: Config, source: AnswerSource, settings: BenchmarkConfig, folder: Path, name: str
+) -> dict[str, BenchmarkResult]:
+    """Runs the tasks one after the other, so that those done are whole if the run is stopped."""
+    store, run_id = EvalStore(str(folder.parent.parent)), folder.name
+    recorded = {
+        key: value
+        for key, value in chz.asdict(config).items()
+        if value is not None and key != "api_key"
+    }
+    names = [builder.name for builder in config.builders]
+    in_store = folder.parent.name == "runs"
+    if in_store:
+        store.create_run(name, names, config.model_path, config=recorded, run_id=run_id)
+    results: dict[str, BenchmarkResult] = {}
+    with EvalProgress() as progress:
+        for builder in config.builders:
+            results[builder.name] = await evaluate(builder, source, settings, progress)
+    if in_store:
+        store.finalize_run(run_id)
+    return results
+
+
+def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -> None:
+    """Prints the table, the solve rates and the next commands."""
+    console = get_console()
+    console.print(result_table(results))
+    for name, result in results.items():
+        if result.pass_at_k:
+            console.print(f"solve rates of {name}:", markup=False)
+            for line in solve_rate_lines(load_trajectories(str(folder), name)):
+                console.print(line, markup=False)
+        if "acc_norm" in result.metrics:
+            console.print(f"{name}: acc_norm {result.metrics['acc_norm']:.1%}", markup=False)
+        if result.num_errors:
+            console.print(
+                f"{name}: {result.num_errors} answers have errors and are not in the score; the "
+                "same command tries them again",
+                markup=False,
+                soft_wrap=True,
+            )
+        if result.num_truncated:
+            console.print(
+                f"{name}: {result.num_truncated} answers were cut off at max_tokens or the context",
+                markup=False,
+                soft_wrap=True,
+            )
+    first = next(iter(results))
+    console.print(
+        f"files: {folder}/TASK/trajectories.jsonl, result.json; summary.json\n"
+        f"show wrong answers: python -m tinker_cookbook.eval.show {folder} task={first} "
+        "incorrect_only=True\n"
+        f"compare with another model: python -m tinker_cookbook.eval.compare a={folder} b=OTHER",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    run_entrypoint(main)

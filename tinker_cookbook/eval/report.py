@@ -1,0 +1,187 @@
+"""Tables of evaluations and comparisons for the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
+from tinker_cookbook.eval.comparison import PairedComparison
+from tinker_cookbook.eval.statistics import solve_rate_histogram
+from tinker_cookbook.utils.terminal import format_seconds, get_console
+
+
+class EvalProgress:
+    """A progress bar for each task, with the time left and the score so far.
+
+    Without a terminal: a line for every tenth of a task.
+    """
+
+    def __init__(self) -> None:
+        console = get_console()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+        )
+        self._lines = not console.is_terminal
+        self._console = console
+        self._task: TaskID | None = None
+        self._name, self._total, self._done = "", 0, 0
+        self._rewards: list[float] = []
+        self._errors = 0
+
+    def __enter__(self) -> Self:
+        if not self._lines:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def start(self, name: str, total: int, done: int) -> None:
+        """Begins a task."""
+        self._name, self._total, self._done = name, total, done
+        self._rewards, self._errors = [], 0
+        if done:
+            self._console.print(f"{name}: {done} of {total} problems were answered before")
+        # Stored problems are no part of the bar, or the time left would be far too short.
+        self._task = self._bars.add_task(name, total=total - done, status="")
+
+    def update(self, rows: Sequence[StoredTrajectory]) -> None:
+        """Shows that a problem is done."""
+        self._done += 1
+        self._rewards += [row.reward for row in rows if row.error is None]
+        self._errors += sum(row.error is not None for row in rows)
+        status = f"score {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
+        if self._errors:
+            status += f"  {self._errors} errors"
+        assert self._task is not None
+        self._bars.update(self._task, advance=1, status=status)
+        tenth = max(1, self._total // 10)
+        if self._lines and (self._done % tenth == 0 or self._done == self._total):
+            self._console.print(f"{self._name}: {self._done}/{self._total}  {status}", markup=False)
+
+
+def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
+    """Returns a row for each task: n, score, 95% interval, errors, truncated answers, seconds."""
+    table = Table(box=box.SIMPLE_HEAD)
+    several = any(result.pass_at_k for result in results.values())
+    table.add_column("task")
+    for name in ("n", "score", "95% interval", "errors", "truncated"):
+        table.add_column(name, justify="right")
+    if several:
+        table.add_column("pass@k")
+        table.add_column("maj@k")
+    table.add_column("time", justify="right")
+    for name, result in results.items():
+        metrics, n = result.metrics, str(result.num_examples)
+        problems = metrics.get("num_problems")
+        if problems:
+            n = f"{problems:.0f} x {result.num_examples / problems:.3g}"
+        interval = "-"
+        if "ci_low" in metrics:
+            interval = f"{metrics['ci_low']:.1%} to {metrics['ci_high']:.1%}"
+        cells = [
+            name,
+            n,
+            f"{result.score:.1%}",
+            interval,
+            str(result.num_errors),
+            str(result.num_truncated),
+        ]
+        if several:
+            cells += [_curve(result.pass_at_k), _curve(_majorities(result))]
+        table.add_row(*cells, format_seconds(result.time_seconds))
+    return table
+
+
+def solve_rate_lines(rows: Sequence[StoredTrajectory], bins: int = 5) -> list[str]:
+    """Returns the histogram of solve rates as lines, and what it means for RL."""
+    problems: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        if row.error is None:
+            problems[row.example_id].append(row.correct)
+    counts = solve_rate_histogram(list(problems.values()), bins)
+    total = sum(counts)
+    if not total:
+        return []
+    names = ["never", *(f"up to {(i + 1) / bins:.0%}" for i in range(bins)), "always"]
+    # The last range ends below "always".
+    names[bins] = "below 100%"
+    widest = max(counts)
+    lines = [
+        f"  {name:>10} {'█' * round(30 * count / widest):<30} {count}"
+        for name, count in zip(names, counts, strict=True)
+    ]
+    mixed = total - counts[0] - counts[-1]
+    lines.append(
+        f"  {mixed} of {total} problems ({mixed / total:.0%}) have right and wrong answers: only "
+        "these teach anything in group-based RL"
+    )
+    return lines
+
+
+def comparison_lines(name: str, found: PairedComparison, a: str = "a", b: str = "b") -> list[str]:
+    """Returns the verdict in sentences."""
+    verdict = {
+        "better": f"{b} is better than {a}",
+        "worse": f"{b} is worse than {a}",
+        "not distinguishable": f"{a} and {b} are not distinguishable",
+    }[found.verdict]
+    test = "paired bootstrap"
+    if found.p_value is not None:
+        test = f"exact McNemar test, p = {found.p_value:.2g}"
+    lines = [
+        f"{name}: {verdict} on {found.num_examples} examples ({test})",
+        f"  {a} {found.score_a:.1%}, {b} {found.score_b:.1%}: difference {found.difference:+.1%} "
+        f"(95% interval {found.low:+.1%} to {found.high:+.1%})",
+        f"  {a} alone has the higher reward on {found.only_a} examples, {b} alone on "
+        f"{found.only_b}",
+    ]
+    if found.verdict == "not distinguishable":
+        if found.examples_needed is None:
+            lines.append("  the scores are equal; no number of examples shows a difference")
+        else:
+            lines.append(
+                f"  if the true difference is as large as this one, about "
+                f"{found.examples_needed:,} examples would show it (power 80%)"
+            )
+    return lines
+
+
+def _curve(values: Mapping[int, float]) -> str:
+    if not values:
+        return "-"
+    # Powers of 2 and the last one are enough of a curve.
+    shown = [k for k in sorted(values) if k & (k - 1) == 0 or k == max(values)]
+    return "  ".join(f"{k}: {values[k]:.1%}" for k in shown)
+
+
+def _majorities(result: BenchmarkResult) -> dict[int, float]:
+    found = {name: value for name, value in result.metrics.items() if name.startswith("maj@")}
+    return {int(name.removeprefix("maj@")): float(value) for name, value in found.items()}
