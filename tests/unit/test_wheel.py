@@ -37,6 +37,9 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
         "tinker_cookbook"
     }
+    assert {f"tinker_cookbook/server/page/chat.{kind}" for kind in ("html", "css", "js")} <= {
+        *names
+    }
     code = (
         "from tinker_cookbook.recipes import sl_loop; from pathlib import Path;"
         "assert Path(sl_loop.Config().dataset_path).is_file(), sl_loop.Config().dataset_path;"

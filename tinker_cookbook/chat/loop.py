@@ -39,7 +39,7 @@ Ctrl-C ends an answer."""
 
 _COMMANDS = ("reset", "system", "save", "tokens", "retry", "undo", "help", "quit", "exit")
 # readline needs these marks around codes that take no space.
-_PROMPT = "\001\x1b[1;32m\002> \001\x1b[0m\002"
+_PROMPT, _PLAIN_PROMPT = "\001\x1b[1;32m\002> \001\x1b[0m\002", "> "
 
 
 class ChatLoop:
@@ -65,7 +65,7 @@ class ChatLoop:
             import readline  # noqa: F401  (input() then has editing and a history)
         while True:
             try:
-                line = _read_terminal()
+                line = _read_terminal(_PLAIN_PROMPT if self._console.no_color else _PROMPT)
             except EOFError:
                 self._console.print()
                 return
@@ -166,8 +166,8 @@ class ChatLoop:
         self._inform(HELP)
 
 
-def _read_terminal() -> str:
-    line = input(_PROMPT)
+def _read_terminal(prompt: str) -> str:
+    line = input(prompt)
     while line.endswith("\\"):
         line = line.removesuffix("\\") + "\n" + input("  ")
     return line

@@ -114,6 +114,12 @@ class StreamScreen(Screen):
         self._print_label()
         return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType
+    ) -> None:
+        if error is not None:  # its message begins a new line
+            self.console.print()
+
     def add(self, index: int, piece: Text) -> None:
         """Prints a piece now, or after the answers before it."""
         if index == self._current:
