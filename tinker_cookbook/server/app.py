@@ -32,7 +32,13 @@ from tinker_cookbook.server.errors import (
     memory_full_message,
     status_of,
 )
-from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, as_api_error
+from tinker_cookbook.server.openai.protocol import (
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    as_api_error,
+)
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -66,7 +72,8 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     for part in (operation_routes, rest_routes, openai, page):
         app.include_router(part.router)
     # These routes read their bodies themselves, so FastAPI does not document them.
-    bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
+    of_openai = (ChatBody, CompletionBody, ResponsesBody)
+    bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, *of_openai))
 
     # Probes and scrapers expect these two without the prefix of an API.
     app.add_api_route("/healthz", rest_routes.healthz)

@@ -1,4 +1,4 @@
-"""OpenAI-compatible API of the engine, under ``/oai/api/v1``: models, completions, chat.
+"""OpenAI-compatible API of the engine, under ``/oai/api/v1``: models, completions, chat, responses.
 
 Unsupported parameters are refused, never ignored.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from tinker_cookbook.server.openai import completions, models
+from tinker_cookbook.server.openai import completions, models, responses
 
 PREFIX = "/oai/api/v1"
 
 router = APIRouter(prefix=PREFIX, tags=["openai"])
 router.include_router(models.router)
 router.include_router(completions.router)
+router.include_router(responses.router)

@@ -189,11 +189,12 @@ _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "rea
 async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation."""
     body = await read_json(request, ChatBody.parse)
-    writer = await loader.run(_prepare_chat, loader, owner, body)
+    writer = await loader.run(prepare_chat, loader, owner, body)
     return await writer.respond(request)
 
 
-def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
+def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
+    """Returns the writer of the next message; blocks, so it needs a thread."""
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])

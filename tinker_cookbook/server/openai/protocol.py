@@ -62,6 +62,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "include_reasoning": (True,),
     "modalities": (["text"],),
+    "background": (False,),
+    "truncation": ("disabled",),
     "functions": ([],),
     "function_call": ("auto",),
 }
@@ -70,6 +72,9 @@ _INSTEAD = {
     "functions": "use tools",
     "function_call": "use tools",
     "best_of": "use n and choose by logprobs",
+    "previous_response_id": "responses are not stored; send the whole conversation as input",
+    "conversation": "responses are not stored; send the whole conversation as input",
+    "prompt": "send the whole conversation as input",
 }
 
 
@@ -190,6 +195,23 @@ class SamplingBody(BaseModel):
                 message += f"which this server does not know{hint}"
             raise ApiError(message, param=name, code="unsupported_parameter")
         return body
+
+
+class ResponsesBody(SamplingBody):
+    """Body of ``POST /responses``."""
+
+    input: str | list[Json]
+    instructions: str | None = None
+    max_output_tokens: Annotated[Int64, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    text: Json | None = None
+    reasoning: Json | None = None
+    include: list[str] | None = None
+    chat_template_kwargs: Json | None = None
+    renderer_name: str | None = None
 
 
 class CompletionBody(SamplingBody):

@@ -326,12 +326,15 @@ class ResponseWriter:
                 tokens = zip(one.tokens, one.logprobs, tops, strict=False)
                 choice.add([SampledToken(*fields) for fields in tokens])
             choice.end(one.stop_reason)
-        body = {
+        return JSONResponse(self._whole(responses))
+
+    def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
+        """Returns the body of a response that is not streamed; its choices are complete."""
+        return self._envelope | {
             "object": self.object_name,
             "choices": [choice.whole() for choice in self.choices],
             "usage": self._usage(responses),
         }
-        return JSONResponse(self._envelope | body)
 
     def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[Json]:
         """Returns the chunks before the first tokens."""

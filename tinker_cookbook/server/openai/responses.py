@@ -1,0 +1,355 @@
+"""``POST /responses``: the next message in OpenAI's newer form, for text and function tools.
+
+A request becomes one of chat; its answer becomes output items: reasoning, a message, calls.
+Responses are not stored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from tinker import types
+
+from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.openai.completions import prepare_chat
+from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
+from tinker_cookbook.server.openai.protocol import (
+    ApiError,
+    ChatBody,
+    ResponsesBody,
+    SamplingBody,
+    as_api_error,
+)
+from tinker_cookbook.server.openai.sampling import ResponseWriter, TokenBatch
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter()
+
+_LOGPROBS = "message.output_text.logprobs"
+# Without an effect here: responses are not stored, and reasoning is not encrypted.
+_INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+@router.post("/responses", openapi_extra=json_body_schema(ResponsesBody))
+async def responses(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+    """Returns the next message of a conversation as output items."""
+    body = await read_json(request, ResponsesBody.parse)
+    writer = await loader.run(_prepare, loader, owner, body)
+    return await writer.respond(request)
+
+
+def _prepare(loader: ModelLoader, owner: Owner, body: ResponsesBody) -> ResponseWriter:
+    chat = prepare_chat(loader, owner, as_chat_body(body))
+    names = "resp", "response", "response"
+    return _ResponsesWriter(body, *names, chat.choices, chat.samples)
+
+
+def as_chat_body(body: ResponsesBody) -> ChatBody:
+    """Returns the request as one of chat; raises ``ApiError`` for what has no form there."""
+    for name in body.include or []:
+        if name not in _INCLUDABLE:
+            raise ApiError(
+                f"include: got {name!r}, expected {' or '.join(_INCLUDABLE)}", param="include"
+            )
+    common = set(SamplingBody.model_fields) - {"stream_options", "n"}
+    fields: Json = body.model_dump(include=common, exclude_none=True, by_alias=True)
+    logprobs = _LOGPROBS in (body.include or [])
+    fields |= {
+        "messages": _messages(body),
+        "max_tokens": body.max_output_tokens,
+        "tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])],
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "renderer_name": body.renderer_name,
+        "logprobs": logprobs or bool(body.top_logprobs),
+        "top_logprobs": body.top_logprobs,
+    }
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    fields["tool_choice"] = choice
+    form = (body.text or {}).get("format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        form = {"type": "json_schema", "json_schema": form}
+    fields["response_format"] = form or fields.get("response_format")
+    return ChatBody.parse(json.dumps(fields).encode())
+
+
+def _tool(tool: Json, where: str) -> Json:
+    if tool.get("type") != "function":
+        raise ApiError(
+            f"{where}: got a tool of type {tool.get('type')!r}, expected function", param=where
+        )
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool.get(name) for name in names}}
+
+
+def _messages(body: ResponsesBody) -> list[Json]:
+    """Returns the input as messages of chat."""
+    messages: list[Json] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+
+    def answer() -> Json:
+        # Reasoning, text and calls of one answer are separate items here.
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        return messages[-1]
+
+    for i, item in enumerate(body.input):
+        where, kind = f"input[{i}]", item.get("type", "message")
+        if kind == "message" and item.get("role") == "assistant":
+            # A new text begins a new answer, unless the last one has only reasoning.
+            if messages and messages[-1].get("content"):
+                messages.append({"role": "assistant", "content": ""})
+            answer()["content"] += _text(item.get("content"), where)
+        elif kind == "message":
+            text = _text(item.get("content"), where)
+            messages.append({"role": item.get("role"), "content": text})
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            text = "".join(str(part.get("text", "")) for part in parts)
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            answer().setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            text = _text(item.get("output"), where)
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        else:
+            raise ApiError(
+                f"{where}: got an item of type {kind!r}, expected message, reasoning, "
+                "function_call or function_call_output",
+                param=where,
+            )
+    return messages
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for j, part in enumerate(content if isinstance(content, list) else [content]):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise ApiError(
+                f"{where}.content[{j}]: got a part of type {kind!r}, expected text: the engine "
+                "takes text alone",
+                param=f"{where}.content[{j}]",
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+@dataclass
+class _ResponsesWriter(ResponseWriter):
+    """Writer of a response as output items, whole or as events."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        body = self.body
+        assert isinstance(body, ResponsesBody)
+        params = self.samples.options.params
+        created = self._envelope.pop("created")
+        self._envelope |= {
+            "created_at": created,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "metadata": (body.model_extra or {}).get("metadata") or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, **(body.text or {})},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": params.top_p,
+            "max_output_tokens": body.max_output_tokens,
+            "truncation": "disabled",
+        }
+
+    def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
+        return self._response(responses, _items(self.choices[0].whole()))
+
+    def _response(
+        self, responses: Sequence[types.SampleResponse] | None, items: Sequence[Json]
+    ) -> Json:
+        """Returns the response object; without ``responses`` it is in progress."""
+        if responses is None:
+            return {**self._envelope, "status": "in_progress", "output": [], "usage": None}
+        cut = self.choices[0].whole()["finish_reason"] == "length"
+        usage = self._usage(responses)
+        body = {
+            **self._envelope,
+            "status": "incomplete" if cut else "completed",
+            "output": [
+                {**item, "status": "incomplete" if cut and item is items[-1] else "completed"}
+                for item in items
+            ],
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {
+                    **usage["prompt_tokens_details"],
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        return body | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
+
+    async def _events(
+        self, chunks: list[Json], batches: AsyncIterator[TokenBatch]
+    ) -> AsyncIterator[str]:
+        """Yields server-sent events, from ``response.created`` to ``response.completed``."""
+        stream = _ItemStream()
+        try:
+            started = self._response(None, [])
+            yield stream.event("response.created", response=started)
+            yield stream.event("response.in_progress", response=started)
+            for chunk in chunks:
+                for event in stream.add(chunk):
+                    yield event
+            async for batch in batches:
+                for chunk in self._add(batch):
+                    for event in stream.add(chunk):
+                        yield event
+            responses = await self.samples.responses()
+            for choice, sequence in self._sequences(responses):
+                for chunk in choice.end(sequence.stop_reason):
+                    for event in stream.add(chunk):
+                        yield event
+            for event in stream.finish():
+                yield event
+            whole = self._response(responses, stream.items)
+            kind = "completed" if whole["status"] == "completed" else "incomplete"
+            yield stream.event(f"response.{kind}", response=whole)
+        except Exception as error:
+            # The status has been sent: clients look for an error in the stream.
+            logger.exception("a stream ends with an error")
+            problem = as_api_error(error).body()["error"]
+            yield stream.event("error", error=problem, **problem)
+
+
+def _items(choice: Json) -> list[Json]:
+    """Returns the output items of a whole choice of chat."""
+    message, stream = choice["message"], _ItemStream()
+    delta = {name: message.get(name) for name in ("reasoning_content", "content")}
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
+    list(stream.add({"delta": {**delta, "tool_calls": calls}, "logprobs": choice["logprobs"]}))
+    list(stream.finish())
+    return stream.items
+
+
+@dataclass
+class _ItemStream:
+    """Output items built from the chunks of a chat response, with the events of their growth."""
+
+    items: list[Json] = field(default_factory=list)
+    _open: str | None = None
+    _number: int = 0
+
+    def event(self, kind: str, **fields: Any) -> str:
+        """Returns a server-sent event."""
+        # Fields come first: an error's own "type" must not replace the event's.
+        body = {**fields, "type": kind, "sequence_number": self._number}
+        self._number += 1
+        return f"event: {kind}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+    def add(self, chunk: Json) -> Iterator[str]:
+        """Adds a chunk; yields its events."""
+        delta = chunk["delta"]
+        if thinking := delta.get("reasoning_content"):
+            yield from self._grow("reasoning", thinking, [])
+        logprobs = (chunk.get("logprobs") or {}).get("content") or []
+        if (text := delta.get("content")) or logprobs:
+            yield from self._grow("message", text or "", logprobs)
+        for call in delta.get("tool_calls") or []:
+            yield from self._close()
+            yield from self._add_call(call)
+
+    def finish(self) -> Iterator[str]:
+        """Closes the last item; a response without any has an empty message."""
+        if not self.items:
+            yield from self._grow("message", "", [])
+        yield from self._close()
+
+    @property
+    def _where(self) -> Json:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    def _grow(self, kind: str, text: str, logprobs: list[Json]) -> Iterator[str]:
+        """Appends text to the open item of this kind, or to a new one."""
+        name = "reasoning_text" if kind == "reasoning" else "output_text"
+        if self._open != kind:
+            yield from self._close()
+            part: Json = {"type": name, "text": ""}
+            item: Json = {"type": kind, "id": f"{kind[:3]}_{secrets.token_hex(12)}"}
+            item |= {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+            part |= {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
+            self.items.append({**item, "content": [part]})
+            self._open = kind
+            started = {**item, "content": [], "status": "in_progress"}
+            at = len(self.items) - 1
+            yield self.event("response.output_item.added", item=started, output_index=at)
+            yield self.event(
+                "response.content_part.added", part=dict(part), content_index=0, **self._where
+            )
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        more = {} if kind == "reasoning" else {"logprobs": logprobs}
+        if logprobs:
+            part["logprobs"] = [*part["logprobs"], *logprobs]
+        yield self.event(
+            f"response.{name}.delta", delta=text, content_index=0, **more, **self._where
+        )
+
+    def _close(self) -> Iterator[str]:
+        """Ends the open item."""
+        if self._open is None:
+            return
+        item, self._open = self.items[-1], None
+        (part,) = item["content"]
+        rest = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        yield self.event(f"response.{part['type']}.done", content_index=0, **rest, **self._where)
+        yield self.event("response.content_part.done", part=part, content_index=0, **self._where)
+        yield self._done(item)
+
+    def _add_call(self, call: Json) -> Iterator[str]:
+        arguments = call["function"]["arguments"]
+        item = {
+            "type": "function_call",
+            "id": f"fc_{secrets.token_hex(12)}",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": arguments,
+        }
+        self.items.append(item)
+        started = {**item, "arguments": "", "status": "in_progress"}
+        at = len(self.items) - 1
+        yield self.event("response.output_item.added", item=started, output_index=at)
+        kind = "response.function_call_arguments"
+        yield self.event(f"{kind}.delta", delta=arguments, **self._where)
+        yield self.event(f"{kind}.done", arguments=arguments, name=item["name"], **self._where)
+        yield self._done(item)
+
+    def _done(self, item: Json) -> str:
+        done = {**item, "status": "completed"}
+        return self.event("response.output_item.done", item=done, output_index=len(self.items) - 1)
