@@ -10,6 +10,7 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION, parse_arguments
 from tinker_cookbook.utils.command_line.entrypoint import run_program
+from tinker_cookbook.utils.command_line.help import help_text
 from tinker_cookbook.utils.command_line.programs import print_whole, version_line
 
 # Command -> module with its settings class and its function, the key of the argument that needs no
@@ -37,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str, str, str, str]] = {
     ),
 }  # fmt: skip
 
+_PATHS = {"model_path": "tinker://RUN/sampler_weights/final", "folder": "my-adapter"}
+
 
 def main(argv: Sequence[str]) -> Any:
     """Runs the command that the first argument names."""
@@ -61,8 +64,13 @@ def main(argv: Sequence[str]) -> Any:
         if word.startswith("tinker://") or ("=" not in word and not word.startswith("-")):
             words[at] = f"{positional}={word}"
             break
-    settings = parse_arguments(getattr(module, settings_name), words)
-    return getattr(module, function_name)(settings)
+    settings_class, run = getattr(module, settings_name), getattr(module, function_name)
+    if any(word in HELP for word in words):
+        command = f"python -m tinker_cookbook.weights {name}"
+        example = f"{command} {_PATHS[positional]}" + (" out=…" if positional != "folder" else "")
+        print_whole(help_text(settings_class, command, f"{run.__doc__}\n\n{example}"))
+        return None
+    return run(parse_arguments(settings_class, words))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tarfile
 import tempfile
+import urllib.error
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
@@ -63,7 +66,7 @@ def read_remote(
         except Exception:  # the run of another owner, whose published weights these are
             metadata = {}
         with tempfile.TemporaryDirectory() as folder:
-            _fetch_remote(connection.service, path, Path(folder))
+            _fetch_remote(connection.service, connection.target[1], path, Path(folder))
             config, tensors = read_adapter(Path(folder))
     return config, tensors, stated, metadata
 
@@ -76,10 +79,10 @@ def _fetch(path: str, folder: Path, backend: str, base_url: str | None) -> None:
             (folder / name).write_bytes(content)
         return
     with connect(backend, base_url=base_url) as connection:
-        _fetch_remote(connection.service, path, folder)
+        _fetch_remote(connection.service, connection.target[1], path, folder)
 
 
-def _fetch_remote(service: Any, path: str, folder: Path) -> None:
+def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -> None:
     """Downloads the files that a server has for a checkpoint."""
     rest = service.create_rest_client()
     try:
@@ -87,6 +90,11 @@ def _fetch_remote(service: Any, path: str, folder: Path) -> None:
         if not hasattr(rest, "get_external_weights_urls"):
             archive = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
             with _opened(archive.url) as stream:
+                extract_archive(stream, folder)
+            return
+        archive_url = _archive_url(base_url, path)
+        if archive_url is not None:
+            with _opened(archive_url) as stream:
                 extract_archive(stream, folder)
             return
         urls, temporary = _signed_urls(service, rest, path)
@@ -104,6 +112,50 @@ def _fetch_remote(service: Any, path: str, folder: Path) -> None:
             rest.delete_checkpoint_from_tinker_path(temporary).result()
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Follows nothing: the key must not be sent to the address of a file."""
+        return None
+
+
+def _archive_url(base_url: str | None, path: str) -> str | None:
+    """Returns the signed address of an archive, or None if the server gives none.
+
+    Newer SDKs have no method for it, and refuse paths of sampler_weights before they ask.
+    """
+    from tinker.lib.base_url import resolve_base_url
+
+    key = os.environ.get("TINKER_API_KEY")
+    if not key:
+        return None
+    parsed = TinkerPath.parse(path)
+    request = urllib.request.Request(
+        f"{resolve_base_url(base_url).rstrip('/')}/api/v1/training_runs/{parsed.run_id}"
+        f"/checkpoints/{parsed.kind}/{parsed.name}/archive",
+        headers={"X-API-Key": key},
+    )
+    try:
+        opener = urllib.request.build_opener(_NoRedirect)
+        opener.open(request, timeout=_TIMEOUT_SECONDS).close()
+    except urllib.error.HTTPError as answer:
+        if answer.code in (301, 302, 303, 307, 308):
+            return answer.headers.get("Location")
+        # Not of a server without such addresses, whose 404 does not name the run.
+        detail = _detail(answer)
+        if answer.code == 404 and parsed.run_id in detail:
+            raise WeightsDownloadError(detail) from None
+    except (OSError, HTTPException, ValueError):
+        pass  # the other way reports what is wrong with the server
+    return None
+
+
+def _detail(answer: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(answer.read())["detail"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], str | None]:
     """Returns the address of each file, and the path of a temporary export if one was needed."""
     try:
@@ -111,7 +163,11 @@ def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], st
     except Exception:
         # The hosted service has addresses of external weights only, and makes those from weights.
         if TinkerPath.parse(path).kind != "weights":
-            raise
+            # A training checkpoint of the same step has the same adapter.
+            raise WeightsDownloadError(
+                f"{path}: the server gives no address of it; give the state_path of the same step "
+                "in checkpoints.jsonl, tinker://RUN/weights/NAME"
+            ) from None
     client = service.create_training_client_from_state(path)
     # Older SDKs return the client, newer ones a future of it.
     client = client.result() if hasattr(client, "result") else client

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -22,7 +23,7 @@ from tinker_cookbook.weights._merge import (
     weight_files,
 )
 from tinker_cookbook.weights._output import check_output, new_folder
-from tinker_cookbook.weights._source import Checkpoint, open_adapter_folder
+from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate, open_adapter_folder
 from tinker_cookbook.weights.proof import (
     EXACT,
     PROMPTS,
@@ -155,8 +156,6 @@ def _verify(
     trust_remote_code: bool,
     proof: Proof,
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     prompts = prompt_tokens(checkpoint)
     tokenizer = get_tokenizer(str(folder))
     pairs = zip(PROMPTS, prompts, strict=True)
@@ -170,6 +169,7 @@ def _verify(
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
     )
+    _check_rounding(checkpoint, model, dtype, trust_remote_code, proof)
     exact = dtype == "float32"
     proof.add(
         compare(
@@ -184,12 +184,50 @@ def _verify(
     )
 
 
+def _check_rounding(
+    checkpoint: Checkpoint, model: Any, dtype: str, trust_remote_code: bool, proof: Proof
+) -> None:
+    """Checks each changed matrix of the loaded model: rounding alone may separate it from
+    ``W + s B A``."""
+    # Rounding to 16 bits moves log-probabilities more than some mistakes would.
+    base: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint.base_folder,
+        dtype="auto",
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+    )
+    half_step = torch.finfo(getattr(torch, dtype)).eps / 2
+    head, base_head = model.get_output_embeddings(), base.get_output_embeddings()
+    pairs: list[tuple[str, Any, Any, LowRankUpdate | None]] = [
+        (f"{name}.weight", model.get_submodule(name), base.get_submodule(name), update)
+        for name, update in checkpoint.updates.items()
+        if name != HEAD
+    ]
+    if HEAD in checkpoint.updates:
+        pairs.append((f"{HEAD}.weight", head, base_head, checkpoint.updates[HEAD]))
+    embeddings = model.get_input_embeddings(), base.get_input_embeddings()
+    pairs.append(("input embeddings", *embeddings, None))
+    for name, merged, plain, update in pairs:
+        expected = plain.weight.detach().float()
+        if update is not None:
+            expected = expected + update.delta()
+        # Twice the half step: the products of B A are summed in another order here.
+        bound = 2 * half_step * expected.abs() + 1e-6
+        if not ((merged.weight - expected).abs() <= bound).all():
+            raise WeightsMergeError(
+                f"{name}: the merged model has other weights than W + s B A rounded to {dtype}; "
+                "the export was not kept"
+            )
+    proof.facts["weights"] = (
+        f"the {len(pairs) - 1} changed matrices are W + s B A, and the input embeddings are those "
+        f"of the base model, within the rounding of {dtype}"
+    )
+
+
 def _merge_loaded(
     checkpoint: Checkpoint, folder: Path, dtype: str, trust_remote_code: bool = False
 ) -> MergeReport:
     """As ``merge_files``, for base models without safetensors files; loads the whole model."""
-    from transformers import AutoModelForCausalLM
-
     model: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.base_folder,
         dtype=torch.float32,

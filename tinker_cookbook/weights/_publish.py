@@ -54,7 +54,6 @@ def publish_to_hf_hub(
             card = generate_model_card(config=model_card, repo_id=repo_id, model_path=str(path))
             card.save(path / _CARD)
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     api = HfApi(endpoint=endpoint, token=token)
     try:
@@ -67,12 +66,11 @@ def publish_to_hf_hub(
             ignore_patterns=[".*"],
             commit_message="Upload with tinker_cookbook",
         )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # the HTTP client differs between versions of huggingface_hub
         # One line: the rest of the message is the response.
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise WeightsError(
-            f"repo_id={repo_id}: the upload to {api.endpoint} failed: {line}. Check the name and "
-            "the token (HF_TOKEN, or `hf auth login`), and run it again: files that are there "
-            "already are not sent twice"
+            f"repo_id={repo_id}: the upload to {api.endpoint} failed: {line}. Check the name "
+            "and the token (HF_TOKEN, or `hf auth login`), and run it again"
         ) from error
     return f"{api.endpoint.rstrip('/')}/{repo_id}"

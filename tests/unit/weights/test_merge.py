@@ -211,7 +211,7 @@ def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
 
 
 def test_an_export_that_disagrees_is_not_kept(tmp_path, monkeypatch):
-    from tinker_cookbook.weights import _merge
+    from tinker_cookbook.weights import _export, _merge
 
     base = make_base(tmp_path / "base", "qwen3")
     adapter = make_adapter(tmp_path / "adapter", base)
@@ -219,9 +219,23 @@ def test_an_export_that_disagrees_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         _merge, "_merged_blocks", lambda one, _: (b for _, b in one.source.blocks())
     )
+    with pytest.raises(WeightsMergeError, match="other weights than W"):
+        merge(base, adapter, tmp_path / "out", dtype="float32")
+    monkeypatch.setattr(_export, "_check_rounding", lambda *_: None)
     with pytest.raises(WeightsMergeError, match="differ from those of the engine"):
         merge(base, adapter, tmp_path / "out", dtype="float32")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+def test_the_script_of_the_original_merges(tmp_path):
+    from tinker_cookbook.scripts.merge_tinker_adapter_to_hf_model import main as script
+
+    base = make_base(tmp_path / "base", "llama")
+    adapter = make_adapter(tmp_path / "adapter", base)
+    out = tmp_path / "out"
+    script(["--hf-model", str(base), "--tinker-adapter-path", str(adapter),
+            "--output-path", str(out)])  # fmt: skip
+    assert config_of(out)["dtype"] == "bfloat16"
 
 
 def test_a_full_disk_leaves_the_old_export_as_it_was(tmp_path, monkeypatch):

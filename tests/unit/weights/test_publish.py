@@ -1,0 +1,164 @@
+"""Cards from a run's folder, and uploads to a Hub on this machine (6 s)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from exports import make_adapter, make_base
+from fake_hub import TOKEN, FakeHub
+
+from tinker_cookbook import weights
+from tinker_cookbook.exceptions import ConfigurationError, WeightsError
+from tinker_cookbook.weights.__main__ import main
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    running = FakeHub()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    base = make_base(folder / "base", "llama")
+    adapter = make_adapter(folder / "adapter", base)
+    main(["export", str(adapter), f"out={folder / 'out'}"])
+    return folder / "out"
+
+
+@pytest.fixture
+def export(exported, tmp_path) -> Path:
+    """A copy, which a test may change."""
+    import shutil
+
+    return Path(shutil.copytree(exported, tmp_path / "export"))
+
+
+def test_every_file_of_an_export_is_committed(hub, export):
+    (export / ".editor.swp").write_text("not for others")
+    url = weights.publish_to_hf_hub(
+        model_path=str(export), repo_id="me/model", token=TOKEN, endpoint=hub.url
+    )
+    assert url == f"{hub.url}/me/model"
+    assert hub.private == {"me/model": True}
+    expected = {p.name: p.read_bytes() for p in export.iterdir() if not p.name.startswith(".")}
+    assert hub.files["me/model"] == expected
+    assert expected.keys() >= {"README.md", "proof.json", "adapter_model.safetensors"}
+    # Again, into the repository that is there now.
+    weights.publish_to_hf_hub(
+        model_path=str(export), repo_id="me/model", token=TOKEN, endpoint=hub.url
+    )
+
+
+def test_a_public_repository_and_a_card_of_our_own(hub, export):
+    (export / "README.md").unlink()
+    card = weights.ModelCardConfig(
+        base_model="org/base", datasets=["a/b"], tags=["sft"], license="mit", language=["en"]
+    )
+    weights.publish_to_hf_hub(
+        model_path=str(export), repo_id="me/model", private=False, token=TOKEN,
+        model_card=card, endpoint=hub.url,
+    )  # fmt: skip
+    assert hub.private == {"me/model": False}
+    found = huggingface_hub.ModelCard(hub.files["me/model"]["README.md"].decode())
+    data = found.data.to_dict()
+    assert data["base_model"] == "org/base"
+    assert (data["license"], data["language"], data["datasets"]) == ("mit", ["en"], ["a/b"])
+    assert data["tags"] == ["tinker", "tinker-cookbook", "peft", "lora", "sft"]
+    assert data["library_name"] == "peft"
+    assert 'PeftModel.from_pretrained(base, "me/model")' in found.text
+    assert "LoRA adapter, float32" in found.text
+
+
+def test_an_existing_card_is_kept(hub, export, caplog):
+    (export / "README.md").write_text("mine")
+    card = weights.ModelCardConfig(base_model="org/base")
+    weights.publish_to_hf_hub(
+        model_path=str(export), repo_id="me/m", token=TOKEN, model_card=card, endpoint=hub.url
+    )
+    assert hub.files["me/m"]["README.md"] == b"mine"
+    assert "is kept" in caplog.text
+
+
+def test_nothing_is_sent_of_an_export_that_disagrees(hub, export, monkeypatch):
+    proof = json.loads((export / "proof.json").read_text())
+    proof["comparisons"][0]["largest"] = 0.02
+    (export / "proof.json").write_text(json.dumps(proof))
+    with pytest.raises(WeightsError, match="disagrees with the engine"):
+        weights.publish_to_hf_hub(model_path=str(export), repo_id="me/m", endpoint=hub.url)
+    (export / "proof.json").unlink()
+    with pytest.raises(WeightsError, match="no comparison with the engine"):
+        main(["publish", str(export), "repo_id=me/m"])
+    with pytest.raises(FileNotFoundError, match="expected the folder of an export"):
+        weights.publish_to_hf_hub(model_path="/nowhere", repo_id="me/m", endpoint=hub.url)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "token", "words"),
+    [("me/model", "hf_wrong", "401"), ("me/my model", TOKEN, "my model")],
+)
+def test_an_upload_that_fails_says_why(hub, export, repo_id, token, words):
+    with pytest.raises(WeightsError, match=words) as error:
+        weights.publish_to_hf_hub(
+            model_path=str(export), repo_id=repo_id, token=token, endpoint=hub.url
+        )
+    assert "HF_TOKEN" in str(error.value)
+
+
+def test_a_card_has_data_settings_curves_results_format_and_commit(export, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {
+        "recipe_name": "sl_basic", "learning_rate": 1e-3, "lora_rank": 8, "log_path": str(run),
+        "base_url": "http://secret", "dataset_builder": {"_type": "x:Y", "common_config": {
+            "batch_size": 4}, "file_path": "/home/me/rows.jsonl"},
+    }  # fmt: skip
+    (run / "config.json").write_text(json.dumps(config))
+    rows = [{"step": i, "train_mean_nll": 3 - i / 10} for i in range(30)]
+    rows[10]["test/nll"], rows[29]["test/nll"] = 2.5, 1.5
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "code.diff").write_text("# checkout: /home/me/code\n# commit: abc123\ndiff --git a b\n")
+    for name, metrics in (("gsm8k", {"ci_low": 0.41, "ci_high": 0.59}), ("mmlu", {})):
+        (tmp_path / "evals" / name).mkdir(parents=True)
+        result = {"name": name, "score": 0.5, "num_examples": 100, "num_correct": 50,
+                  "num_errors": 0, "metrics": metrics}  # fmt: skip
+        (tmp_path / "evals" / name / "result.json").write_text(json.dumps(result))
+    main(["card", str(export), f"log_path={run}", f"evals={tmp_path / 'evals'}",
+          "license=apache-2.0", "repo_id=me/model"])  # fmt: skip
+    text = (export / "README.md").read_text()
+    for line in (
+        "license: apache-2.0",
+        "# me/model",
+        "| file_path | rows.jsonl |",
+        "| learning_rate | 0.001 |",
+        "| 29 | 0.1 | 1.5 |",
+        "| gsm8k | 100 | 0.500 | 0.410 to 0.590 | 0 |",
+        "| mmlu | 100 | 0.500 | 0.404 to 0.596 | 0 |",  # Wilson's interval of 50 of 100
+        "Commit `abc123`, with uncommitted changes.",
+        "LoRA adapter, float32",
+    ):
+        assert line in text, line
+    for private in ("/home/me", "http://secret", str(tmp_path / "run")):
+        assert private not in text
+    assert (export / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evals=/nowhere"], r"evals: /nowhere has no NAME/result\.json"),
+        (["log_path=/nowhere"], r"log_path: /nowhere/config\.json cannot be read"),
+    ],
+)
+def test_a_card_of_folders_that_are_not_there_is_refused(export, words, said):
+    before = (export / "README.md").read_bytes()
+    with pytest.raises(ConfigurationError, match=said):
+        main(["card", str(export), *words])
+    assert (export / "README.md").read_bytes() == before
