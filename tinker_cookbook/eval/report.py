@@ -72,11 +72,13 @@ class EvalProgress:
         # Stored problems are no part of the bar, or the time left would be far too short.
         self._task = self._bars.add_task(name, total=total - done, status="")
 
-    def update(self, rows: Sequence[StoredTrajectory]) -> None:
-        """Shows that a problem is done."""
-        self._done += 1
+    def update(self, rows: Sequence[StoredTrajectory], stored: bool) -> None:
+        """Shows that a problem is done; the score includes stored answers, the bar does not."""
         self._rewards += [row.reward for row in rows if row.error is None]
         self._errors += sum(row.error is not None for row in rows)
+        if stored:
+            return
+        self._done += 1
         status = f"score {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
         if self._errors:
             status += f"  {self._errors} errors"

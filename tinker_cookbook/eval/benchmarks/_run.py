@@ -46,8 +46,8 @@ class Progress(Protocol):
     def start(self, name: str, total: int, done: int) -> None:
         """Called once the number of problems is known; ``done`` were stored before."""
 
-    def update(self, rows: Sequence[StoredTrajectory]) -> None:
-        """Called when a problem is done."""
+    def update(self, rows: Sequence[StoredTrajectory], stored: bool) -> None:
+        """Called when a problem is done; ``stored``: its answers were there before."""
 
 
 class Run:
@@ -88,8 +88,8 @@ class Run:
             for position, item in waiting:
                 stored = is_done(item)
                 found[position] = await work(position, item)
-                if self._progress is not None and not stored:
-                    self._progress.update(found[position])
+                if self._progress is not None:
+                    self._progress.update(found[position], stored)
 
         limit = self.config.concurrency
         if self.builder.multi_turn:
