@@ -66,28 +66,41 @@ _UNREADABLE_MESSAGE_KEYS = {
 }
 
 
+class ChatDataset(SupervisedDatasetFromHFDataset):
+    """Batches of conversations, rendered as the builder says."""
+
+    def __init__(
+        self, builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None
+    ) -> None:
+        super().__init__(rows, batch_size, flatmap_fn=self._to_data)
+        self.builder, self._message_field = builder, message_field
+
+    def messages(self, row: Any) -> list[Message]:
+        """Returns a row as it is rendered, with its tools declared."""
+        # Conversation files were checked when they were read.
+        if self._message_field is None:
+            return row
+        if self._message_field not in row:
+            raise DataFormatError(
+                f"message_field: got {self._message_field!r}, expected one of the row's fields: "
+                f"{', '.join(row)}"
+            )
+        messages = checked_messages(row[self._message_field])
+        return with_tools(messages, tools_of_row(row), self.builder.renderer)
+
+    def _to_data(self, row: Any) -> list[tinker.Datum]:
+        # The builder loads its tokenizer here, so that rows can be counted without one.
+        builder = self.builder
+        max_length = builder.common_config.max_length
+        messages = self.messages(row)
+        return conversation_to_data(messages, builder.renderer, max_length, builder.train_on_what)
+
+
 def chat_dataset(
     builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None = None
-) -> SupervisedDatasetFromHFDataset:
+) -> ChatDataset:
     """Returns batches of ``rows``: conversations, or objects with one in ``message_field``."""
-    max_length = builder.common_config.max_length
-
-    def to_data(row: Any) -> list[tinker.Datum]:
-        # The builder loads its tokenizer here, so that rows can be counted without one.
-        renderer, train_on_what = builder.renderer, builder.train_on_what
-        if message_field is not None:
-            if message_field not in row:
-                raise DataFormatError(
-                    f"message_field: got {message_field!r}, expected one of the row's fields: "
-                    f"{', '.join(row)}"
-                )
-            # Rows of other datasets are unchecked; conversation files were checked when they were
-            # read.
-            messages = checked_messages(row[message_field])
-            row = with_tools(messages, tools_of_row(row), renderer)
-        return conversation_to_data(row, renderer, max_length, train_on_what)
-
-    return SupervisedDatasetFromHFDataset(rows, batch_size, flatmap_fn=to_data)
+    return ChatDataset(builder, rows, batch_size, message_field)
 
 
 def checked_messages(messages: Any) -> list[Message]:

@@ -1,0 +1,384 @@
+"""Report on training data: lengths, truncation, trained tokens, duplicates, overlap with the test.
+
+    python -m tinker_cookbook.supervised.data_report dataset=my.jsonl model_name=MODEL
+    python -m tinker_cookbook.supervised.data_report dataset=OWNER/NAME streaming=true max_rows=5000
+    python -m tinker_cookbook.supervised.data_report dataset=FOLDER test_path=test.csv out=report
+
+Supervised runs print it before they train and save it in their folder. Texts of up to 50,000 rows
+are compared; lengths and tokens come from up to ``max_rows`` rows, evenly spaced, since rendering
+takes about a millisecond a row. The report says so where it is a sample.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import chz
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook import model_info
+from tinker_cookbook.exceptions import DataError, TinkerCookbookError
+from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, select_trained
+from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
+from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
+from tinker_cookbook.supervised.near_duplicates import SimilarPair, similar_texts
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset
+from tinker_cookbook.training.config import number
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
+from tinker_cookbook.utils.terminal import print_line
+
+JSON_FILE, TEXT_FILE = "data_report.json", "data_report.txt"
+MAX_TEXTS = 50_000
+_EXAMPLES = 5
+_BARS = " ▁▂▃▄▅▆▇█"
+_BINS = 16
+
+
+@dataclass
+class PartReport:
+    """Figures of the training set or the test set.
+
+    Tokens, lengths and what follows from them are those of ``rows_rendered`` rows; duplicates and
+    empty answers those of ``rows_read`` rows. The length of a conversation that becomes several
+    examples is that of its longest one.
+    """
+
+    rows: int
+    rows_read: int = 0
+    rows_rendered: int = 0
+    length_min: int = 0
+    length_median: float = 0
+    length_p95: float = 0
+    length_max: int = 0
+    histogram: list[int] = field(default_factory=list)
+    """Rows by length, in equal steps from the shortest to the longest."""
+    num_examples: int = 0
+    tokens: int = 0
+    """Tokens of all examples, cut to ``max_length``."""
+    loss_tokens: dict[str, int] = field(default_factory=dict)
+    """Trained tokens by the role of their message."""
+    truncated: int = 0
+    """Rows with an example longer than ``max_length``."""
+    dropped: int = 0
+    """Rows with an example that has no trained token, after the cut."""
+    duplicates: int = 0
+    """Rows that are equal to an earlier one, in all messages."""
+    duplicate_examples: list[tuple[int, int]] = field(default_factory=list)
+    """Some of these rows, each with the earlier one."""
+    empty_answers: int = 0
+    """Rows with a trained assistant message without text, thinking or tool call."""
+    empty_examples: list[int] = field(default_factory=list)
+
+    @property
+    def input_tokens(self) -> float:
+        """Input tokens of an epoch, by the rows that were rendered; the last token of each example
+        is only a target."""
+        return (self.tokens - self.num_examples) * self.rows / max(self.rows_rendered, 1)
+
+
+@dataclass
+class DataReport:
+    """Report on a training set and its test set."""
+
+    train: PartReport
+    test: PartReport | None
+    max_length: int | None
+    train_on_what: str
+    test_same: int = 0
+    """Test rows whose prompt (all user messages) has the words of a training prompt."""
+    test_similar: int = 0
+    """Test rows whose prompt shares most of its word 3-grams with a training prompt."""
+    test_examples: list[SimilarPair] = field(default_factory=list)
+    """Some of them, the most similar first."""
+    seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """Returns the report as text."""
+        train, test = self.train, self.test
+        rows = f"{train.rows:,} training rows"
+        rows += f", {test.rows:,} test rows" if test is not None else ", no test data"
+        lines = [f"data report: {rows}"]
+        if train.rows_read < train.rows:
+            lines.append(
+                f"  sample       texts of {train.rows_read:,} training rows, tokens of "
+                f"{train.rows_rendered:,}"
+            )
+        elif train.rows_rendered < train.rows:
+            lines.append(f"  sample       all texts, tokens of {train.rows_rendered:,} rows")
+        bars = "".join(_BARS[_height(n, max(train.histogram))] for n in train.histogram)
+        lines += [
+            f"  lengths      min {train.length_min}, median {train.length_median:.0f}, p95 "
+            f"{train.length_p95:.0f}, max {train.length_max} tokens  |{bars}|",
+            f"  truncated    {_share(train.truncated, train.rows_rendered)} longer than "
+            f"max_length={self.max_length}"
+            if self.max_length is not None
+            else "  truncated    none (no max_length)",
+        ]
+        trained = sum(train.loss_tokens.values())
+        roles = ", ".join(f"{role} {count:,}" for role, count in train.loss_tokens.items())
+        lines.append(
+            f"  trained on   {trained:,} of {train.tokens:,} tokens "
+            f"({trained / max(train.tokens, 1):.0%}): {roles or 'none'}"
+        )
+        if train.dropped:
+            lines.append(
+                f"  dropped      {_share(train.dropped, train.rows_rendered)} without a token to "
+                f"train on ({self._why_dropped()})"
+            )
+        duplicates = (
+            f"  duplicates   {_share(train.duplicates, train.rows_read)} equal to an earlier"
+        )
+        if train.duplicate_examples:
+            row, earlier = train.duplicate_examples[0]
+            duplicates += f" (row {row} = row {earlier})"
+        lines.append(duplicates)
+        empty = (
+            f"  empty        {_share(train.empty_answers, train.rows_read)} with an empty answer"
+        )
+        if train.empty_examples:
+            empty += f" (row {train.empty_examples[0]})"
+        lines.append(empty)
+        if test is not None:
+            lines.append(self._test_line(test))
+        return lines
+
+    def _why_dropped(self) -> str:
+        cut = self.max_length is not None and self.train.truncated
+        return "cut before the answer" if cut else f"train_on_what={self.train_on_what}"
+
+    def _test_line(self, test: PartReport) -> str:
+        line = f"  test set     {self.test_same} of {test.rows_read:,} test prompts are in the "
+        line += f"training data, {self.test_similar} more are similar"
+        if self.test_examples:
+            pair = self.test_examples[0]
+            line += f" (test row {pair.query} ~ row {pair.index})"
+        return line
+
+    def write(self, folder: Path) -> None:
+        """Writes ``data_report.json`` and ``data_report.txt``."""
+        text = json.dumps(asdict(self), indent=1)
+        write_atomically(folder / JSON_FILE, text.encode())
+        write_atomically(folder / TEXT_FILE, ("\n".join(self.lines()) + "\n").encode())
+
+
+def make_report(
+    train_set: SupervisedDataset, test_set: SupervisedDataset | None, max_rows: int = 1000
+) -> DataReport | None:
+    """Returns the report on chat data, None for datasets of another kind.
+
+    Raises DataError for the first row among those read that cannot be rendered.
+    """
+    if not isinstance(train_set, ChatDataset):
+        return None
+    begun = time.monotonic()
+    builder = train_set.builder
+    train, prompts = _part(train_set, max_rows, "training")
+    report = DataReport(train, None, builder.common_config.max_length, builder.train_on_what.value)
+    if isinstance(test_set, ChatDataset):
+        report.test, test_prompts = _part(test_set, max_rows, "test")
+        found = similar_texts(list(test_prompts.values()), list(prompts.values()))
+        rows, test_rows = list(prompts), list(test_prompts)
+        pairs = [SimilarPair(test_rows[p.query], rows[p.index], p.similarity) for p in found]
+        pairs.sort(key=lambda pair: -pair.similarity)
+        report.test_same = sum(pair.similarity == 1.0 for pair in pairs)
+        report.test_similar = len(pairs) - report.test_same
+        report.test_examples = pairs[:_EXAMPLES]
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict[int, str]]:
+    """Returns the figures of a dataset, and the prompts of the rows that were read, by row."""
+    rows, num_rows = data.hf_dataset, len(data.hf_dataset)
+    read, rendered = _spaced(num_rows, MAX_TEXTS), set(_spaced(num_rows, max_rows).tolist())
+    part = PartReport(num_rows, len(read), 0)
+    lengths, prompts = list[int](), dict[int, str]()
+    loss_tokens: Counter[str] = Counter()
+    seen: dict[Any, int] = {}
+    for row in np.union1d(read, np.array(sorted(rendered), dtype=np.int64)).tolist():
+        try:
+            messages = data.messages(rows[row])
+            if row in rendered:
+                lengths.append(_render(data, messages, part, loss_tokens))
+        except TinkerCookbookError as error:
+            raise DataError(f"row {row} of the {noun} data: {error}") from error
+        prompts[row] = _prompt(messages)
+        earlier = seen.setdefault(_identity(messages), row)
+        if earlier != row:
+            part.duplicates += 1
+            part.duplicate_examples = [*part.duplicate_examples, (row, earlier)][:_EXAMPLES]
+        if _has_empty_answer(messages, data.builder.train_on_what):
+            part.empty_answers += 1
+            part.empty_examples = [*part.empty_examples, row][:_EXAMPLES]
+    part.rows_read, part.rows_rendered = len(prompts), len(lengths)
+    part.loss_tokens = dict(loss_tokens.most_common())
+    _describe_lengths(part, np.array(lengths))
+    return part, prompts
+
+
+def _spaced(num_rows: int, most: int) -> npt.NDArray[np.int64]:
+    """Returns up to ``most`` row numbers, evenly spaced, the same in every run."""
+    return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most)).astype(np.int64))
+
+
+def _render(
+    data: ChatDataset, messages: list[Message], part: PartReport, loss_tokens: Counter[str]
+) -> int:
+    """Adds the tokens of a conversation to ``part``; returns the length of its longest example."""
+    what, longest = data.builder.train_on_what, data.builder.common_config.max_length
+    renderer = data.builder.renderer
+    examples = [
+        (model_input.length, np.asarray(weights)[:longest])
+        for model_input, weights in renderer.build_merged_examples(messages, what)
+    ]
+    # The first token is predicted by none, so its weight has no effect.
+    counts = [int(np.count_nonzero(weights[1:])) for _, weights in examples]
+    part.num_examples += len(examples)
+    part.tokens += sum(len(weights) for _, weights in examples)
+    part.truncated += longest is not None and any(length > longest for length, _ in examples)
+    part.dropped += 0 in counts
+    roles = {
+        message["role"]
+        for message, trained in zip(messages, select_trained(messages, what), strict=True)
+        if trained
+    }
+    if len(roles) == 1 and what is not TrainOnWhat.ALL_TOKENS:
+        loss_tokens[roles.pop()] += sum(counts)
+    else:
+        _count_by_role(data, messages, roles, sum(counts), loss_tokens)
+    return max(length for length, _ in examples)
+
+
+def _count_by_role(
+    data: ChatDataset, messages: list[Message], roles: set[str], total: int, found: Counter[str]
+) -> None:
+    """Counts the trained tokens of each role, by rendering with this role's messages trained."""
+    chosen = select_trained(messages, data.builder.train_on_what)
+    longest, left = data.builder.common_config.max_length, total
+    for role in sorted(roles):
+        marked: list[Any] = [
+            {**message, "trainable": trained and message["role"] == role}
+            for message, trained in zip(messages, chosen, strict=True)
+        ]
+        examples = data.builder.renderer.build_merged_examples(marked, TrainOnWhat.CUSTOMIZED)
+        count = sum(int(np.count_nonzero(np.asarray(w)[1:longest])) for _, w in examples)
+        found[role] += count
+        left -= count
+    # Headers and separators are trained only under all_tokens.
+    if left > 0:
+        found["chat format"] += left
+
+
+def _describe_lengths(part: PartReport, lengths: npt.NDArray[np.int64]) -> None:
+    part.length_min, part.length_max = int(lengths.min()), int(lengths.max())
+    part.length_median, part.length_p95 = (float(np.quantile(lengths, q)) for q in (0.5, 0.95))
+    part.histogram = np.histogram(lengths, bins=_BINS)[0].tolist()
+
+
+def _prompt(messages: Sequence[Message]) -> str:
+    """Returns the text of the user messages; of all messages where there are none."""
+    asked = [m for m in messages if m["role"] == "user"] or messages
+    return "\n".join(get_text_content(message) for message in asked)
+
+
+def _identity(messages: Sequence[Message]) -> Any:
+    """Returns a key that is equal for equal conversations."""
+    if all(isinstance(m["content"], str) and len(m) == 2 for m in messages):
+        return tuple((m["role"], m["content"]) for m in messages)
+    return json.dumps([message_to_jsonable(m) for m in messages], sort_keys=True, default=str)
+
+
+def _has_empty_answer(messages: Sequence[Message], what: TrainOnWhat) -> bool:
+    return any(
+        trained
+        and message["role"] == "assistant"
+        and not get_text_content(message).strip()
+        and not message.get("tool_calls")
+        and not has_thinking(message["content"])
+        for message, trained in zip(messages, select_trained(messages, what), strict=True)
+    )
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} rows ({count / max(total, 1):.1%})" if count else "0 rows"
+
+
+def _height(count: int, most: int) -> int:
+    """Returns the height of a bar; a bin that is not empty is visible."""
+    return 0 if not count else max(1, round(count / most * (len(_BARS) - 1)))
+
+
+@chz.chz
+class Config:
+    """Dataset and model of a report."""
+
+    dataset: str = chz.field(doc="Hub name, folder, or file (jsonl, json, csv, parquet)")
+    model_name: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Model whose tokenizer is used"
+    )
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    test_path: str | None = chz.field(
+        default=None, doc="Held-out data, as dataset; default: the split test of dataset"
+    )
+    test_size: int = number(0, "Else: conversations to hold out of dataset")
+    seed: int = chz.field(default=0, doc="Seed of the split by test_size")
+    max_length: int | None = chz.field(
+        default=None, doc="Tokens after which examples are cut; default: the model's context"
+    )
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
+    )
+    max_rows: int = number(10_000, "Rows whose tokens are counted", low=1)
+    streaming: bool = chz.field(
+        default=False, doc="Read only the first max_rows rows of a Hub dataset, without a download"
+    )
+    out: str | None = chz.field(
+        default=None, doc="Folder for data_report.json and data_report.txt; default: none"
+    )
+
+
+def main(config: Config) -> None:
+    """Prints the report on a dataset."""
+    renderer_name, _ = model_info.resolve_renderer_name(config.model_name, config.renderer_name)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=config.model_name,
+        renderer_name=renderer_name,
+        max_length=model_info.resolve_max_length(config.model_name, config.max_length),
+        batch_size=1,
+        train_on_what=config.train_on_what,
+    )
+    builder = ChatDataBuilder(
+        common_config=common,
+        file_path=config.dataset,
+        test_file_path=config.test_path,
+        test_size=config.test_size,
+        shuffle_seed=config.seed,
+    )
+    if config.streaming:
+        rows = list(islice(stream_hf_dataset(config.dataset, "train"), config.max_rows))
+        table = ConversationRows(rows, config.dataset, lambda: builder.renderer)
+        print_line(f"dataset: the first {table.columns.line(config.dataset)}")
+        data: tuple[Any, Any] = (chat_dataset(builder, table, 1), None)
+    else:
+        data = builder()
+    report = make_report(*data, config.max_rows)
+    assert report is not None
+    for line in report.lines():
+        print_line(line)
+    if config.out is not None:
+        report.write(ensure_writable_dir(config.out, "out"))
+        print_line(f"written to {Path(config.out) / JSON_FILE} and {TEXT_FILE}")
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)
