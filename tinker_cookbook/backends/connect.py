@@ -43,6 +43,12 @@ class Connection:
     reasons: tuple[str, ...]
     target: Target = field(repr=False)
 
+    @property
+    def is_hosted_service(self) -> bool:
+        """Whether it is the hosted Tinker service, which bills tokens, and no server like it."""
+        url = self.target[1] or os.environ.get("TINKER_BASE_URL")
+        return self.kind == "tinker" and (url is None or "thinkingmachines.ai" in url)
+
     def describe(self) -> str:
         """Returns the choice in one line."""
         return "; ".join(self.reasons)

@@ -27,6 +27,7 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import (
@@ -35,6 +36,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.training.config import TrainingConfig, number
+from tinker_cookbook.training.estimate import RunEstimate, duration, estimate_run
 from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
@@ -42,7 +44,9 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
+from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
 from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
@@ -57,6 +61,7 @@ else:
     tinker = lazy_module("tinker")
 
 _SKIPS_LOGGED = 3
+_TIMED_STEPS = 2
 
 
 @chz.chz
@@ -75,6 +80,9 @@ class BatchConfig(TrainingConfig):
         1, "Held-out prompts that the model answers before and after training"
     )
     sample_max_tokens: int = number(96, "Maximum tokens of these answers", low=1)
+    data_report: int = number(
+        1000, "Rows whose tokens the report on chat data counts before training; 0: no report"
+    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
@@ -159,7 +167,14 @@ async def train_batches(
         # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
             return
+        # A resumed run has its report; errors in the data are found before a model is loaded.
+        report = None
+        if config.data_report and session.start_step == 0:
+            report = await asyncio.to_thread(make_report, train_set, test_set, config.data_report)
         client = await session.start(schedule.total_steps)
+        if report is not None:
+            report.write(local_path(config.log_path))
+            session.print(*report.lines())
         objective = await make_objective(session)
         session.print(*length_notes(schedule.total_steps, schedule.num_batches, config))
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
@@ -172,8 +187,12 @@ async def train_batches(
             session.evaluators[:0] = objective.evaluators(test_set)
         count = config.show_samples
         prompts = config.dataset_builder.held_out_prompts(count) if count else []
+        begun = time.monotonic()
         await show_answers(session, config, prompts, "before training")
         loop = _Loop(config, session, schedule, objective)
+        loop.sample_seconds = time.monotonic() - begun
+        if report is not None:
+            loop.tokens_an_epoch = report.train.input_tokens
         await loop.run(client, train_set)
         # With max_steps=0 the weights are unchanged, and the answers would be the same.
         if schedule.total_steps:
@@ -293,6 +312,13 @@ class _Loop:
         self._tokens = session.restored("cumulative_tokens", 0)
         self._skipped = session.restored("skipped_batches", 0)
         self._finished_at = time.monotonic()
+        self.sample_seconds = 0.0
+        """Time of answers to held-out prompts."""
+        self.tokens_an_epoch: float | None = None
+        """Input tokens of an epoch, if a report has counted them."""
+        self._estimate: RunEstimate | None = None
+        self._timed: list[tuple[float, int]] = []  # seconds and tokens of the first steps
+        self._begun = self._finished_at
 
     async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
         """Trains from the first step of the session."""
@@ -318,16 +344,25 @@ class _Loop:
                 at_boundary = session.boundary(step + 1, self._tokens)
                 while len(self._in_flight) > (0 if at_boundary else config.submit_ahead):
                     await self._finish_oldest()
+                if session.stopped:
+                    break
             while self._in_flight:
                 await self._finish_oldest()
 
     def report(self) -> list[str]:
-        """Returns a line that counts the skipped batches; empty if none was skipped."""
+        """Returns lines on the time and on skipped batches, if there were any."""
+        lines: list[str] = []
+        if self._estimate is not None:
+            took = time.monotonic() - self._begun + self.sample_seconds
+            lines.append(
+                f"took {duration(took)}; the estimate was {duration(self._estimate.seconds)}"
+            )
         if not self._skipped:
-            return []
+            return lines
         return [
+            *lines,
             f"{self._skipped} of {self._schedule.total_steps} batches were skipped: none of their "
-            "examples had a token to train on (max_length cuts before the answer begins)"
+            "examples had a token to train on (max_length cuts before the answer begins)",
         ]
 
     def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
@@ -364,6 +399,36 @@ class _Loop:
         # Queued like an update, so that rows are written in the order of steps.
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
+    async def _print_estimate(self, step: int, seconds: float, tokens: int) -> None:
+        """Prints what the run will take, once its second step is timed: the first warms up."""
+        steps = self._schedule.total_steps - self._session.start_step
+        if self._estimate is not None or steps <= _TIMED_STEPS:
+            return
+        self._timed.append((seconds, tokens))
+        if len(self._timed) < _TIMED_STEPS:
+            return
+        session, done = self._session, sum(tokens for _, tokens in self._timed)
+        a_step = done / _TIMED_STEPS
+        if self.tokens_an_epoch is not None:
+            a_step = self.tokens_an_epoch / self._schedule.num_batches
+        local = session.connection.kind == "local"
+        rates = None
+        # Prices are those of the hosted service, not of a server of one's own.
+        if session.connection.is_hosted_service:
+            rates = await asyncio.to_thread(fetch_model_pricing, self._config.model_name)
+        self._estimate = estimate_run(
+            steps,
+            round(a_step * steps),
+            seconds,
+            tokens,
+            time.monotonic() - self._begun,
+            done,
+            session.eval_seconds_after(step) + 2 * self.sample_seconds,
+            local=local,
+            rates=rates,
+        )
+        session.print(self._estimate.line())
+
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
         done = self._in_flight.popleft()
@@ -392,6 +457,7 @@ class _Loop:
                 **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
             }
             shown = float(metrics[self._objective.shown])
+            await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.update(done.step + 1, shown, done.batch.num_tokens)
         # Counters are saved with the checkpoint and restored on resume.
         counters = {"cumulative_tokens": done.tokens}

@@ -18,12 +18,12 @@ from tinker_cookbook.sweep.results import (
     Display,
     best_of,
     collect,
-    lower_is_better,
     metric_note,
     plot,
     results_table,
 )
 from tinker_cookbook.sweep.runs import RECORDS, Run, last_lines, run_all, serving, stop_runs
+from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.command_line.arguments import VERSION
 from tinker_cookbook.utils.command_line.programs import version_line
 from tinker_cookbook.utils.run_folder.jsonl import encode_row

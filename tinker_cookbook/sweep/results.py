@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.sweep.runs import Run, State
+from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 METRICS = (
@@ -23,7 +24,6 @@ METRICS = (
 )
 """Metrics to compare by default: the first that any run logs."""
 
-_LOWER_IS_BETTER = {"nll", "loss", "bpb", "kl", "perplexity", "error"}
 _STYLES: dict[State, str] = {
     "waiting": "dim",
     "running": "cyan",
@@ -120,11 +120,6 @@ def typed(text: str) -> float | int | bool | str | None:
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, (int, float, bool, type(None))) else text
-
-
-def lower_is_better(metric: str) -> bool:
-    """Returns whether the metric's name is that of a loss; others are to rise."""
-    return not _LOWER_IS_BETTER.isdisjoint(metric.replace("/", "_").lower().split("_"))
 
 
 def metric_note(metric: str) -> str | None:

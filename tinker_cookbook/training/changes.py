@@ -26,6 +26,7 @@ _FREE = """
     save_every save_every_tokens save_every_seconds
     rolling_save_every rolling_ttl_seconds ttl_seconds
     eval_every infrequent_eval_every evaluator_builders infrequent_evaluator_builders
+    best_metric best_metric_mode early_stopping_patience data_report
     eval_temperature test_file_path test_path show_samples sample_max_tokens
     num_groups_to_log rollout_json_export compute_post_kl
     rollout_error_tolerance rollout_timeout_seconds grader_timeout_seconds teacher_concurrency

@@ -17,6 +17,7 @@ from tinker_cookbook.engine.model.resolve import (
 )
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
+from tinker_cookbook.training.best import MetricMode, check_best_settings
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
@@ -108,6 +109,16 @@ class RunSettings(BackendSettings):
     eval_every: int = number(10, "Steps between evaluations; 0 is never")
     infrequent_eval_every: int = number(100, "Steps between costly evaluations")
 
+    best_metric: str | None = chz.field(
+        default=None, doc="Keep the checkpoint that is best by this evaluation metric: test/nll"
+    )
+    best_metric_mode: MetricMode | None = chz.field(
+        default=None, doc="min or max; default: min for losses, else max"
+    )
+    early_stopping_patience: int = number(
+        0, "Evaluations without a better best_metric after which the run stops; 0: none"
+    )
+
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
     session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
@@ -152,6 +163,7 @@ class TrainingConfig(RunSettings):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work together or do not exist."""
         check_settings(self)
+        check_best_settings(self)
         if self.max_steps == 0 and not (self.eval_every or self.infrequent_eval_every):
             raise ConfigurationError(
                 "max_steps=0 evaluates without training, but eval_every=0 and "

@@ -26,12 +26,14 @@ from tinker_cookbook.checkpoint_utils import (
     CheckpointRecord,
     RunCheckpoints,
     SavePolicy,
+    SaveReason,
     get_last_checkpoint,
     load_checkpoints_file,
 )
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
+from tinker_cookbook.training.best import BestEvaluation
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
@@ -41,7 +43,9 @@ from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
 from tinker_cookbook.utils.run_folder.current import run_in_folder
+from tinker_cookbook.utils.run_folder.jsonl import read_rows
 from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
@@ -103,6 +107,10 @@ class TrainingSession:
         self._log = log
         self._console: Console = get_console()
         self._saved_any = last is not None
+        self.best = BestEvaluation.of(config)
+        self.stopped = False
+        """Whether the run stops early: no evaluation was better for a while."""
+        self._eval_seconds: dict[int, float] = {}
         self._finished_any = False
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
@@ -150,6 +158,9 @@ class TrainingSession:
             tokens_done=self.restored("cumulative_tokens", 0),
             rest_client=service.create_rest_client(),
         )
+        if self.best is not None and self.last is not None:
+            # The rows end with the checkpoint, so this is the state of a run never stopped.
+            self.best.restore(read_rows(local_path(config.log_path) / "metrics.jsonl"))
         self._trace.start(self.start_step + 1)
         return self.client
 
@@ -184,16 +195,34 @@ class TrainingSession:
         """
         # The row is written before the checkpoint: rows after the last line can be removed and
         # written again.
-        self.write_row({**metrics, **await self.evaluate(step)}, step)
+        evaluated = await self.evaluate(step)
+        self.write_row({**metrics, **evaluated}, step)
         self._finished_any = True
         reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
+        state: dict[str, Any] = dict(counters)
+        best, saves = self.best, list[SaveReason]()
+        # The best one first: the last line is the one that a run resumes from.
+        if best is not None and best.step == step:
+            saves.append("best")
+        if best is not None and best.exhausted and best.metric in evaluated and reason != "final":
+            self.stopped, reason = True, "final"
+            state["stopped_early"] = best.patience
+            self.print(
+                f"stopped after step {step}: {best.without} evaluations were not better than "
+                f"{best.describe()} (early_stopping_patience={best.patience})"
+            )
         if reason is not None:
+            saves.append(reason)
+        if saves:
             if before_save is not None:
                 before_save()
             # The rows must be on the disk before a checkpoint's line refers to them.
             self._log.sync()
+        for reason in saves:
+            kept = {"best_metric": best.metric, "best_value": best.value} if best else {}
+            extra = {**state, **kept} if reason == "best" else state
             async with scope_span("save_checkpoint"):
-                record = await self.checkpoints.save_async(step, epoch, reason, counters)
+                record = await self.checkpoints.save_async(step, epoch, reason, extra)
             self._saved_any = True
             logger.info("checkpoint after step %d: %s", step, record.state_path)
         self._trace.next(step)
@@ -224,12 +253,29 @@ class TrainingSession:
             return {}
         started = time.monotonic()
         async with scope_span("run_evals"):
-            metrics = await run_evaluators(due, self.client)
+            metrics = await run_evaluators(due, self.client, self._eval_seconds)
+        if self.best is not None:
+            # All evaluations run before the first step, so that a misspelt name fails there.
+            if step == 0:
+                self.best.check_measured(metrics)
+            self.best.update(step, metrics)
         shown = "  ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if self.shows(name)
         )
         self.print(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
+
+    def eval_seconds_after(self, step: int) -> float:
+        """Returns an estimate of the seconds of all evaluations after ``step``."""
+        steps = range(step + 1, self.total_steps + 1)
+        seconds = 0.0
+        for every, evaluators in (
+            (self.config.eval_every, self.evaluators),
+            (self.config.infrequent_eval_every, self.infrequent_evaluators),
+        ):
+            once = sum(self._eval_seconds.get(id(evaluator), 0.0) for evaluator in evaluators)
+            seconds += once * sum(self._due(at, every) for at in steps)
+        return seconds
 
     def _due(self, step: int, every: int) -> bool:
         """Before training, every so many steps, and after the last one; with 0 never."""
@@ -268,7 +314,13 @@ class TrainingSession:
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
                 lines += use_lines(self.config, final.sampler_path)
-        periodic = [c for c in load_checkpoints_file(log_path) if not c.final]
+        listed = load_checkpoints_file(log_path)
+        for record in [record for record in listed if record.extra.get("best")][-1:]:
+            lines.append(
+                f"best         {record.sampler_path} ({record.get('best_metric')} "
+                f"{record.get('best_value'):.5g} after step {record.batch})"
+            )
+        periodic = [c for c in listed if not c.final and not c.extra.get("best")]
         if seconds is not None and periodic:
             lines.append(
                 f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
@@ -288,23 +340,42 @@ class TrainingSession:
         self._log.close()
 
 
-async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient) -> Metrics:
-    """Runs evaluators on the client's current weights; sampling ones share one snapshot."""
+async def run_evaluators(
+    evaluators: Sequence[Evaluator],
+    client: TrainingClient,
+    seconds: dict[int, float] | None = None,
+) -> Metrics:
+    """Runs evaluators on the client's current weights; sampling ones share one snapshot.
+
+    ``seconds`` receives the time of each, by its ``id``.
+    """
     metrics: Metrics = {}
     snapshot: SamplingClient | None = None
     for evaluator in evaluators:
+        begun = time.monotonic()
         if isinstance(evaluator, TrainingClientEvaluator):
             metrics.update(await evaluator(client))
-            continue
-        # Taken at the first use, because evaluators of losses need none.
-        if snapshot is None:
-            snapshot = await client.save_weights_and_get_sampling_client()
-        metrics.update(await evaluator(snapshot))
+        else:
+            # Taken at the first use, because evaluators of losses need none.
+            if snapshot is None:
+                snapshot = await client.save_weights_and_get_sampling_client()
+            metrics.update(await evaluator(snapshot))
+        if seconds is not None:
+            seconds[id(evaluator)] = time.monotonic() - begun
     return metrics
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
     """Returns whether no step is left, and prints it. A run of 0 steps still has evaluations."""
+    last, patience = session.last, session.config.early_stopping_patience
+    # The same patience, or less, would stop it at the same step again.
+    if last is not None and last.final and 0 < patience <= (last.get("stopped_early") or 0):
+        session.print(
+            f"This run stopped early after step {session.start_step}; a larger "
+            "early_stopping_patience continues it.",
+            *session.summary(),
+        )
+        return True
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
     session.print(

@@ -15,10 +15,10 @@ from tinker_cookbook.sweep.results import (
     Display,
     best_of,
     collect,
-    lower_is_better,
     plot,
     results_table,
 )
+from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.run_folder.jsonl import encode_row
 
 GRID = {"learning_rate": ["1e-4", "1e-3", "1e-2"], "schedule": ["linear", "cosine"]}

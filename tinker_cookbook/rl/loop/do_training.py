@@ -223,6 +223,7 @@ class CallerSession:
 
     def __post_init__(self) -> None:
         self.total_steps = self.end_step
+        self.stopped = False  # the caller decides about an early stop
         self.progress = RLProgress(self.end_step, self.start_step)
         self._step = self.start_step
         self._newest: SamplingClient | None = None

@@ -75,7 +75,7 @@ class Loop:
         snapshot: PolicySnapshot | None = await self._snapshot(start)
         for step in range(start, total_steps):
             snapshot = await self._iteration(step, total_steps, snapshot)
-            if snapshot is None:
+            if snapshot is None or self._session.stopped:
                 return
 
     async def _iteration(

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FINAL_NAME = "final"
+BEST_NAME = "best"
 
-SaveReason = Literal["periodic", "rolling", "final"]
+SaveReason = Literal["periodic", "rolling", "final", "best"]
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,18 @@ class RunCheckpoints:
             state["rolling"], ttl = True, policy.rolling_ttl_seconds
         elif reason == "final":
             state["final"], ttl, kind = True, policy.final_ttl_seconds, "both"
+        elif reason == "best":
+            state |= {"name": BEST_NAME, "best": True}
+            ttl, kind = None, "both"
         # The next multiple of save_every_tokens is counted from this save.
         self._tokens = state.get("cumulative_tokens", self._tokens)
         self._last_save = self._clock()
         # A loop does not call ``due`` for earlier steps again.
         self._reasons = {at: why for at, why in self._reasons.items() if at >= step}
         name = FINAL_NAME if reason == "final" else f"{step:06d}"
+        # Not under one name: the best so far must exist until the line of the new one is written.
+        if reason == "best":
+            name = f"{BEST_NAME}-{name}"
         return submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
 
     async def save_async(
@@ -172,7 +179,9 @@ class RunCheckpoints:
         return self.commit(self.submit(step, epoch, reason, loop_state))
 
     async def commit_async(self, pending: PendingCheckpoint) -> CheckpointRecord:
-        """Waits for the save, appends its line, then deletes the rolling checkpoints before it.
+        """Waits for the save, appends its line, then deletes the checkpoints that it replaces.
+
+        These are the rolling ones before it, and the best ones before the newest best one.
 
         Errors as :meth:`PendingCheckpoint.commit_async`; a deletion that fails is only logged.
         """
@@ -189,19 +198,24 @@ class RunCheckpoints:
         record = yield from pending.commit_steps()
         if self._rest_client is None:
             return record
-        for old in load_checkpoints_file(self._log_path):
+        listed = load_checkpoints_file(self._log_path)
+        best = max((old.batch or 0 for old in listed if old.extra.get("best")), default=0)
+        for old in listed:
+            # A killed process may have left an older best one, too.
+            before = best if old.extra.get("best") else record.batch or 0
+            replaceable = old.extra.get("rolling") or old.extra.get("best")
             # The line of a later save may be written already.
-            if not old.extra.get("rolling") or (old.batch or 0) >= (record.batch or 0):
+            if not replaceable or (old.batch or 0) >= before:
                 continue
-            path = old.state_path
-            try:
-                if path is not None:
+            for path in paths_of(old).values():
+                try:
                     yield self._rest_client.delete_checkpoint_from_tinker_path(path)
-            except Exception as error:  # a leftover costs disk space, not the run
-                logger.warning("rolling checkpoint %s was not deleted: %s", path, error)
+                except Exception as error:  # a leftover costs disk space, not the run
+                    logger.warning("checkpoint %s was not deleted: %s", path, error)
             # Its line is removed in either case: it is superseded, and one attempt is enough.
             lines = self._log_path / CHECKPOINTS_FILE
-            trim_rows(lines, lambda row, path=path: row.get("state_path") != path)
+            state_path = old.state_path
+            trim_rows(lines, lambda row, path=state_path: row.get("state_path") != path)
         return record
 
 

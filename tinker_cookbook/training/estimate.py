@@ -1,0 +1,97 @@
+"""What a run will take: tokens, minutes and memory, from the time of its first steps."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tinker_cookbook.utils.cost_estimation import TokenCostRates
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """Estimate for a whole process: the steps that are left when it starts.
+
+    Attributes:
+        steps: Number of steps.
+        tokens: Input tokens of these steps.
+        seconds: Their time, with evaluations; the time of loading is not included.
+        peak_bytes: Most memory that the process has used so far, ``None`` if unknown.
+        memory: What it is the memory of: ``RAM`` or ``GPU``.
+        cost_usd: Cost at a hosted backend, ``None`` without a price.
+    """
+
+    steps: int
+    tokens: int
+    seconds: float
+    peak_bytes: int | None = None
+    memory: str = ""
+    cost_usd: float | None = None
+
+    def line(self) -> str:
+        """Returns the estimate as one line."""
+        parts = [f"{self.steps:,} steps", f"{short_count(self.tokens)} tokens"]
+        parts.append(f"about {duration(self.seconds)}")
+        if self.peak_bytes is not None:
+            parts.append(f"peak {self.peak_bytes / 1e9:.1f} GB {self.memory}")
+        if self.cost_usd is not None:
+            parts.append(f"about ${self.cost_usd:.2f} for training tokens")
+        return f"estimate: {', '.join(parts)}"
+
+
+def estimate_run(
+    steps: int,
+    tokens: int,
+    step_seconds: float,
+    step_tokens: int,
+    done_seconds: float,
+    done_tokens: int,
+    other_seconds: float,
+    *,
+    local: bool,
+    rates: TokenCostRates | None = None,
+) -> RunEstimate:
+    """Returns the estimate from one timed step.
+
+    The tokens that are left take the time of the timed step's tokens; ``done_*`` are those of the
+    steps so far, which include warming up, and ``other_seconds`` those of evaluations and samples.
+    """
+    left = max(tokens - done_tokens, 0) * step_seconds / max(step_tokens, 1)
+    peak, memory = peak_memory() if local else (None, "")
+    cost = None if rates is None else tokens * rates.train_usd_per_million / 1e6
+    return RunEstimate(steps, tokens, done_seconds + left + other_seconds, peak, memory, cost)
+
+
+def peak_memory() -> tuple[int | None, str]:
+    """Returns the most bytes that this process has used, on the GPU if it uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated()), "GPU"
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None, ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak * (1 if sys.platform == "darwin" else 1024), "RAM"
+
+
+def short_count(number: float) -> str:
+    """Returns ``950``, ``61k`` or ``1.3M``."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Returns ``45 s``, ``5 min 20 s`` or ``2 h 05 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
