@@ -12,12 +12,11 @@ lora_rank=64 and learning_rate=5e-4.
 
 from __future__ import annotations
 
-import importlib
-
 import chz
 
 from recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.start import (
@@ -119,17 +118,16 @@ def get_infrequent_evaluator_builders(
     if inline_evals is None:
         return []
     if inline_evals == "inspect":
-        # Not at the top: it needs the extra ``inspect``.
-        module = importlib.import_module("tinker_cookbook.eval.inspect_evaluators")
-        return [
-            module.InspectEvaluatorBuilder(
-                tasks=",".join(INSPECT_TASKS),
-                renderer_name=renderer_name,
-                model_name=model_name,
-                temperature=0.6,
-                max_tokens=1000,
-            )
-        ]
+        builder = InspectEvaluatorBuilder(
+            tasks=",".join(INSPECT_TASKS),
+            renderer_name=renderer_name,
+            model_name=model_name,
+            temperature=0.6,
+            max_tokens=1000,
+        )
+        # A missing package is an error now, not at the first evaluation.
+        builder.check()
+        return [builder]
     raise ConfigurationError(
         f"inline_evals: got {inline_evals!r}, expected inspect or none"
         f"{nearest_sentence(inline_evals, ('inspect',))}"
