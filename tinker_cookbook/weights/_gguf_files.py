@@ -7,7 +7,7 @@ are in memory at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,9 @@ from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
 if TYPE_CHECKING:
     import gguf
     from torch import Tensor
+
+Watch = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done, and all steps."""
 
 QUANTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -66,6 +69,7 @@ def write_model_file(
     *,
     merge: bool = True,
     separate_head: bool = False,
+    watch: Watch | None = None,
 ) -> FileReport:
     """Writes a model as GGUF.
 
@@ -76,6 +80,7 @@ def write_model_file(
         merge: Whether the adapter is merged; ``False`` writes the base model alone.
         separate_head: Store the head apart from the embeddings even where nothing changes it: a
             LoRA file can change only a matrix that the base model's file has.
+        watch: Called after each tensor.
 
     Raises:
         WeightsMergeError: llama.cpp lacks the architecture, or the adapter is of another model.
@@ -113,7 +118,8 @@ def write_model_file(
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for name, kind in types.items():
+            doing = f"writing {'the model' if merge else 'the base model'}, {quant}"
+            for done, (name, kind) in enumerate(types.items(), start=1):
                 # A copy: the mapped file is read-only, and the update is added in place.
                 tensor = stored[name][:].to(torch.float32, copy=True)
                 update = updates.get(name.removesuffix(".weight"))
@@ -121,6 +127,8 @@ def write_model_file(
                     tensor += update.delta()
                     report.merged += 1
                 writer.write_tensor_data(_encode(architecture.stored(name, tensor), kind, name))
+                if watch is not None:
+                    watch(doing, done, len(types))
             if factors is not None:
                 writer.write_tensor_data(factors.float().numpy())
     finally:

@@ -169,9 +169,10 @@ def _steps(part: dict[str, Any] | None) -> list[str]:
         return ["each digit"]
     if kind == "ByteLevel" and not part["add_prefix_space"]:
         return ["bytes and GPT-2 words" if part.get("use_regex", True) else "bytes"]
-    pattern = part.get("pattern")
-    if kind == "Split" and "Regex" in pattern and part["behavior"] == "Isolated":
-        return [f"split {pattern['Regex']}"] if not part["invert"] else [json.dumps(part)]
+    if kind == "Split" and part["behavior"] == "Isolated" and not part["invert"]:
+        pattern: dict[str, str] = part["pattern"]
+        if "Regex" in pattern:
+            return [f"split {pattern['Regex']}"]
     return [json.dumps(part, ensure_ascii=False)]
 
 
@@ -212,8 +213,12 @@ def _space_prefix(spec: dict[str, Any]) -> bool:
 
 
 def _role_ids(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, int]:
-    ids = {"bos": special_id(tokenizer, "bos"), "eos": special_id(tokenizer, "eos")}
-    ids["unk"], ids["pad"] = tokenizer.unk_token_id, tokenizer.pad_token_id
+    ids: dict[str, Any] = {
+        "bos": special_id(tokenizer, "bos"),
+        "eos": special_id(tokenizer, "eos"),
+        "unk": tokenizer.unk_token_id,
+        "pad": tokenizer.pad_token_id,
+    }
     added = {token["content"]: token["id"] for token in spec["added_tokens"]}
     template = _template(tokenizer) or ""
     # The end of a turn is a second end for llama.cpp, and for models that end texts in another way.

@@ -27,7 +27,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
     ``request``: ``model`` and ``lora`` (paths), ``prompts`` (token ids), ``texts``.
     """
-    import xllamacpp
+    import xllamacpp  # pyright: ignore[reportMissingImports]
 
     params: Any = xllamacpp.CommonParams()
     params.model.path = request["model"]

@@ -6,6 +6,7 @@ and is used only if it gives what the renderer gives for another conversation.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def chat_format(renderer: Renderer, tokenizer: Tokenizer) -> ChatFormat | None:
         stop if isinstance(stop, str) else decode_exactly(tokenizer, [stop])
         for stop in renderer.get_stop_sequences()
     ]
-    found = ChatFormat(default, around, tail[len(user_after) :], stops)
+    found = _end_at_stops(ChatFormat(default, around, tail[len(user_after) :], stops))
     return found if _confirmed(found, renderer, tokenizer) else None
 
 
@@ -106,6 +107,25 @@ def modelfile(
     # Ollama's default is 4096 or less, and longer texts lose their beginning without a message.
     lines.append(f"PARAMETER num_ctx {min(context, 8192)}")
     return "\n".join([*lines, ""])
+
+
+def _end_at_stops(found: ChatFormat) -> ChatFormat:
+    """Moves each end of a turn to the message before it: what follows a user message is the same in
+    all conversations, and so is what precedes one."""
+    ending = re.compile("|".join(rf".*?{re.escape(stop)}\s*" for stop in found.stops), re.DOTALL)
+    around, default, opening = dict(found.around), found.default, found.opening
+    before, after = around["user"]
+    if match := ending.match(before):
+        end, before = match[0], before[match.end() :]
+        default += end if default else ""
+        for role in ("system", "assistant"):
+            around[role] = (around[role][0], around[role][1] + end)
+    if match := ending.match(after):
+        begin, after = after[match.end() :], match[0]
+        around["assistant"] = (begin + around["assistant"][0], around["assistant"][1])
+        opening = begin + opening
+    around["user"] = (before, after)
+    return ChatFormat(default, around, opening, found.stops)
 
 
 def _between(renderer: Renderer, tokenizer: Tokenizer, roles: list[str]) -> list[str]:

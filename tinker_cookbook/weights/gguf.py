@@ -12,20 +12,23 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import chz
+import torch
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.run_folder.paths import local_path
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.terminal import ProgressDisplay, get_console
 from tinker_cookbook.weights._gguf_architectures import Architecture, require_gguf
 from tinker_cookbook.weights._gguf_files import (
     FileReport,
+    Watch,
     check_quant,
     write_adapter_file,
     write_model_file,
@@ -91,15 +94,22 @@ def export_gguf(settings: GGUFSettings) -> None:
     quant = check_quant(settings.quant or ("f32" if settings.lora else "q8_0"))
     base_quant = check_quant(settings.base_quant)
     checkpoint = settings.open()
-    if settings.lora:
-        proof = write_lora_gguf(
-            checkpoint, out, quant=quant, base_out=base_out, base_quant=base_quant,
-            drop_head=settings.drop_head, verify=settings.verify, device=settings.device,
-        )  # fmt: skip
-    else:
-        proof = write_gguf(
-            checkpoint, out, quant=quant, verify=settings.verify, device=settings.device
-        )
+    common: dict[str, Any] = {
+        "quant": quant, "verify": settings.verify, "device": settings.device
+    }  # fmt: skip
+    with closing(_Progress()) as progress:
+        if settings.lora:
+            proof = write_lora_gguf(
+                checkpoint,
+                out,
+                base_out=base_out,
+                base_quant=base_quant,
+                drop_head=settings.drop_head,
+                watch=progress,
+                **common,
+            )
+        else:
+            proof = write_gguf(checkpoint, out, watch=progress, **common)
     written = [out, *([base_out] if base_out else []), _beside(out, ".proof.json")]
     written += _write_modelfile(checkpoint, settings.renderer_name, out, base_out, settings.lora)
     _print(proof, written, started)
@@ -112,6 +122,7 @@ def write_gguf(
     quant: str = "q8_0",
     verify: bool = True,
     device: str = "auto",
+    watch: Watch | None = None,
 ) -> Proof:
     """Writes a model with its adapter merged in float32, and ``NAME.proof.json`` beside it.
 
@@ -122,6 +133,7 @@ def write_gguf(
             and with ``q4_0`` the head is in ``q8_0``.
         verify: Load the file again and compare its log-probabilities with the engine's.
         device: Device of the engine.
+        watch: Called with what is being done, the steps done, and all steps.
 
     Raises:
         ConfigurationError: The package ``gguf`` is missing, or ``quant`` is unknown.
@@ -131,19 +143,24 @@ def write_gguf(
     require_gguf()
     quant, export = check_quant(quant), f"merged GGUF, {quant}"
     with _new_file(out) as part:
-        report = write_model_file(checkpoint, part, quant)
+        report = write_model_file(checkpoint, part, quant, watch=watch)
         proof = Proof(checkpoint.name, facts=_facts(report, part))
         if verify:
             from tinker_cookbook.weights import _gguf_proof as loaded
 
+            tell = watch or _ignore
+            tell("comparing with the engine, read back", 0, 1)
             reference = reference_logprobs(checkpoint, prompt_tokens(checkpoint), device)
             proof.add(loaded.compare_model_read_back(checkpoint, part, export, quant, reference))
+            tell("comparing with the engine, read back", 1, 1)
             if loaded.llama_cpp_version() is None:
                 proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
             else:
+                tell("comparing with the engine, in llama.cpp", 0, 1)
                 proof.add(
                     loaded.compare_in_llama_cpp(checkpoint, part, None, export, quant, reference)
                 )
+                tell("comparing with the engine, in llama.cpp", 1, 1)
         _write_proof(proof, out)
     return proof
 
@@ -158,6 +175,7 @@ def write_lora_gguf(
     drop_head: bool = False,
     verify: bool = True,
     device: str = "auto",
+    watch: Watch | None = None,
 ) -> Proof:
     """Writes an adapter as a LoRA file of llama.cpp, and ``NAME.proof.json`` beside it.
 
@@ -173,6 +191,7 @@ def write_lora_gguf(
         drop_head: Leave the update of the head out.
         verify: Load the file again and compare its log-probabilities with the engine's.
         device: Device of the engine.
+        watch: Called with what is being done, the steps done, and all steps.
 
     Raises:
         ConfigurationError: The package ``gguf`` is missing, a quant is unknown, or the adapter
@@ -211,9 +230,12 @@ def write_lora_gguf(
         if base is not None:
             # Exact where nobody asked for another type.
             base_quant = base_quant if base_out else "f32"
-            write_model_file(checkpoint, base, base_quant, merge=False, separate_head=separate)
+            write_model_file(
+                checkpoint, base, base_quant, merge=False, separate_head=separate, watch=watch
+            )
         if verify:
-            _verify_adapter(checkpoint, part, base, quant, base_quant, device, proof)
+            quants = (quant, base_quant)
+            _verify_adapter(checkpoint, part, base, quants, device, proof, watch or _ignore)
         _write_proof(proof, out)
     return proof
 
@@ -222,28 +244,39 @@ def _verify_adapter(
     checkpoint: Checkpoint,
     part: Path,
     base: Path | None,
-    quant: str,
-    base_quant: str,
+    quants: tuple[str, str],
     device: str,
     proof: Proof,
+    watch: Watch,
 ) -> None:
+    """Compares an adapter's file, and that of its base model, whose types are ``quants``."""
     from tinker_cookbook.weights import _gguf_proof as loaded
 
-    reference = reference_logprobs(checkpoint, prompt_tokens(checkpoint), device)
+    (quant, base_quant), prompts = quants, prompt_tokens(checkpoint)
     export = f"LoRA GGUF, {quant}"
+    watch("comparing with the engine, read back", 0, 1)
+    reference = reference_logprobs(checkpoint, prompts, device)
     proof.add(loaded.compare_adapter_read_back(checkpoint, part, export, quant, reference, device))
-    if base is None or loaded.llama_cpp_version() is None:
-        proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
+    watch("comparing with the engine, read back", 1, 1)
+    if loaded.llama_cpp_version() is not None:
+        assert base is not None
+        watch("comparing with the engine, in llama.cpp", 0, 1)
+        export = f"{export}, on base {base_quant}"
+        # The coarser of the two types decides.
+        coarser = max(quants, key=lambda name: loaded.BOUNDS[name][0])
+        proof.add(loaded.compare_in_llama_cpp(checkpoint, base, part, export, coarser, reference))
+        watch("comparing with the engine, in llama.cpp", 1, 1)
         return
-    # The coarser of the two types decides.
-    coarser = max(quant, base_quant, key=lambda name: loaded.BOUNDS[name][0])
-    if quant != base_quant and "f32" not in (quant, base_quant):
-        coarser = base_quant
-    proof.add(
-        loaded.compare_in_llama_cpp(
-            checkpoint, base, part, f"{export}, on base {base_quant}", coarser, reference
-        )
-    )
+    proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
+    if base is not None:
+        # The engine with an adapter that changes nothing.
+        unchanged = {
+            name: replace(update, b=torch.zeros_like(update.b))
+            for name, update in checkpoint.updates.items()
+        }
+        plain = reference_logprobs(replace(checkpoint, updates=unchanged), prompts, device)
+        export = f"base model GGUF, {base_quant}"
+        proof.add(loaded.compare_model_read_back(checkpoint, base, export, base_quant, plain))
 
 
 def check_file(name: str, path: str | os.PathLike[str], overwrite: bool) -> Path:
@@ -364,6 +397,31 @@ def _replace_text(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
+
+
+class _Progress:
+    """Shows what is being done, with a bar for each part of it."""
+
+    def __init__(self) -> None:
+        self._doing = ""
+        self._display: ProgressDisplay | None = None
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        if doing != self._doing:
+            self.close()
+            self._doing, self._display = doing, ProgressDisplay(total, description=doing)
+            self._display.start()
+        if self._display is not None:
+            self._display.update(done, f"{done}/{total}")
+
+    def close(self) -> None:
+        """Stops the bar, which stays visible."""
+        if self._display is not None:
+            self._display.stop()
+
+
+def _ignore(doing: str, done: int, total: int) -> None:
+    pass
 
 
 def _print(proof: Proof, written: list[Path], started: float) -> None:

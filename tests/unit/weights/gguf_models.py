@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from exports import SHAPE as SMALL
@@ -18,8 +19,8 @@ from transformers import (
 )
 
 # 64 and not 32: two blocks of the quantized types in a row. More rows than tokens.
-SHAPE = {**SMALL, "hidden_size": 64, "vocab_size": 400}
-LLAMA3_ROPE = {
+SHAPE: dict[str, Any] = {**SMALL, "hidden_size": 64, "vocab_size": 400}
+LLAMA3_ROPE: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -27,13 +28,18 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-GEMMA = {**SHAPE, "num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16}
+GEMMA: dict[str, Any] = {
+    **SHAPE,
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+}
 # Name -> configuration, and the kind of its tokenizer.
 MODELS = {
     "llama": (lambda: LlamaConfig(**SHAPE), "smollm"),
