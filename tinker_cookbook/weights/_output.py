@@ -38,6 +38,33 @@ def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
     return path
 
 
+def _clean_up(out: Path) -> None:
+    """Restores or deletes what killed processes have left beside ``out``."""
+    for left in out.parent.glob(f".{out.name}.*"):
+        name, pid, role = left.name.rpartition(".")[0], *left.name.split(".")[-2:]
+        if name != f".{out.name}.{pid}" or role not in ("part", "old") or _is_running(pid):
+            continue
+        # Killed between the two renames: the previous export gets its name back.
+        if role == "old" and not out.exists():
+            os.rename(left, out)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(pid: str) -> bool:
+    if not pid.isdecimal():  # no name of ours
+        return True
+    if int(pid) == os.getpid():  # of a process that had this id before
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        return True
+    return True
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yields an empty folder beside ``out``, and gives it the name ``out`` at the end.
@@ -51,8 +78,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     old = out.with_name(f".{out.name}.{os.getpid()}.old")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Of a killed process that had the same id.
-        shutil.rmtree(part, ignore_errors=True)
+        _clean_up(out)
         part.mkdir()
         yield part
         # No rename replaces a folder that has content, so the previous export moves aside first.
@@ -64,11 +90,13 @@ def new_folder(out: Path) -> Iterator[Path]:
         if old.exists() and not out.exists():
             os.rename(old, out)
         shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in _FULL:
+        # safetensors raises an error of its own, which has the system's message.
+        is_full = isinstance(error, OSError) and error.errno in _FULL
+        if is_full or "No space left on device" in str(error):
             free = shutil.disk_usage(out.parent).free
             raise WeightsError(
-                f"{out}: the disk is full ({free / 2**20:.0f} MiB free); nothing was changed "
-                "there. Free some space or choose another folder with out=…"
+                f"{out}: the disk is full ({free / 2**20:.0f} MiB free without the new export); "
+                "nothing was changed there. Free some space or choose another folder with out=…"
             ) from error
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -23,6 +23,7 @@ from tinker_cookbook.exceptions import (
     WeightsMergeError,
 )
 from tinker_cookbook.weights import _tensor_files
+from tinker_cookbook.weights._output import new_folder
 from tinker_cookbook.weights.proof import read_proof
 
 TOKENS = torch.arange(3, 60)
@@ -261,6 +262,22 @@ def test_a_full_disk_leaves_the_old_export_as_it_was(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
     main(["merge", *words[:3], "dtype=float16", "overwrite=True"])
     assert config_of(tmp_path / "out")["dtype"] == "float16"
+
+
+def test_what_a_killed_process_left_is_restored_or_deleted(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    out = tmp_path / "out"
+    for left, word in ((f".out.{dead.pid}.part", "half"), (f".out.{dead.pid}.old", "previous")):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "file").write_text(word)
+    (tmp_path / ".out.1.part").mkdir()  # of a process that runs
+    with new_folder(out) as folder:
+        # The export before the killed one is back while the new one is written.
+        assert (out / "file").read_text() == "previous"
+        (folder / "file").write_text("new")
+    assert (out / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.1.part", "out"]
 
 
 _PEAK = """
