@@ -32,7 +32,7 @@ from tinker_cookbook.eval.benchmarks import (
 from tinker_cookbook.eval.benchmarks._chat_api import ChatApiSource
 from tinker_cookbook.eval.benchmarks._runner import check_requirements, evaluate
 from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
-from tinker_cookbook.eval.report import EvalProgress, result_table, solve_rate_lines
+from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table, solve_rate_lines
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.sampling_model import (
@@ -247,6 +247,8 @@ def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -
     """Prints the table, the solve rates and the next commands."""
     console = get_console()
     console.print(result_table(results))
+    if (curves := curve_table(results)) is not None:
+        console.print(curves)
     for name, result in results.items():
         if result.pass_at_k:
             console.print(f"solve rates of {name}:", markup=False)

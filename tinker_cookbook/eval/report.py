@@ -92,13 +92,9 @@ class EvalProgress:
 def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
     """Returns a row for each task: n, score, 95% interval, errors, truncated answers, seconds."""
     table = Table(box=box.SIMPLE_HEAD)
-    several = any(result.pass_at_k for result in results.values())
     table.add_column("task")
     for name in ("n", "score", "95% interval", "errors", "truncated"):
         table.add_column(name, justify="right")
-    if several:
-        table.add_column("pass@k")
-        table.add_column("maj@k")
     table.add_column("time", justify="right")
     for name, result in results.items():
         metrics, n = result.metrics, str(result.num_examples)
@@ -108,33 +104,50 @@ def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
         interval = "-"
         if "ci_low" in metrics:
             interval = f"{metrics['ci_low']:.1%} to {metrics['ci_high']:.1%}"
-        cells = [
-            name,
-            n,
-            f"{result.score:.1%}",
-            interval,
-            str(result.num_errors),
-            str(result.num_truncated),
-        ]
-        if several:
-            cells += [_curve(result.pass_at_k), _curve(_majorities(result))]
-        table.add_row(*cells, format_seconds(result.time_seconds))
+        counts = (str(result.num_errors), str(result.num_truncated))
+        seconds = format_seconds(result.time_seconds)
+        table.add_row(name, n, f"{result.score:.1%}", interval, *counts, seconds)
     return table
 
 
-def solve_rate_lines(rows: Sequence[StoredTrajectory], bins: int = 5) -> list[str]:
-    """Returns the histogram of solve rates as lines, and what it means for RL."""
+def curve_table(results: Mapping[str, BenchmarkResult]) -> Table | None:
+    """Returns pass@k and maj@k of tasks with several samples, ``None`` if there are none."""
+    curves = {
+        (name, measure): values
+        for name, result in results.items()
+        for measure, values in (("pass@k", result.pass_at_k), ("maj@k", _majorities(result)))
+        if values
+    }
+    # Powers of 2 and the last one are enough of a curve.
+    every = {k for values in curves.values() for k in values if k & (k - 1) == 0}
+    every |= {max(values) for values in curves.values()}
+    if not every:
+        return None
+    table = Table("task", "", *(f"k = {k}" for k in sorted(every)), box=box.SIMPLE_HEAD)
+    for (name, measure), values in curves.items():
+        cells = (f"{values[k]:.1%}" if k in values else "" for k in sorted(every))
+        table.add_row(name, measure, *cells)
+    return table
+
+
+def solve_rate_lines(rows: Sequence[StoredTrajectory], most_bins: int = 5) -> list[str]:
+    """Returns the histogram of solve rates as lines, and what it means for RL.
+
+    Between "never" and "always" are at most ``most_bins`` ranges, and no more than rates can occur.
+    """
     problems: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         if row.error is None:
             problems[row.example_id].append(row.correct)
+    samples = max((len(answers) for answers in problems.values()), default=0)
+    bins = max(1, min(most_bins, samples - 1))
     counts = solve_rate_histogram(list(problems.values()), bins)
     total = sum(counts)
     if not total:
         return []
     names = ["never", *(f"up to {(i + 1) / bins:.0%}" for i in range(bins)), "always"]
     # The last range ends below "always".
-    names[bins] = "below 100%"
+    names[bins] = "below 100%" if bins > 1 else "sometimes"
     widest = max(counts)
     lines = [
         f"  {name:>10} {'█' * round(30 * count / widest):<30} {count}"
@@ -174,14 +187,6 @@ def comparison_lines(name: str, found: PairedComparison, a: str = "a", b: str = 
                 f"{found.examples_needed:,} examples would show it (power 80%)"
             )
     return lines
-
-
-def _curve(values: Mapping[int, float]) -> str:
-    if not values:
-        return "-"
-    # Powers of 2 and the last one are enough of a curve.
-    shown = [k for k in sorted(values) if k & (k - 1) == 0 or k == max(values)]
-    return "  ".join(f"{k}: {values[k]:.1%}" for k in shown)
 
 
 def _majorities(result: BenchmarkResult) -> dict[int, float]:
