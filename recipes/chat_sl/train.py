@@ -1,7 +1,7 @@
 """Supervised fine-tuning on a chat dataset, with evaluations while it trains.
 
     python -m recipes.chat_sl.train dataset=no_robots model_name=… learning_rate=5e-4 batch_size=64
-    python -m recipes.chat_sl.train dataset=my.jsonl test_size=100 inline_evals=inspect
+    python -m recipes.chat_sl.train dataset=my.jsonl test_size=100 inline_evals=gsm8k
     python -m recipes.chat_sl.train dataset=OWNER/NAME max_steps=500 best_metric=test/nll
 
 ``dataset`` is no_robots, tulu3, a name of the Hub, a folder, or a file: jsonl, json, csv or parquet
@@ -15,9 +15,11 @@ from __future__ import annotations
 import chz
 
 from recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
+from tinker_cookbook.eval.benchmark_evaluator import BenchmarkEvaluator
+from tinker_cookbook.eval.benchmarks import find_benchmark
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.start import (
     RecipeSettings,
@@ -26,10 +28,11 @@ from tinker_cookbook.recipes.start import (
     resolve,
     start,
 )
-from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, number, peak_rate
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -108,12 +111,29 @@ def get_dataset_builder(
     return (NoRobotsBuilder if dataset == "no_robots" else Tulu3Builder)(common_config=common)
 
 
+@chz.chz
+class InlineBenchmark:
+    """Builder of the evaluation of a benchmark on its first examples."""
+
+    name: str = chz.field(doc="Name of the benchmark, such as gsm8k")
+    model_name: str = chz.field(doc="Model whose tokenizer is used")
+    renderer_name: str = chz.field(doc="Chat format")
+    max_examples: int | None = number(100, "First examples only; None: all", low=1)
+    max_tokens: int = number(1000, "Maximum tokens of an answer", low=1)
+
+    def __call__(self) -> BenchmarkEvaluator:
+        """Returns the evaluator; loads the tokenizer."""
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
+        return BenchmarkEvaluator(self.name, renderer, self.max_examples, self.max_tokens)
+
+
 def get_infrequent_evaluator_builders(
     inline_evals: str | None, renderer_name: str, model_name: str
 ) -> list[EvaluatorBuilder]:
     """Returns the evaluations of ``inline_evals``: none, those of Inspect, or benchmarks.
 
-    Raises ConfigurationError for another value, and where the package of ``inspect`` is missing.
+    Raises ConfigurationError for an unknown benchmark, and where the package of ``inspect`` is
+    missing.
     """
     if inline_evals is None:
         return []
@@ -128,10 +148,11 @@ def get_infrequent_evaluator_builders(
         # A missing package is an error now, not at the first evaluation.
         builder.check()
         return [builder]
-    raise ConfigurationError(
-        f"inline_evals: got {inline_evals!r}, expected inspect or none"
-        f"{nearest_sentence(inline_evals, ('inspect',))}"
-    )
+    # An unknown benchmark is an error before anything is loaded.
+    names = [find_benchmark(name.strip()).name for name in inline_evals.split(",")]
+    return [
+        InlineBenchmark(name=n, model_name=model_name, renderer_name=renderer_name) for n in names
+    ]
 
 
 def build_config(cli: CLIConfig) -> train.Config:

@@ -163,7 +163,7 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
         (f"{GOOD}\n{GOOD}\n{{oops\n", ["bad.jsonl:3: not JSON", "expected lines like"]),
         (
             f'{GOOD}\n{{"mesages": []}}\n',
-            ["bad.jsonl:2: not a conversation", "'mesages'", "'messages'"],
+            ["bad.jsonl:2: not a conversation", "the columns mesages", "messages;"],
         ),
         (f"{GOOD}\n[1]\n", ["bad.jsonl:2: not a conversation: got a JSON list"]),
         ('{"messages": []}\n', [":1: not a conversation: messages: got an empty list"]),

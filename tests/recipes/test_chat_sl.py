@@ -11,7 +11,12 @@ from recipe_runs import RecipeRuns, finish
 
 from recipes.chat_sl import chat_datasets, train
 from recipes.start import example_data
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.eval.benchmark_evaluator import BenchmarkEvaluator
+from tinker_cookbook.exceptions import (
+    BenchmarkNotFoundError,
+    ConfigurationError,
+    DataValidationError,
+)
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
@@ -88,10 +93,13 @@ def test_datasets_by_name_and_path(stories_model):
         make("tulu3", stories_model, "role_colon", 64, 4, test_size=3)
 
 
-def test_inline_evaluations(monkeypatch):
+def test_inline_evaluations(stories_model):
     assert train.get_infrequent_evaluator_builders(None, "role_colon", "m") == []
-    with pytest.raises(ConfigurationError, match=r"inline_evals: got 'inspct'.*mean 'inspect'"):
-        train.get_infrequent_evaluator_builders("inspct", "role_colon", "m")
+    made = train.get_infrequent_evaluator_builders("gsm8k, ifeval", "role_colon", stories_model)
+    assert [builder.name for builder in made] == ["gsm8k", "ifeval"]
+    assert isinstance(made[0](), BenchmarkEvaluator)
+    with pytest.raises(BenchmarkNotFoundError, match="gsm8k"):
+        train.get_infrequent_evaluator_builders("gsm9k", "role_colon", stories_model)
 
 
 def test_defaults_are_those_of_the_original(stories_model):

@@ -58,6 +58,8 @@ SHORT_EVAL = {"eval_every": "0", "num_test": "2"}
 SETTINGS: dict[str, dict[str, str]] = {
     "recipes.sl_basic": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "recipes.sl_loop": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.chat_sl.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "tinker_cookbook.supervised.data_report": ROLE_COLON,
     "recipes.rl_basic": {**RL, **SHORT_EVAL},
     "recipes.rl_loop": RL,
     "recipes.math_rl.train": {**RL, **SHORT_EVAL},
@@ -74,6 +76,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
     "tinker_cookbook.renderers.show": ROLE_COLON,
 }
+# Programs without a run's folder.
+WITHOUT_RUN = (
+    "recipes.prompt_distillation.create_data",
+    "tinker_cookbook.supervised.data_report",
+)
 OF_THE_READER = """
 import json
 
@@ -201,6 +208,8 @@ class Reader:
         for name, part in (("train", problems[:6]), ("test", problems[6:])):
             rows_of_part = "".join(json.dumps(row) + "\n" for row in part)
             (folder / "problems" / f"{name}.jsonl").write_text(rows_of_part)
+        lines = [f"What is {i}?,It is {i}." for i in range(8)]
+        (folder / "questions.csv").write_text("\n".join(["question,answer", *lines]))
         (folder / "my_package").mkdir()
         (folder / "my_package" / "data.py").write_text(OF_THE_READER)
         self.runs = 0
@@ -294,7 +303,7 @@ class Reader:
         place = str(self.folder / f"run-{self.runs}")
         if command.program == "tinker_cookbook.sweep":
             values |= {"lora_rank": "4,8", "log_dir": place}
-        elif command.program != "recipes.prompt_distillation.create_data":
+        elif command.program not in WITHOUT_RUN:
             values["log_path"] = place
         return values
 

@@ -47,6 +47,13 @@ KEYS = {
         eval_every save_every wandb_project wandb_name session_name log_path
         behavior_if_log_dir_exists max_steps
     """,
+    "recipes.chat_sl.train": """
+        log_path model_name load_checkpoint_path dataset learning_rate lr_schedule num_epochs
+        lora_rank base_url save_every eval_every infrequent_eval_every inline_evals
+        renderer_name train_on_what max_length batch_size wandb_project wandb_name
+        session_name behavior_if_log_dir_exists max_steps rolling_save_every
+        rolling_ttl_seconds
+    """,
     "recipes.preference.dpo.train": """
         model_name dataset load_checkpoint_path renderer_name learning_rate lr_schedule
         dpo_beta max_length batch_size log_path wandb_project wandb_name session_name

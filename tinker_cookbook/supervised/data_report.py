@@ -158,7 +158,7 @@ class DataReport:
 
     def _test_line(self, test: PartReport) -> str:
         line = f"  test set     {self.test_same} of {test.rows_read:,} test prompts are in the "
-        line += f"training data, {self.test_similar} more are similar"
+        line += f"training data, {self.test_similar} more similar"
         if self.test_examples:
             pair = self.test_examples[0]
             line += f" (test row {pair.query} ~ row {pair.index})"
@@ -310,7 +310,10 @@ def _has_empty_answer(messages: Sequence[Message], what: TrainOnWhat) -> bool:
 
 
 def _share(count: int, total: int) -> str:
-    return f"{count:,} rows ({count / max(total, 1):.1%})" if count else "0 rows"
+    if not count:
+        return "0 rows"
+    share = f"{count / total:.1%}" if count >= 0.001 * total else "<0.1%"
+    return f"{count:,} row{'s' if count > 1 else ''} ({share})"
 
 
 def _height(count: int, most: int) -> int:

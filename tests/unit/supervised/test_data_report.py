@@ -89,7 +89,7 @@ def test_figures_against_a_count_by_hand(tmp_path, tokenizer_folder):
     assert [(pair.query, pair.index) for pair in report.test_examples] == [(0, 11), (1, 12)]
     text = "\n".join(report.lines())
     assert len(report.lines()) <= 15
-    for word in ("14 training rows, 3 test rows", "1 rows (7.1%) longer than max_length=100"):
+    for word in ("14 training rows, 3 test rows", "1 row (7.1%) longer than max_length=100"):
         assert word in text
     assert "cut before the answer" in text
     report.write(tmp_path)
