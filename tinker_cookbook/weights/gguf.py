@@ -7,9 +7,11 @@ python -m tinker_cookbook.weights gguf tinker://RUN/… out=adapter.gguf lora=Tr
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -303,6 +305,7 @@ def _new_file(out: Path) -> Iterator[Path]:
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        _delete_leftovers(out)
         yield part
         with open(part, "rb") as file:
             os.fsync(file.fileno())
@@ -317,6 +320,20 @@ def _new_file(out: Path) -> Iterator[Path]:
         ) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _delete_leftovers(out: Path) -> None:
+    """Deletes temporary files of killed processes: they may be as large as a model."""
+    if sys.platform == "win32":
+        return  # no way to ask whether a process runs
+    for path in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
+        process = path.name.removeprefix(f".{out.name}.").split(".")[0]
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue  # not ours
 
 
 @contextmanager

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -244,6 +247,18 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         write_gguf(checkpoint, tmp_path / "m.gguf")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "m.gguf"]
     assert (tmp_path / "m.gguf").read_text() == "old"
+
+
+def test_files_of_a_killed_process_are_deleted_and_those_of_a_running_one_are_not(tmp_path):
+    checkpoint = opened(tmp_path, "llama", ("q_proj",))[2]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f".m.gguf.{ended.pid}.part", f".m.gguf.{ended.pid}.base.part"):
+        (tmp_path / name).write_text("x")
+    running = tmp_path / f".m.gguf.{os.getppid()}.part"
+    running.write_text("x")
+    write_gguf(checkpoint, tmp_path / "m.gguf", verify=False)
+    assert list(tmp_path.glob(".m.gguf*")) == [running]
 
 
 def test_a_weight_beyond_float16_is_refused(tmp_path):
