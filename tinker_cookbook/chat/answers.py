@@ -292,7 +292,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Returns a short label for each model: the last part of its name, with more parts in front
     where that is not unique."""
     parts = [name.removeprefix("tinker://").split("/") for name in names]
-    # The kind of weights says nothing to a reader.
+    # The kind of weights is the same in most names.
     parts = [[word for word in words if word not in ("sampler_weights", "")] for words in parts]
     return [
         next(

@@ -96,7 +96,7 @@ class ChatLoop:
         if not text:
             return True
         if not text.startswith("/") or text.startswith("//"):
-            self._ask(text.removeprefix("/") if text.startswith("//") else text)
+            self._send(text.removeprefix("/") if text.startswith("//") else text)
             return True
         command, _, rest = text.removeprefix("/").partition(" ")
         if command not in _COMMANDS:
@@ -109,11 +109,11 @@ class ChatLoop:
         getattr(self, f"_{command}")(rest.strip())
         return True
 
-    def _ask(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         session = self.session
         screen = screen_of(self._console, self._labels, session.choices.max_tokens)
         with screen:
-            answers = self._runner.run(session.ask(text, screen.show, screen.end))
+            answers = self._runner.run(session.send(text, screen.show, screen.end))
         if all(answer.is_empty for answer in answers):
             self._inform("the message is taken back")
         if self._console.is_terminal:
@@ -157,7 +157,16 @@ class ChatLoop:
             self._console.print(tokens_legend())
 
     def _retry(self, rest: str) -> None:
-        self._ask(self.session.undo())
+        session = self.session
+        before = [list(history) for history in session.histories], session.answers
+        text = session.undo()
+        try:
+            self._send(text)
+        finally:
+            # After an error, or an interruption before the first token, there is no new answer.
+            if len(session.histories[0]) < len(before[0][0]):
+                session.histories, session.answers = before
+                self._inform("the earlier answer stays")
 
     def _undo(self, rest: str) -> None:
         self._inform(f"taken back: {self.session.undo()}")

@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def ending_note(answer: Answer, max_tokens: int) -> str:
-    """Returns what to say about an answer that the model did not end itself, or nothing."""
+    """Returns the mark of an answer that the model did not end itself, else an empty text."""
     if answer.ending == "interrupted":
         return "[stopped]"
     if answer.ending == "length":

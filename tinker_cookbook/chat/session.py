@@ -81,7 +81,7 @@ class ChatSession:
         self._unfinished: list[Message] = []  # answers that were cut or stopped
         self._dropped = [0] * len(self.models)
 
-    async def ask(
+    async def send(
         self,
         text: str,
         show: Callable[[int], Show],

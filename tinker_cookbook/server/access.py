@@ -29,7 +29,7 @@ IDLE_SECONDS = 20.0
 # Largest request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
 
-# The chat page holds nothing secret and asks for the key.
+# The chat page contains nothing secret, and has a field for the key.
 OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", *page.FILES})
 # Addresses with a signature instead of a key; the route checks it.
 SIGNED_PREFIX = "/api/v1/files/"

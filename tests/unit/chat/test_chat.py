@@ -142,7 +142,14 @@ def test_retry_samples_another_answer_and_undo_removes_the_turn(opened):
     first = chat.session.histories[0][1]["content"]
     chat.loop.handle("/retry")
     assert len(chat.session.histories[0]) == 2
-    assert chat.session.histories[0][1]["content"] != first
+    second = chat.session.histories[0][1]["content"]
+    assert second != first
+    # Without a new answer, here because the system prompt fills the context, the old one stays.
+    chat.session.system_prompt = "word " * 600
+    with pytest.raises(DataError, match="has 512"):
+        chat.loop.handle("/retry")
+    assert chat.session.histories[0][1]["content"] == second
+    assert chat.notes[-1] == "the earlier answer stays"
     chat.loop.handle("/undo")
     assert chat.session.histories == [[]]
     with pytest.raises(DataError, match="no turn to take back"):
@@ -205,18 +212,18 @@ def test_an_interruption_keeps_what_was_sampled(tokenizer_folder):
     model = scripted(tokenizer, tokenizer.encode("Half an ans"), waits=True)
     chat = chat_of(model, width=80)
 
-    async def ask_and_interrupt():
-        task = asyncio.create_task(chat.session.ask("?", lambda i: lambda piece: None))
+    async def send_and_interrupt():
+        task = asyncio.create_task(chat.session.send("?", lambda i: lambda piece: None))
         await asyncio.sleep(0.05)
         task.cancel()
         return await task
 
-    (answer,) = asyncio.run(ask_and_interrupt())
+    (answer,) = asyncio.run(send_and_interrupt())
     assert (answer.ending, answer.message["content"]) == ("interrupted", "Half an ans")
     assert chat.session.histories[0][-1]["content"] == "Half an ans"
     # Nothing sampled: the turn is taken back.
     chat.session.models[0].model.client.tokens = []
-    assert asyncio.run(ask_and_interrupt())[0].is_empty
+    assert asyncio.run(send_and_interrupt())[0].is_empty
     assert len(chat.session.histories[0]) == 2
 
 

@@ -1,4 +1,4 @@
-"""The chat page at ``/``: three files, without a key, since the page itself asks for it.
+"""The chat page at ``/``: three files, without a key, since the page has a field for it.
 
 The page calls the OpenAI API of this server with the key that the user enters.
 """
