@@ -48,6 +48,10 @@ NOT_RUN = (
     "python tests/conformance/official_cookbook.py",
     "python -m tests.conformance.compatibility",
     "python -m pytest",
+    "python -m tinker_cookbook.eval.run_inspect_evals",
+    "python -m tinker_cookbook.eval.inspect_logs",
+    "inspect ",
+    "lm_eval ",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
