@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinker_cookbook.renderers.core.blocks import BlockReader
+from tinker_cookbook.renderers.core.parsing import MessageReader
+from tinker_cookbook.renderers.core.tool_calls import read_json_call
+
 
 @dataclass(frozen=True)
 class CallForm:
@@ -53,3 +57,17 @@ class AnswerForm:
     after_thinking: str = ""
     text: str = ""
     calls: CallForm | None = None
+
+
+def answer_form_of(reader: MessageReader, calls: CallForm | None, thinks: bool) -> AnswerForm:
+    """Returns the form that the blocks of ``reader`` show; ``thinks``: the model thinks itself."""
+    if not isinstance(reader, BlockReader):
+        return AnswerForm(calls=calls)
+    if calls is None and any(block.read is read_json_call for block in reader.blocks):
+        calls = HERMES_CALLS
+    blocks = (reader.inside, *reader.blocks)
+    thinking = next((block for block in blocks if block is not None and block.read is None), None)
+    if thinking is None or not thinks:
+        return AnswerForm(calls=calls)
+    tags = thinking.opening, thinking.closing
+    return AnswerForm(tags, reader.inside is thinking, thinking.after, calls=calls)

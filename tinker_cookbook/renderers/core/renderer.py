@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.answer_form import HERMES_CALLS, AnswerForm, CallForm
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm, answer_form_of
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.checks import TEXT, check_caller, check_parts
 from tinker_cookbook.renderers.core.codec import TextCodec, part_texts_apart, split_control_tokens
@@ -46,7 +46,6 @@ from tinker_cookbook.renderers.core.rendered import (
     weigh,
     with_last_trained,
 )
-from tinker_cookbook.renderers.core.tool_calls import read_json_call
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer, special_id, tokenizer_name
 
 if TYPE_CHECKING:
@@ -257,17 +256,8 @@ class Renderer(ABC):
 
     def answer_form(self) -> AnswerForm:
         """Returns what surrounds text and calls in an answer, for constrained sampling."""
-        reader, calls = self._reader(), self._call_form
-        if not isinstance(reader, BlockReader):
-            return AnswerForm(calls=calls)
-        if calls is None and any(block.read is read_json_call for block in reader.blocks):
-            calls = HERMES_CALLS
-        blocks = (reader.inside, *reader.blocks)
-        thinking = next((b for b in blocks if b is not None and b.read is None), None)
-        if thinking is None or self._prompt_closes_thinking or not self._samples_thinking:
-            return AnswerForm(calls=calls)
-        tags = thinking.opening, thinking.closing
-        return AnswerForm(tags, reader.inside is thinking, thinking.after, calls=calls)
+        thinks = self._samples_thinking and not self._prompt_closes_thinking
+        return answer_form_of(self._reader(), self._call_form, thinks)
 
     def response_parser(self) -> ResponseParser:
         """Returns a parser for one response; its ``feed`` takes tokens as they are sampled."""
