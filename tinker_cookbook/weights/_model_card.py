@@ -53,12 +53,19 @@ def generate_model_card(
 
     folder = None if model_path is None else Path(model_path)
     is_adapter = folder is not None and (folder / ADAPTER_CONFIG).is_file()
-    tags = ["tinker", "tinker-cookbook", *(("peft", "lora") if is_adapter else ()), *config.tags]
+    gguf = sorted(folder.glob("*.gguf")) if folder is not None else []
+    tags = [
+        "tinker",
+        "tinker-cookbook",
+        *(("peft", "lora") if is_adapter else ()),
+        *(("gguf",) if gguf else ()),
+        *config.tags,
+    ]
     # Of the Hub: a folder on this machine means nothing to a reader.
     on_hub = _hub_name(config.base_model)
     data = ModelCardData(
         base_model=on_hub,
-        library_name="peft" if is_adapter else "transformers",
+        library_name="peft" if is_adapter else "gguf" if gguf else "transformers",
         pipeline_tag="text-generation",
         tags=list(dict.fromkeys(tags)),
         datasets=config.datasets or None,
@@ -68,11 +75,12 @@ def generate_model_card(
     base = (
         f"[{on_hub}](https://huggingface.co/{on_hub})" if on_hub else Path(config.base_model).name
     )
-    kind = "a LoRA adapter for PEFT" if is_adapter else "a model in the format of transformers"
+    kind = "LoRA adapter (PEFT)" if is_adapter else "model (transformers)"
+    kind = f"GGUF ({', '.join(path.name for path in gguf)})" if gguf else kind
     parts = [
         f"# {repo_id or f'{Path(config.base_model).name}, fine-tuned'}",
-        f"Fine-tuned from {base} with tinker_cookbook; this is {kind}.",
-        f"## Use\n\n```python\n{_example(on_hub or base, repo_id or 'FOLDER', is_adapter)}\n```",
+        f"Fine-tuned from {base} with tinker_cookbook. Format: {kind}.",
+        "## Use\n\n" + _example(on_hub or base, repo_id or "FOLDER", is_adapter, gguf),
         *(f"## {title}\n\n{text}" for title, text in sections),
     ]
     proof = None if folder is None else read_proof(folder)
@@ -95,7 +103,9 @@ def _hub_name(base_model: str) -> str | None:
     return None if is_folder else base_model
 
 
-def _example(base_model: str, name: str, is_adapter: bool) -> str:
+def _example(base_model: str, name: str, is_adapter: bool, gguf: Sequence[Path]) -> str:
+    if gguf:
+        return f"```bash\nllama-server -m {gguf[0].name}\n```"
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if is_adapter:
         lines = ["from peft import PeftModel", *lines]
@@ -109,7 +119,7 @@ def _example(base_model: str, name: str, is_adapter: bool) -> str:
             f'model = AutoModelForCausalLM.from_pretrained("{name}")',
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
         ]
-    return "\n".join(lines)
+    return "\n".join(["```python", *lines, "```"])
 
 
 def _version(package: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.engine.checkpoints.format import SCHEME
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, TinkerPath
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
 from tinker_cookbook.utils.command_line.keys import also_named
@@ -59,6 +59,9 @@ class CardSettings:
     """Settings of ``card``."""
 
     folder: str = chz.field(doc="Folder of an export; also without 'folder='")
+    base_model: str | None = chz.field(
+        default=None, doc="Hub name or folder of the base model; default: that of the export"
+    )
     log_path: str | None = chz.field(
         default=None, doc="Folder of the run; default: the one that the checkpoint's run states"
     )
@@ -120,15 +123,23 @@ def card(settings: CardSettings) -> None:
     proof = read_proof(folder)
     if proof is None:
         raise ConfigurationError(
-            f"folder: {folder} has no proof.json; expected a folder that `python -m "
-            "tinker_cookbook.weights export`, merge or gguf wrote"
+            f"folder: {folder} has no proof.json or NAME.proof.json; expected a folder that "
+            "`python -m tinker_cookbook.weights export`, merge or gguf wrote"
         )
-    base_folder = resolve_model(proof.base_model, need="tokenizer").folder
-    log_path = settings.log_path or _run_folder(proof.checkpoint, _run_metadata(proof.checkpoint))
+    run = _run_info(proof.checkpoint)
+    base_model = settings.base_model or proof.base_model or (run.base_model if run else "")
+    if not base_model:
+        raise ConfigurationError(
+            f"base_model: got none, and the proof of {folder} does not state it; add base_model="
+        )
+    metadata = run.user_metadata if run else {}
+    renderer_name = proof.renderer_name or metadata.get("renderer_name")
+    base_folder = resolve_model(base_model, need="tokenizer").folder
+    log_path = settings.log_path or _run_folder(proof.checkpoint, metadata)
     path = write_card(
         folder,
         ModelCardConfig(
-            base_model=proof.base_model,
+            base_model=base_model,
             datasets=_names(settings.datasets),
             tags=_names(settings.tags),
             license=settings.license or _license_of(base_folder),
@@ -138,7 +149,7 @@ def card(settings: CardSettings) -> None:
         checkpoint=proof.checkpoint,
         log_path=log_path,
         evals=settings.evals,
-        renderer_name=proof.renderer_name or None,
+        renderer_name=renderer_name,
         tokenizer_folder=base_folder,
     )
     get_console().print(str(path), markup=False, highlight=False, soft_wrap=True)
@@ -173,13 +184,13 @@ def write_first_card(checkpoint: Checkpoint, folder: Path) -> None:
     )
 
 
-def _run_metadata(path: str) -> dict[str, str]:
+def _run_info(path: str) -> RunInfo | None:
     if not path.startswith(SCHEME):
-        return {}
+        return None
     try:
-        return CheckpointStore().get_run(TinkerPath.parse(path).run_id).info.user_metadata
+        return CheckpointStore().get_run(TinkerPath.parse(path).run_id).info
     except CheckpointError:  # the run is on a server, or has been deleted
-        return {}
+        return None
 
 
 def _run_folder(path: str, metadata: dict[str, str]) -> str | None:

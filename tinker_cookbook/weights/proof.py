@@ -127,13 +127,27 @@ class Proof:
 
 
 def read_proof(folder: Path) -> Proof | None:
-    """Returns the proof of an export, or None if it has none."""
+    """Returns the proof of an export, or None if it has none.
+
+    A folder of GGUF files has a ``NAME.proof.json`` for each; their comparisons are joined.
+    """
     path = folder / PROOF
-    if not path.is_file():
-        return None
-    body = json.loads(path.read_bytes())
-    del body["unit"]
-    return Proof(**{**body, "comparisons": [Comparison(**one) for one in body["comparisons"]]})
+    paths = [path] if path.is_file() else sorted(folder.glob(f"*.{PROOF}"))
+    joined: Proof | None = None
+    for path in paths:
+        body = json.loads(path.read_bytes())
+        body.pop("unit", None)
+        comparisons = [Comparison(**one) for one in body["comparisons"]]
+        proof = Proof(**{**body, "comparisons": comparisons})
+        if path.name != PROOF:
+            stem = path.name.removesuffix(f".{PROOF}")
+            proof.facts = {f"{stem}: {name}": text for name, text in proof.facts.items()}
+        if joined is None:
+            joined = proof
+        else:
+            joined.comparisons += proof.comparisons
+            joined.facts |= proof.facts
+    return joined
 
 
 def prompt_tokens(checkpoint: Checkpoint) -> list[list[int]]:

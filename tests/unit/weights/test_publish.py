@@ -150,6 +150,22 @@ def test_a_card_has_data_settings_curves_results_format_and_commit(export, tmp_p
     assert (export / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_gguf_files_have_one_card(export, tmp_path):
+    proof = json.loads((export / "proof.json").read_text())
+    files = tmp_path / "gguf"
+    files.mkdir()
+    for name in ("f16", "q8_0"):
+        (files / f"{name}.gguf").write_bytes(b"GGUF")
+        one = {**proof, "facts": {"size": name}}
+        one["comparisons"] = [{**proof["comparisons"][0], "export": f"merged GGUF, {name}"}]
+        (files / f"{name}.proof.json").write_text(json.dumps(one))
+    main(["card", str(files)])
+    text = (files / "README.md").read_text()
+    for line in ("library_name: gguf", "merged GGUF, f16", "merged GGUF, q8_0", "- f16: size: f16"):
+        assert line in text, line
+    assert "PeftModel" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
