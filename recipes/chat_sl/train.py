@@ -65,6 +65,12 @@ class CLIConfig(RecipeSettings):
         doc="Evaluations every infrequent_eval_every steps: inspect, or names of benchmarks "
         "separated by commas (gsm8k,ifeval)",
     )
+    inline_evals_limit: int | None = number(
+        100, "First examples of each benchmark; None: all", low=1
+    )
+    inline_evals_data: str | None = chz.field(
+        default=None, doc="Local folder or file with a benchmark's data; default: the Hub"
+    )
     eval_every: int = number(20, "Steps between evaluations on the held-out part; 0 is never")
     submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
     show_samples: int = number(1, "Held-out prompts answered before and after")
@@ -120,15 +126,22 @@ class InlineBenchmark:
     renderer_name: str = chz.field(doc="Chat format")
     max_examples: int | None = number(100, "First examples only; None: all", low=1)
     max_tokens: int = number(1000, "Maximum tokens of an answer", low=1)
+    data_path: str | None = chz.field(default=None, doc="Local data; default: the Hub")
 
     def __call__(self) -> BenchmarkEvaluator:
         """Returns the evaluator; loads the tokenizer."""
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
-        return BenchmarkEvaluator(self.name, renderer, self.max_examples, self.max_tokens)
+        return BenchmarkEvaluator(
+            self.name, renderer, self.max_examples, self.max_tokens, data_path=self.data_path
+        )
 
 
 def get_infrequent_evaluator_builders(
-    inline_evals: str | None, renderer_name: str, model_name: str
+    inline_evals: str | None,
+    renderer_name: str,
+    model_name: str,
+    max_examples: int | None = 100,
+    data_path: str | None = None,
 ) -> list[EvaluatorBuilder]:
     """Returns the evaluations of ``inline_evals``: none, those of Inspect, or benchmarks.
 
@@ -151,7 +164,14 @@ def get_infrequent_evaluator_builders(
     # An unknown benchmark is an error before anything is loaded.
     names = [find_benchmark(name.strip()).name for name in inline_evals.split(",")]
     return [
-        InlineBenchmark(name=n, model_name=model_name, renderer_name=renderer_name) for n in names
+        InlineBenchmark(
+            name=name,
+            model_name=model_name,
+            renderer_name=renderer_name,
+            max_examples=max_examples,
+            data_path=data_path,
+        )
+        for name in names
     ]
 
 
@@ -180,7 +200,11 @@ def build_config(cli: CLIConfig) -> train.Config:
         "chat_sl",
         dataset_builder=builder,
         infrequent_evaluator_builders=get_infrequent_evaluator_builders(
-            cli.inline_evals, cli.renderer, cli.model_name
+            cli.inline_evals,
+            cli.renderer,
+            cli.model_name,
+            cli.inline_evals_limit,
+            cli.inline_evals_data,
         ),
     )
 
