@@ -52,6 +52,8 @@ NOT_RUN = (
     "python -m tinker_cookbook.eval.inspect_logs",
     "inspect ",
     "lm_eval ",
+    "llama-server ",
+    "ollama ",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
@@ -178,6 +180,13 @@ PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
 EXAMPLES = blocks("python")
 # Text that stands before an example, where a page shows only the part that matters.
 PRELUDES = {
+    "docs/evaluations.md": """
+from pathlib import Path
+
+renderer = None
+Path("DATA/gsm8k").mkdir(parents=True, exist_ok=True)
+Path("DATA/gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "It is 2.\\\\n#### 2"}')
+""",
     "docs/06-renderers.md": """
 messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 tokens = [40, 41, 42]
@@ -286,6 +295,10 @@ class Reader:
         if command.program == "tinker_cookbook.chat":  # its input is empty, so it only opens models
             paths = typed["model_path"].replace("tinker://RUN/sampler_weights/final", "{}")
             return {"model_path": paths.format(self.checkpoint()), "device": "cpu"}
+        if command.program == "tinker_cookbook.eval":
+            short = {"tasks": "gsm8k", "limit": "2", "max_tokens": "4", "device": "cpu"}
+            data = {"data_path": str(self.folder / "problems"), "out": str(self.folder / "eval")}
+            return {**short, **data, "model_path": self.checkpoint()}
         values = dict(SETTINGS[command.program])
         for key in typed:
             if key.endswith(("model_name", "teacher_model")):
