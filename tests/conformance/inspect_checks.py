@@ -679,3 +679,31 @@ def test_the_command_names_the_folder_first(stored):
     assert done.returncode == 0, done.stderr
     assert "0.4000" in done.stdout
     assert len(list((stored / "inspect-logs").glob("*.eval"))) == 1
+
+
+def test_a_benchmark_has_the_same_answers_and_scores_in_both(stories, stories_model, tmp_path):
+    from tinker_cookbook.eval.benchmarks import BenchmarkConfig, load_trajectories, run_benchmark
+
+    rows = [{"question": f"{n} cats?", "answer": f"#### {n}"} for n in range(6)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    config = BenchmarkConfig(
+        temperature=0.0, max_tokens=40, data_path=str(tmp_path), save_dir=str(tmp_path / "ours"),
+        context_window=512,
+    )  # fmt: skip
+    result = asyncio.run(run_benchmark("gsm8k", stories, renderer, config))
+    evaluator = builder(
+        stories_model, "tinker_cookbook/eval/inspect_tasks.py@benchmark", tmp_path / "theirs",
+        task_args=json.dumps({"name": "gsm8k", "data_path": str(tmp_path)}), max_tokens=40,
+    )()  # fmt: skip
+    metrics = asyncio.run(evaluator(stories))
+    assert metrics["gsm8k/accuracy"] == result.score
+    samples = {
+        sample.id: sample for sample in read_eval_log(evaluator.last_logs[0].location).samples
+    }
+    answers = load_trajectories(str(tmp_path / "ours"), "gsm8k")
+    assert len(answers) == len(samples) == 6
+    for answer in answers:
+        sample = samples[answer.example_id]
+        assert sample.output.completion == answer.turns[-1].content
+        assert sample.scores["benchmark_grader"].value == answer.reward
