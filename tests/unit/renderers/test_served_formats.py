@@ -17,6 +17,7 @@ from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.server.openai.completions import ChatChoice, prompt_tokens
+from tinker_cookbook.server.openai.constraints import CallPolicy
 from tinker_cookbook.server.openai.protocol import Tool
 from tinker_cookbook.server.openai.sampling import SamplingOptions
 from tinker_cookbook.server.openai.text import SampledToken
@@ -32,7 +33,7 @@ def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict,
     stops = renderer.get_stop_sequences()
     model = SimpleNamespace(codec=renderer.codec, eos_ids=())
     options = SamplingOptions(model, SimpleNamespace(stop=stops), 1, None)  # type: ignore[arg-type]
-    choice = ChatChoice(0, options, renderer.message_reader())
+    choice = ChatChoice(0, options, renderer.message_reader(), CallPolicy())
     chunks = choice.begin(None)
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         added = choice.add([SampledToken(token, None) for token in tokens[start:end]])
