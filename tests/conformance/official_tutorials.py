@@ -8,6 +8,8 @@ import re
 import textwrap
 from pathlib import Path
 
+from tinker_cookbook.exceptions import ConfigurationError
+
 PACKAGE = "tinker_cookbook"
 # The guides of 0.6.1 import these, but its own package does not have them either.
 MISTAKES = frozenset(
@@ -53,6 +55,8 @@ def resolves(name: str) -> bool:
     parent, _, last = name.rpartition(".")
     try:
         importlib.import_module(name)
+    except ConfigurationError:  # the module is there, and needs an extra that is not installed
+        return True
     except ImportError:
         try:
             return hasattr(importlib.import_module(parent), last)

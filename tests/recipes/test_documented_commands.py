@@ -287,7 +287,8 @@ class Reader:
             result = {"name": "gsm8k", "score": 0.5, **counts}
             (results / "result.json").write_text(json.dumps(result))
             return list(command.words)
-        words = [self.checkpoint() if word == "PATH" else word for word in command.words]
+        path = ("PATH", "tinker://RUN/sampler_weights/final")
+        words = [self.checkpoint() if word in path else word for word in command.words]
         return [*words, "overwrite=True", "device=cpu"]
 
     def values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
