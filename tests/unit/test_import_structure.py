@@ -51,6 +51,16 @@ def test_the_package_imports_neither_recipes_nor_benchmarks():
     assert wrong == set()
 
 
+def test_recipes_import_each_other_by_the_name_that_a_wheel_has():
+    wrong = {
+        (path.name, used)
+        for path in (REPO / "recipes").rglob("*.py")
+        for used in _imports(path, set())
+        if used.split(".")[0] == "recipes"
+    }
+    assert wrong == set()
+
+
 def test_the_engine_imports_only_itself_and_the_exceptions():
     allowed = ("tinker_cookbook.engine", "tinker_cookbook.exceptions", "tinker_cookbook._process")
     wrong = {

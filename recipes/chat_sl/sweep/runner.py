@@ -1,0 +1,114 @@
+"""Runs a recipe at each point of a grid from Python.
+
+``python -m tinker_cookbook.sweep RECIPE key=a,b log_dir=FOLDER`` does the same on the command line,
+with one server for all runs, and resumes where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import chz
+
+from tinker_cookbook.cli_utils import runs_path
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
+from tinker_cookbook.recipes.chat_sl.sweep.results import collect
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def run(
+    main_fn: Callable[[T], None],
+    base_config: T,
+    *,
+    sweep_dir: str | None = None,
+    max_parallel: int = 1,
+    executor: Executor | None = None,
+    name_fn: Callable[[dict[str, Any]], str] | None = None,
+    skip_existing: bool = False,
+    **sweep_axes: list[Any],
+) -> pd.DataFrame:
+    """Runs ``main_fn`` once for each combination of the values of ``sweep_axes``.
+
+    Args:
+        main_fn: Takes a config, such as ``cli_main`` of a recipe. Importable, if runs are parallel.
+        base_config: Settings of all runs; its class has ``log_path``.
+        sweep_dir: Folder of the sweep, with a folder for each run; default: a new one.
+        max_parallel: Processes; each has an engine. Start them below ``if __name__ == "__main__"``.
+        executor: Runs the jobs instead; the caller closes it.
+        name_fn: Folder name of a run from its settings.
+        skip_existing: Leave out runs that have metrics.
+        sweep_axes: Setting -> list of its values.
+
+    Returns:
+        The table of ``collect``, also with runs that are not complete. A run that fails is logged
+        and does not stop the others.
+
+    Raises:
+        ConfigurationError: A setting does not exist, or has no list of values.
+    """
+    if not sweep_axes:
+        raise ConfigurationError("sweep: got no setting, expected one, as learning_rate=[1e-4]")
+    known = chz.chz_fields(type(base_config)).keys()
+    for name in (*sweep_axes, "log_path"):
+        if name not in known:
+            raise ConfigurationError(
+                f"{name}: {type(base_config).__name__} has no such setting{nearest(name, known)}"
+            )
+    folder = Path(sweep_dir or runs_path("sweeps", time.strftime("%Y%m%d_%H%M%S")))
+    jobs: list[tuple[Path, dict[str, Any]]] = []
+    for point in grid(sweep_axes):
+        log_path = folder / (name_fn or default_run_name)(point)
+        if not (skip_existing and (log_path / "metrics.jsonl").exists()):
+            jobs.append((log_path, point))
+    folder.mkdir(parents=True, exist_ok=True)
+    if executor is not None:
+        _run_parallel(executor, main_fn, base_config, jobs)
+    elif max_parallel > 1:
+        # Not "fork": threads of torch and of the SDK do not survive it.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(max_parallel, mp_context=context) as pool:
+            _run_parallel(pool, main_fn, base_config, jobs)
+    else:
+        for log_path, point in jobs:
+            try:
+                run_point(main_fn, base_config, log_path, point)
+            except Exception:
+                logger.exception("the run %s failed", log_path.name)
+    return collect(folder, require_complete=False)
+
+
+def run_point(
+    main_fn: Callable[[T], None], base_config: T, log_path: Path, point: Mapping[str, Any]
+) -> None:
+    """Runs one point of the grid in this process."""
+    main_fn(chz.replace(base_config, log_path=str(log_path), **point))
+
+
+def _run_parallel(
+    executor: Executor,
+    main_fn: Callable[[T], None],
+    base_config: T,
+    jobs: list[tuple[Path, dict[str, Any]]],
+) -> None:
+    futures: list[tuple[Path, Future[None]]] = [
+        (log_path, executor.submit(run_point, main_fn, base_config, log_path, point))
+        for log_path, point in jobs
+    ]
+    for log_path, future in futures:
+        try:
+            future.result()
+        except Exception:
+            logger.exception("the run %s failed", log_path.name)
