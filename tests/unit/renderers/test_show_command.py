@@ -55,7 +55,7 @@ def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
     ("settings", "error", "words"),
     [
         ({"file": "absent.jsonl"}, DataValidationError, "there is no such file"),
-        ({"index": 3}, DataFormatError, "rows.jsonl:5: .*'nope', expected 'messages'"),
+        ({"index": 3}, DataFormatError, "rows.jsonl:5: .*columns nope; expected .* messages"),
         ({"index": 2}, DataFormatError, "rows.jsonl:4: got half of a character"),
         ({"index": 9}, DataValidationError, "has 4 conversations; expected 0 to 3"),
         ({"index": -1}, ConfigurationError, "index: got -1"),
