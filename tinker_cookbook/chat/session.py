@@ -120,7 +120,7 @@ class ChatSession:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        # All are read, since asyncio reports an error that nobody has read.
+        # All are read, since asyncio reports an error that was never read.
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
             raise errors[0]

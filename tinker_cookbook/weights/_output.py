@@ -39,7 +39,7 @@ def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 
 def _clean_up(out: Path) -> None:
-    """Restores or deletes what killed processes have left beside ``out``."""
+    """Restores or deletes what killed processes have left next to ``out``."""
     for left in out.parent.glob(f".{out.name}.*"):
         name, pid, role = left.name.rpartition(".")[0], *left.name.split(".")[-2:]
         if name != f".{out.name}.{pid}" or role not in ("part", "old") or _is_running(pid):
@@ -67,7 +67,7 @@ def _is_running(pid: str) -> bool:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yields an empty folder beside ``out``, and gives it the name ``out`` at the end.
+    """Yields an empty folder next to ``out``, and gives it the name ``out`` at the end.
 
     After an error ``out`` is as it was before, and the new folder is deleted.
 

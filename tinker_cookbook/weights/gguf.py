@@ -126,7 +126,7 @@ def write_gguf(
     device: str = "auto",
     watch: Watch | None = None,
 ) -> Proof:
-    """Writes a model with its adapter merged in float32, and ``NAME.proof.json`` beside it.
+    """Writes a model with its adapter merged in float32, and ``NAME.proof.json`` next to it.
 
     Args:
         checkpoint: Of ``open_checkpoint``.
@@ -179,7 +179,7 @@ def write_lora_gguf(
     device: str = "auto",
     watch: Watch | None = None,
 ) -> Proof:
-    """Writes an adapter as a LoRA file of llama.cpp, and ``NAME.proof.json`` beside it.
+    """Writes an adapter as a LoRA file of llama.cpp, and ``NAME.proof.json`` next to it.
 
     llama.cpp can change a head only if the base model's file has one. Usual files of models whose
     head and embeddings are one matrix do not; ``base_out`` writes one that does.
@@ -230,7 +230,7 @@ def write_lora_gguf(
                 "left out (drop_head): compared with the engine without the update of the head"
             )
         if base is not None:
-            # Exact where nobody asked for another type.
+            # Exact, unless another type was requested.
             base_quant = base_quant if base_out else "f32"
             write_model_file(
                 checkpoint, base, base_quant, merge=False, separate_head=separate, watch=watch
@@ -301,7 +301,7 @@ def check_file(name: str, path: str | os.PathLike[str], overwrite: bool) -> Path
 
 @contextmanager
 def _new_file(out: Path) -> Iterator[Path]:
-    """Yields a temporary file beside ``out``, which gets that name if the block succeeds."""
+    """Yields a temporary file next to ``out``, which gets that name if the block succeeds."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

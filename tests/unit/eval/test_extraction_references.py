@@ -1,4 +1,4 @@
-"""Extraction and grading beside the filters of lm-evaluation-harness and beside math_verify.
+"""Extraction and grading compared with the filters of lm-evaluation-harness and with math_verify.
 
 The letters and numbers of lm-evaluation-harness were read from its version 0.4.13: the filter
 ``custom-extract`` of mmlu_pro, ``strict-match`` and ``flexible-extract`` of gsm8k.
