@@ -156,7 +156,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {
     "stable_reinforce": ("a stand-in for the hosted objective, which is not published", None),
     "custom": ("", {"loss_id": "0"}),
 }
-"""What a loss needs beside the data: in words, and as it is sent."""
+"""What a loss needs in addition to the data: in words, and as it is sent."""
 
 
 def probe_loss(world: World, name: str) -> None:

@@ -1,0 +1,179 @@
+"""Running benchmarks on a real model, by the official interface (under 5 s)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tinker_cookbook.eval.benchmarks import (
+    BenchmarkBuilder,
+    BenchmarkConfig,
+    Example,
+    ExampleBenchmark,
+    Grade,
+    load_trajectories,
+    run_benchmark,
+)
+
+
+@pytest.fixture(scope="module")
+def client(stories_model):
+    from tinker_cookbook.backends import connect
+
+    service = connect("local", device="cpu", dtype="float32").service
+    yield service.create_sampling_client(base_model=stories_model).result()
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def renderer(stories_model):
+    from tinker_cookbook.renderers import get_renderer
+    from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+    return get_renderer("role_colon", get_tokenizer(stories_model))
+
+
+class Stories(ExampleBenchmark):
+    """Continues stories; an answer is right if it is what the model says greedily."""
+
+    name = "stories"
+
+    def load_examples(self, config):
+        texts = ["Once there was a dog.", "Lily went out.", "The sun is"]
+        return [Example(t, [{"role": "user", "content": t}], None, None) for t in texts]
+
+    def grade(self, response, example):
+        return Grade(float(len(response) > 3), logs={"extracted": response})
+
+
+def test_a_model_is_evaluated_by_the_official_interface(client, renderer, tmp_path):
+    config = BenchmarkConfig(temperature=0.0, max_tokens=8, save_dir=str(tmp_path), num_samples=2)
+    result = asyncio.run(run_benchmark(Stories(), client, renderer, config))
+    assert (result.num_examples, result.num_truncated) == (6, 6)
+    rows = load_trajectories(str(tmp_path), "stories")
+    # Greedy: both answers are alike, and equal to the model's own.
+    policy_tokens = [
+        client.sample(
+            renderer.build_generation_prompt(Stories().load_examples(config)[i].messages),
+            1,
+            _greedy(renderer),
+        )
+        .result()
+        .sequences[0]
+        .tokens
+        for i in range(3)
+    ]
+    for i in range(3):
+        text = renderer.parse_response(policy_tokens[i])[0]["content"]
+        assert {row.turns[-1].content for row in rows if row.idx == i} == {text}
+    # The same weights again: nothing is sampled.
+    before = (tmp_path / "stories" / "trajectories.jsonl").read_bytes()
+    asyncio.run(run_benchmark(Stories(), client, renderer, config))
+    assert (tmp_path / "stories" / "trajectories.jsonl").read_bytes() == before
+
+
+def _greedy(renderer):
+    import tinker
+
+    return tinker.SamplingParams(max_tokens=8, temperature=0.0, stop=renderer.get_stop_sequences())
+
+
+class OwnEnvs(BenchmarkBuilder):
+    """The same problems through environments of the builder."""
+
+    name = "own_envs"
+
+    def make_envs(self, renderer, config):
+        return Stories().make_envs(renderer, config)
+
+
+def test_a_builder_with_its_own_environments_gives_the_same_answers(client, renderer, tmp_path):
+    config = BenchmarkConfig(temperature=0.0, max_tokens=8, save_dir=str(tmp_path))
+    own = asyncio.run(run_benchmark(OwnEnvs(), client, renderer, config))
+    same = asyncio.run(run_benchmark(Stories(), client, renderer, config))
+    assert (own.score, own.num_truncated, own.num_examples) == (
+        same.score,
+        same.num_truncated,
+        same.num_examples,
+    )
+    a, b = (load_trajectories(str(tmp_path), name) for name in ("own_envs", "stories"))
+    assert [r.turns[-1].content for r in a] == [r.turns[-1].content for r in b]
+    assert [r.example_id for r in a] == [r.example_id for r in b]
+    before = (tmp_path / "own_envs" / "trajectories.jsonl").read_bytes()
+    asyncio.run(run_benchmark(OwnEnvs(), client, renderer, config))
+    assert (tmp_path / "own_envs" / "trajectories.jsonl").read_bytes() == before
+
+
+class Choices(ExampleBenchmark):
+    """Which word continues the text?"""
+
+    name = "choices"
+
+    def load_examples(self, config):
+        choices = (" dog", " little girl named Lily", " cat", " the")
+        contexts = ["Once upon a time, there was a", "She saw a big"]
+        return [
+            Example(c, [], 1, None, choices=choices, answer_index=i, context=c)
+            for i, c in enumerate(contexts)
+        ]
+
+    def grade(self, response, example):
+        raise AssertionError("choices are not graded by text")
+
+
+def test_choices_are_scored_by_the_models_log_probabilities(
+    client, renderer, stories_model, tmp_path
+):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = BenchmarkConfig(scoring="logprob", save_dir=str(tmp_path))
+    result = asyncio.run(run_benchmark(Choices(), client, renderer, config))
+    model = AutoModelForCausalLM.from_pretrained(stories_model)
+    tokenizer = renderer.tokenizer
+    rows = load_trajectories(str(tmp_path), "choices")
+    right = right_by_length = 0
+    for row, example in zip(rows, Choices().load_examples(config), strict=True):
+        expected = []
+        for choice in example.choices:
+            before = tokenizer.encode(example.context)
+            whole = tokenizer.encode(example.context + choice)
+            with torch.no_grad():
+                logprobs = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            at = range(len(before), len(whole))
+            expected.append(sum(float(logprobs[i - 1, whole[i]]) for i in at))
+        assert row.logs["choice_logprobs"] == pytest.approx(expected, abs=1e-3)
+        lengths = [len(choice.strip()) for choice in example.choices]
+        best = max(range(4), key=lambda i: expected[i])
+        best_by_length = max(range(4), key=lambda i: expected[i] / lengths[i])
+        right += best == example.answer_index
+        right_by_length += best_by_length == example.answer_index
+    assert result.num_correct == right
+    assert result.metrics["acc_norm"] == right_by_length / 2
+
+
+def test_the_identity_of_weights_follows_the_adapter(client, stories_model):
+    from tinker_cookbook.backends import connect
+
+    service = connect("local", device="cpu", dtype="float32").service
+    trainer = service.create_lora_training_client(stories_model, rank=2, seed=1).result()
+    digests = {client.weights_digest()}
+    import tinker
+
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 5, 9]),
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData(data=[5, 9, 4], dtype="int64", shape=[3]),
+            "weights": tinker.TensorData(data=[1.0, 1.0, 1.0], dtype="float32", shape=[3]),
+        },
+    )
+    for _ in range(2):
+        trainer.forward_backward([datum], "cross_entropy").result()
+        trainer.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+        digests.add(trainer.save_weights_and_get_sampling_client().result().weights_digest())
+    assert len(digests) == 3
+    assert all(digest.startswith(stories_model) for digest in digests)
+    same = trainer.save_weights_and_get_sampling_client().result().weights_digest()
+    assert same in digests
+    service.close()
