@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from tinker_cookbook.exceptions import ConfigurationError, WeightsError
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ROLES = ("part", "old", "base")
+"""Ends of the names of temporary files and folders."""
 
 
 class OutputExistsError(ConfigurationError, FileExistsError):
@@ -38,21 +42,34 @@ def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
     return path
 
 
+def temporary_path(out: Path, role: str) -> Path:
+    """Returns a path next to ``out`` that the next export deletes if this process is killed."""
+    return out.with_name(f".{out.name}.{os.getpid()}.{role}")
+
+
 def _clean_up(out: Path) -> None:
     """Restores or deletes what killed processes have left next to ``out``."""
-    for left in out.parent.glob(f".{out.name}.*"):
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
         name, pid, role = left.name.rpartition(".")[0], *left.name.split(".")[-2:]
-        if name != f".{out.name}.{pid}" or role not in ("part", "old") or _is_running(pid):
+        if name != f".{out.name}.{pid}" or role not in _ROLES or _is_running(pid):
             continue
         # Killed between the two renames: the previous export gets its name back.
         if role == "old" and not out.exists():
             os.rename(left, out)
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            _delete(left)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_running(pid: str) -> bool:
-    if not pid.isdecimal():  # no name of ours
+    # Windows cannot be asked without a signal, and a name with other characters is not ours.
+    if sys.platform == "win32" or not pid.isdecimal():
         return True
     if int(pid) == os.getpid():  # of a process that had this id before
         return False
@@ -74,22 +91,37 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises:
         WeightsError: The disk is full or cannot be written.
     """
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    old = out.with_name(f".{out.name}.{os.getpid()}.old")
+    with _new_output(out) as part:
+        part.mkdir()
+        yield part
+
+
+@contextmanager
+def new_file(out: Path) -> Iterator[Path]:
+    """As ``new_folder``, for a file, which the block creates."""
+    with _new_output(out) as part:
+        yield part
+        # On the disk before the rename: after a power cut the name could have no content.
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _new_output(out: Path) -> Iterator[Path]:
+    part, old = temporary_path(out, "part"), temporary_path(out, "old")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clean_up(out)
-        part.mkdir()
         yield part
         # No rename replaces a folder that has content, so the previous export moves aside first.
-        if out.exists():
+        if out.is_dir():
             os.rename(out, old)
-        os.rename(part, out)
+        os.replace(part, out)
     except BaseException as error:
         # Also for KeyboardInterrupt: between the two renames no folder has the final name.
         if old.exists() and not out.exists():
             os.rename(old, out)
-        shutil.rmtree(part, ignore_errors=True)
+        _delete(part)
         # safetensors raises an error of its own, which has the system's message.
         is_full = isinstance(error, OSError) and error.errno in _FULL
         if is_full or "No space left on device" in str(error):
@@ -99,4 +131,4 @@ def new_folder(out: Path) -> Iterator[Path]:
                 "nothing was changed there. Free some space or choose another folder with out=…"
             ) from error
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _delete(old)

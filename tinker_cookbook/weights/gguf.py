@@ -6,12 +6,8 @@ python -m tinker_cookbook.weights gguf tinker://RUN/… out=adapter.gguf lora=Tr
 
 from __future__ import annotations
 
-import errno
-import glob
 import json
 import os
-import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,10 +18,10 @@ from typing import Any
 import chz
 import torch
 
-from tinker_cookbook.exceptions import ConfigurationError, WeightsError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.utils.command_line.keys import also_named
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 from tinker_cookbook.utils.terminal import ProgressDisplay, get_console
 from tinker_cookbook.weights._gguf_architectures import Architecture, require_gguf
 from tinker_cookbook.weights._gguf_files import (
@@ -37,6 +33,7 @@ from tinker_cookbook.weights._gguf_files import (
 )
 from tinker_cookbook.weights._merge import peak_memory_bytes
 from tinker_cookbook.weights._ollama import modelfile
+from tinker_cookbook.weights._output import new_file, temporary_path
 from tinker_cookbook.weights._source import HEAD, Checkpoint
 from tinker_cookbook.weights.proof import Proof, prompt_tokens, reference_logprobs
 from tinker_cookbook.weights.settings import CheckpointSettings
@@ -44,7 +41,6 @@ from tinker_cookbook.weights.settings import CheckpointSettings
 __all__ = ["GGUFSettings", "export_gguf", "write_gguf", "write_lora_gguf"]
 
 _SUFFIX = ".gguf"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LORA_QUANTS = ("f32", "f16")
 
 
@@ -112,7 +108,7 @@ def export_gguf(settings: GGUFSettings) -> None:
             )
         else:
             proof = write_gguf(checkpoint, out, watch=progress, **common)
-    written = [out, *([base_out] if base_out else []), _beside(out, ".proof.json")]
+    written = [out, *([base_out] if base_out else []), _next_to(out, ".proof.json")]
     written += _write_modelfile(checkpoint, settings.renderer_name, out, base_out, settings.lora)
     _print(proof, written, started)
 
@@ -144,7 +140,7 @@ def write_gguf(
     """
     require_gguf()
     quant, export = check_quant(quant), f"merged GGUF, {quant}"
-    with _new_file(out) as part:
+    with new_file(out) as part:
         report = write_model_file(checkpoint, part, quant, watch=watch)
         proof = Proof(checkpoint.name, facts=_facts(report, part))
         if verify:
@@ -222,7 +218,7 @@ def write_lora_gguf(
             raise ConfigurationError("drop_head: the adapter changes the head alone")
         checkpoint = replace(checkpoint, updates=kept)
     separate = has_head and tied and not drop_head
-    with _new_file(out) as part, _base_file(base_out, out, verify) as base:
+    with new_file(out) as part, _base_file(base_out, out, verify) as base:
         report = write_adapter_file(checkpoint, part, quant)
         proof = Proof(checkpoint.name, facts=_facts(report, part))
         if drop_head and has_head:
@@ -300,53 +296,16 @@ def check_file(name: str, path: str | os.PathLike[str], overwrite: bool) -> Path
 
 
 @contextmanager
-def _new_file(out: Path) -> Iterator[Path]:
-    """Yields a temporary file next to ``out``, which gets that name if the block succeeds."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _delete_leftovers(out)
-        yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, out)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        free = shutil.disk_usage(out.parent).free
-        raise WeightsError(
-            f"{out}: the disk is full ({free / 2**20:.0f} MiB free); nothing was changed there. "
-            "Free some space, choose another folder with out=…, or a smaller quant"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _delete_leftovers(out: Path) -> None:
-    """Deletes temporary files of killed processes: they may be as large as a model."""
-    if sys.platform == "win32":
-        return  # no way to ask whether a process runs
-    for path in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
-        process = path.name.removeprefix(f".{out.name}.").split(".")[0]
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            path.unlink(missing_ok=True)
-        except (ValueError, PermissionError):
-            continue  # not ours
-
-
-@contextmanager
 def _base_file(base_out: Path | None, out: Path, verify: bool) -> Iterator[Path | None]:
     """Yields where the base model is written: ``base_out``, a temporary file for the proof, or
     None if nothing would read it."""
     from tinker_cookbook.weights._gguf_proof import llama_cpp_version
 
     if base_out is not None:
-        with _new_file(base_out) as part:
+        with new_file(base_out) as part:
             yield part
     elif verify and llama_cpp_version() is not None:
-        temporary = out.with_name(f".{out.name}.{os.getpid()}.base.part")
+        temporary = temporary_path(out, "base")
         try:
             yield temporary
         finally:
@@ -370,7 +329,7 @@ def _facts(report: FileReport, part: Path) -> dict[str, str]:
     return facts
 
 
-def _beside(out: Path, suffix: str) -> Path:
+def _next_to(out: Path, suffix: str) -> Path:
     return out.with_name(out.name.removesuffix(_SUFFIX) + suffix)
 
 
@@ -381,7 +340,8 @@ def _write_proof(proof: Proof, out: Path) -> None:
         "comparisons": [asdict(one) for one in proof.comparisons],
         "facts": proof.facts,
     }
-    _replace_text(_beside(out, ".proof.json"), json.dumps(body, indent=2) + "\n")
+    text = json.dumps(body, indent=2) + "\n"
+    write_atomically(_next_to(out, ".proof.json"), text.encode())
 
 
 def _write_modelfile(
@@ -405,15 +365,9 @@ def _write_modelfile(
         out.name if lora else None,
         int(config.max_position_embeddings),
     )
-    path = _beside(out, ".Modelfile")
-    _replace_text(path, text)
+    path = _next_to(out, ".Modelfile")
+    write_atomically(path, text.encode())
     return [path]
-
-
-def _replace_text(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 class _Progress:
