@@ -22,7 +22,7 @@ SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder of trial models, tokenizers and data beside the checkout."""
+    """The folder of trial models, tokenizers and data next to the checkout."""
     if not SHARED.is_dir():
         pytest.skip(f"trial data is absent: {SHARED} (set TINKER_COOKBOOK_SHARED)")
     return SHARED

@@ -159,7 +159,7 @@ def test_refused_with_the_three_choices(recipe_runs, behavior):
     assert snapshot(recipe_runs) == before
 
 
-def test_a_wrong_setting_beside_delete_deletes_nothing(recipe_runs):
+def test_a_wrong_setting_with_delete_deletes_nothing(recipe_runs):
     before = snapshot(recipe_runs)
     for wrong in ("batch_size=0", "device=xpu", "renderer_name=nope", "model_name=no-such/model"):
         done = recipe_runs.run("straight", "delete", wrong)

@@ -179,7 +179,7 @@ def write_call(
     if text_as_thinking:
         if len(runs) > 1:
             raise RendererError(
-                f"messages[{idx}].content: got thinking and text beside a tool call, expected one "
+                f"messages[{idx}].content: got thinking and text with a tool call, expected one "
                 "of them: text_before_call=analysis writes both on one channel; leave the option "
                 "out, or drop one of them"
             )

@@ -231,7 +231,7 @@ class MistralRenderer(Renderer):
         text = text.rstrip(" ")
         if text and calls and not self._v7:
             raise RendererError(
-                f"messages[{idx}].content: got text beside tool calls, expected one of them: "
+                f"messages[{idx}].content: got text and tool calls, expected one of them: "
                 f"{self._name} ({self.version}) has no form for both; leave the text out"
             )
         tokens = self._text(text)

@@ -1,4 +1,4 @@
-"""A small real model as student and teacher, and plain transformers and peft beside it."""
+"""A small real model as student and teacher, and the same in plain transformers and peft."""
 
 from __future__ import annotations
 

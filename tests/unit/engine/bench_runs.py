@@ -36,7 +36,7 @@ def run_job(
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Tiny models are no quicker with more, and beside other processes far slower."""
+    """Tiny models are no quicker with more, and far slower while other processes run."""
     before, threads = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
     os.environ["OMP_NUM_THREADS"] = "1"  # what ``cpu_threads`` goes by
     torch.set_num_threads(1)

@@ -134,7 +134,7 @@ def test_without_owners_each_sampler_is_one(stories_base):
     assert begun(little) == 1
 
 
-def test_a_short_prompt_is_read_beside_many_long_ones(stories_base, monkeypatch):
+def test_a_short_prompt_is_read_among_many_long_ones(stories_base, monkeypatch):
     monkeypatch.setattr(batcher_module, "_STEP_TOKENS_CPU", 48)
     sampler, other = Sampler(stories_base, None), Sampler(stories_base, None)
     rng = np.random.default_rng(0)

@@ -82,7 +82,7 @@ def test_rotation(batch, width, side_by_side, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
+def test_a_row_does_not_depend_on_other_rows(dtype):
     x, up, weight = draw(300, 50, dtype=dtype), draw(300, 50, dtype=dtype), torch.randn(50)
     norms = elementwise._Norm.apply(x, weight, 1e-6, True)
     gates = elementwise._Gated.apply(x, up)

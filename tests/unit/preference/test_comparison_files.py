@@ -70,7 +70,7 @@ def test_the_label_of_the_official_format_is_kept():
         assert comparison_of_row(FORMATS["official"] | {"label": label}).label == label
 
 
-def test_a_system_text_beside_the_prompt():
+def test_a_system_text_and_a_prompt():
     found = comparison_of_row(FORMATS["from and value"] | {"system": "Be kind."})
     assert found.comparison.prompt_conversation == [said("system", "Be kind."), *PROMPT]
 

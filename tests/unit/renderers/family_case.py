@@ -1,4 +1,4 @@
-"""One chat format beside the template it stands for: what every family's renderer is held to.
+"""One chat format and the template it stands for: what every family's renderer is held to.
 
 A module of ``families/`` lists the cases of a family in ``CASES``; ``test_families.py`` runs every
 check on every case and makes the table of ``docs/06-renderers.md`` from what it saw.

@@ -1,4 +1,4 @@
-"""DeepSeek beside what the shared checks cover: last answers, histories, options, refusals."""
+"""DeepSeek, what the shared checks leave out: last answers, histories, options, refusals."""
 
 from __future__ import annotations
 

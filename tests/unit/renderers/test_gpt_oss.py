@@ -50,10 +50,10 @@ def load(tokenizer, shared_dir):
 @pytest.mark.parametrize("case", CASES[-2:], ids=lambda case: case.label)
 def test_open_calls_with_thinking_equal_the_template(load, case):
     side = load(case)
-    beside = "analysis" in case.spec
+    text_with_call = "analysis" in case.spec
 
     @checked(150)
-    @given(messages=cut_conversations(conversations(beside, open_thinking=True)))
+    @given(messages=cut_conversations(conversations(text_with_call, open_thinking=True)))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)
         assert side.prompt(messages) == side.expected(messages, prompt=True)

@@ -168,7 +168,7 @@ def test_arguments_that_are_no_object_are_refused(renderer, arguments):
         renderer.build_generation_prompt([{**calling(), "tool_calls": [call]}])
 
 
-def test_text_beside_a_call(renderer, tokenizer):
+def test_text_with_a_call(renderer, tokenizer):
     both = calling(thinking("t"), part("Wait."))
     assert (
         "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>commentary<|message|>"
@@ -179,7 +179,7 @@ def test_text_beside_a_call(renderer, tokenizer):
     assert "<|channel|>analysis<|message|>Wait.<|end|>" in prompt_text(
         hidden, [USER, calling(part("Wait."))]
     )
-    with pytest.raises(RendererError, match="got thinking and text beside a tool call"):
+    with pytest.raises(RendererError, match="got thinking and text with a tool call"):
         hidden.build_generation_prompt([USER, both])
 
 

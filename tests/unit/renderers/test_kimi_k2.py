@@ -1,4 +1,4 @@
-"""Kimi K2 beside what the shared checks cover: ids of calls, the default prompt, last answers."""
+"""Kimi K2, what the shared checks leave out: ids of calls, the default prompt, last answers."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ THINKING = [{"type": "thinking", "thinking": "…"}]
         ([QUESTION, calls("abcdefghi"), result("x", "other")], "'abcdefghi'"),
         ([QUESTION, HELLO, result("x")], "0 results of tools are due"),
         ([{**calls("a"), "role": "user"}], "by role 'user'"),
-        ([QUESTION, {**calls("a"), "content": "x"}], "text beside tool calls"),
-        ([QUESTION, HELLO, calls("a")], "text beside tool calls"),
+        ([QUESTION, {**calls("a"), "content": "x"}], "text and tool calls"),
+        ([QUESTION, HELLO, calls("a")], "text and tool calls"),
         ([QUESTION, {"role": "assistant", "content": THINKING}], "'thinking'"),
     ],
 )

@@ -126,7 +126,7 @@ def test_instruct_leaves_thinking_out_of_history_and_writes_it_in_the_last_answe
     assert kept.codec.decode(example.to_ints()).count("<think>Hm.</think>Ho") == 2
 
 
-def test_role_colon_writes_the_text_beside_calls_and_says_so(load, caplog):
+def test_role_colon_writes_the_text_with_calls_and_says_so(load, caplog):
     renderer = load("role_colon", "llama3")
     answer = {"role": "assistant", "content": "Look", "tool_calls": [CALL]}
     tokens = renderer.build_generation_prompt([HI, answer]).to_ints()

@@ -90,7 +90,7 @@ def test_llama3_call_round_trip(make_renderer, call):
     assert renderer.parse_response(sampled(renderer, message))[0] == message
 
 
-def test_llama3_writes_text_beside_calls_with_a_warning(make_renderer, caplog):
+def test_llama3_writes_text_with_calls_with_a_warning(make_renderer, caplog):
     renderer = make_renderer("llama3", "llama3")
     calls = [
         ToolCall(function=ToolCall.FunctionBody(name=name, arguments='{"x": 1}')) for name in "fg"

@@ -1,5 +1,5 @@
-"""The renderer derived from the chat template: beside the hand-written ones, its options and what
-it refuses. ``test_families.py`` compares its tokens with the templates'."""
+"""The renderer derived from the chat template: compared with the hand-written ones,
+its options, and what it refuses. ``test_families.py`` compares its tokens with the templates'."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ ROWS = {
     "prompt of messages": {"prompt": dialogue()[:1], "completion": dialogue()[1:]},
     "question": {"question": "Hi", "answer": "Hello."},
     "problem": {"problem": "Hi", "solution": "Hello.", "messages": None},
-    "messages beside a prompt": {"prompt": "Hi", "messages": dialogue(), "prompt_id": "1"},
+    "messages and a prompt": {"prompt": "Hi", "messages": dialogue(), "prompt_id": "1"},
 }
 
 

@@ -295,7 +295,7 @@ print(report.peak_bytes - before * 1024, report.bytes)
 
 
 def test_the_peak_is_a_few_blocks_and_not_the_model(tmp_path):
-    """A model of 100 MB in float32, in several files (5 s alone, 16 s beside other tests)."""
+    """A model of 100 MB in float32, in several files (5 s alone, 16 s while other tests run)."""
     from transformers import LlamaConfig
 
     base = tmp_path / "base"

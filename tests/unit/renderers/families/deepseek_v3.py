@@ -136,8 +136,8 @@ def v3_conversations(draw, calls):
     return messages or [{"role": "user", "content": draw(words)}]
 
 
-def no_text_beside_calls(messages):
-    """V3's template leaves out the text beside calls."""
+def no_text_with_calls(messages):
+    """V3's template leaves out the text before calls."""
     return [m | {"content": ""} if "tool_calls" in m else m for m in messages]
 
 
@@ -191,7 +191,7 @@ CASES = [
         spec="deepseekv3?version=3",
         tokenizer="deepseek_v3",
         template="deepseek_v3/chat_template.jinja",
-        conversations=v3_conversations(calls=st.just(2)).map(no_text_beside_calls),
+        conversations=v3_conversations(calls=st.just(2)).map(no_text_with_calls),
         answers=exact_answers(thinking=False),
         corrections=CALLS_V3,
         difference="not compared: one call or more than two in a row, calls after results, text "

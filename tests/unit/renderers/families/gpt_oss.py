@@ -1,4 +1,4 @@
-"""gpt-oss: channels, three efforts of reasoning, text beside calls on either channel."""
+"""gpt-oss: channels, three efforts of reasoning, text with calls on either channel."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ spoken = said(text).filter(
 
 
 @st.composite
-def answers(draw, calls, text_beside_call, thinks=True):
+def answers(draw, calls, text_with_call, thinks=True):
     """An answer, or a call of one tool; thinking with either."""
     thinking = draw(st.none() | spoken) if thinks else None
     content = draw(spoken)
-    if calls and (not text_beside_call or thinking or not thinks):
+    if calls and (not text_with_call or thinking or not thinks):
         content = ""
     if thinking is not None:
         parts = [ThinkingPart(type="thinking", thinking=thinking)]
@@ -41,7 +41,7 @@ def answers(draw, calls, text_beside_call, thinks=True):
 
 
 @st.composite
-def conversations(draw, text_beside_call, open_thinking=False):
+def conversations(draw, text_with_call, open_thinking=False):
     """Turns with chains of calls, some without an answer at the end.
 
     Where a turn is left without an answer, and another follows, calls carry thinking only with
@@ -59,11 +59,11 @@ def conversations(draw, text_beside_call, open_thinking=False):
         answered = draw(st.booleans())
         thinks = open_thinking or answered or turn == turns - 1
         for _ in range(draw(st.integers(0, 3))):
-            messages.append(draw(answers(True, text_beside_call, thinks)))
+            messages.append(draw(answers(True, text_with_call, thinks)))
             for _ in range(draw(st.integers(0, 2))):
                 messages.append({"role": "tool", "content": draw(said(text))})
         if answered:
-            messages.append(draw(answers(False, text_beside_call)))
+            messages.append(draw(answers(False, text_with_call)))
     return messages
 
 
@@ -99,13 +99,13 @@ def as_template(message):
 AS_TEMPLATE = "current_date=2025-08-05&tool_format=template"
 
 
-def case(effort, options="", text_beside_call=False, answers=None, difference=""):
+def case(effort, options="", text_with_call=False, answers=None, difference=""):
     return Case(
         model="gpt-oss",
         spec=f"gpt_oss_{effort}_reasoning?{AS_TEMPLATE}{options}",
         tokenizer="gptoss",
         template="gptoss/chat_template.jinja",
-        conversations=cut_conversations(conversations(text_beside_call)),
+        conversations=cut_conversations(conversations(text_with_call)),
         answers=tagged_answers().map(one_call) | interleaved() if answers is None else answers,
         as_template=as_template,
         options={"reasoning_effort": effort},
@@ -127,7 +127,7 @@ CASES = [
     case(
         "medium",
         "&text_before_call=analysis",
-        text_beside_call=True,
+        text_with_call=True,
         answers=tagged_answers(calls=False),
     ),
 ]
