@@ -7,8 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import chz
+
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy, SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import (
     DEFAULT_RETRY_MESSAGE_TEMPLATE,
     ParseErrorPolicy,
@@ -51,6 +54,9 @@ class MessageStepResult:
 
 class MessageEnv(ABC):
     """One episode, in messages. ``EnvFromMessageEnv`` makes an ``Env`` of it."""
+
+    handles_unparsed_tool_calls = False
+    """Whether ``step`` gets answers that ended properly but have a malformed tool call."""
 
     @abstractmethod
     async def initial_observation(self) -> list[Message]:
@@ -177,6 +183,23 @@ class EnvFromMessageEnv(Env):
         """Stores the rollout's settings for malformed answers, tool calls and grading."""
         self._config = config
         self.message_env.begin_rollout(config)
+        if (calls := config.limits.max_tool_calls) is not None:
+            self.set_max_tool_calls(calls)
+        if config.parse_errors is not None:
+            self.set_parse_error_policy(config.parse_errors)
+
+    def set_max_tool_calls(self, max_tool_calls: int) -> None:
+        """Sets the limit on tool calls, here or in a message environment that enforces it."""
+        limits = chz.replace(self._config.limits, max_tool_calls=max_tool_calls)
+        self._config = chz.replace(self._config, limits=limits)
+        if isinstance(self.message_env, SupportsToolCallLimit):
+            self.message_env.set_max_tool_calls(max_tool_calls)
+
+    def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
+        """Sets the handling of malformed answers, also in a message environment that has one."""
+        self._config = chz.replace(self._config, parse_errors=policy)
+        if isinstance(self.message_env, SupportsParseErrorPolicy):
+            self.message_env.set_parse_error_policy(policy)
 
     async def initial_observation(
         self,
@@ -215,7 +238,8 @@ class EnvFromMessageEnv(Env):
             if observed is not None:
                 return await self._after_step(observed, {})
         unparsed = message.get("unparsed_tool_calls", ())
-        if unparsed or not ending.is_clean:
+        reads = self.message_env.handles_unparsed_tool_calls
+        if not ending.is_clean or (unparsed and not reads):
             problem = "the message did not end properly"
             if unparsed:
                 problem = "; ".join(call.error for call in unparsed)
@@ -228,6 +252,8 @@ class EnvFromMessageEnv(Env):
         calls = len(message.get("tool_calls", ()))
         metrics: Metrics = {}
         limit = self._config.limits.max_tool_calls
+        if isinstance(self.message_env, SupportsToolCallLimit):
+            limit = None  # the message environment runs the calls up to the limit
         if limit is not None and self._tool_calls + calls > limit:
             # The environment never sees this message, but a grader of all messages does.
             self._history.add([message])

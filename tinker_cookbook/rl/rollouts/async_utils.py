@@ -121,6 +121,12 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     """
     loop = asyncio.get_running_loop()
     slots = _slots.setdefault(loop, asyncio.Semaphore(min(32, (os.cpu_count() or 1) + 4)))
+    async with slots:
+        return await run_in_new_thread(function, *args, **kwargs)
+
+
+async def run_in_new_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does the same without a limit on the number of threads; the caller sets one."""
     # The thread sees the context variables of the caller.
     context = contextvars.copy_context()
     done: Future[T] = Future()
@@ -138,6 +144,5 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
         else:
             done.set_result(result)
 
-    async with slots:
-        threading.Thread(target=work, name="rollout-work", daemon=True).start()
-        return await asyncio.wrap_future(done)
+    threading.Thread(target=work, name="rollout-work", daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -1,0 +1,375 @@
+"""Tools from functions: declarations, checked arguments, limits, and faulty tools (under 2 s)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+import time
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from tinker_cookbook.exceptions import ConfigurationError, SandboxError
+from tinker_cookbook.renderers import ToolCall
+from tinker_cookbook.tool_use import (
+    FunctionTool,
+    Tool,
+    ToolInput,
+    ToolResult,
+    handle_tool_call,
+    simple_tool_result,
+    tool,
+)
+
+
+def call(one, arguments="{}", name=None):
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    body = ToolCall.FunctionBody(name=name or one.name, arguments=text)
+    return asyncio.run(handle_tool_call({one.name: one}, ToolCall(function=body, id="call_1")))
+
+
+def text(result: ToolResult) -> str:
+    (message,) = result.messages
+    assert message["role"] == "tool"
+    assert message.get("tool_call_id") == "call_1"
+    return message["content"]
+
+
+class Place(BaseModel):
+    city: str
+
+
+@tool
+async def search(
+    query: Annotated[str, "What to look for"],
+    copy: Literal["a", "b"] = "a",
+    near: Place | None = None,
+    limit: Annotated[int, Field(ge=1, description="Results")] = 3,
+) -> ToolResult:
+    """Searches the corpus.
+
+    Args:
+        query: Not used, the hint has its description.
+        copy (str): Which of the
+            two copies.
+
+    Returns:
+        Rows of JSON.
+    """
+    found = [query, copy, near.city if near else None, limit]
+    return simple_tool_result(json.dumps(found), metrics={"results": limit})
+
+
+@tool(name="plus", timeout_seconds=5)
+def add(a: int, b: int = 1) -> int:
+    """Adds.
+
+    :param a: First summand.
+    """
+    return a + b
+
+
+def test_the_declaration_comes_from_hints_and_docstring():
+    assert search.to_spec() == {
+        "name": "search",
+        "description": "Searches the corpus.\n\nReturns:\n    Rows of JSON.",
+        "parameters": {
+            "type": "object",
+            "required": ["query"],
+            "$defs": {
+                "Place": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string"}},
+                    "required": ["city"],
+                }
+            },
+            "properties": {
+                "query": {"type": "string", "description": "What to look for"},
+                "copy": {
+                    "type": "string",
+                    "enum": ["a", "b"],
+                    "default": "a",
+                    "description": "Which of the two copies.",
+                },
+                "near": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}], "default": None},
+                "limit": {"type": "integer", "minimum": 1, "default": 3, "description": "Results"},
+            },
+        },
+    }
+    assert (add.name, add.description) == ("plus", "Adds.")
+    assert add.parameters_schema["properties"]["a"]["description"] == "First summand."
+    assert isinstance(search, FunctionTool)
+    assert isinstance(search, Tool)
+    assert add(2, b=3) == 5  # still a function
+
+
+def test_arguments_have_their_types_when_they_arrive():
+    assert json.loads(text(call(search, {"query": "x", "near": {"city": "Bern"}}))) == [
+        "x",
+        "a",
+        "Bern",
+        3,
+    ]
+    result = call(add, {"a": "2"})
+    assert (text(result), result.error_type, result.messages[0]["name"]) == ("3", None, "plus")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ('{"query": ', "json_decode_failed", "Failed to parse tool arguments"),
+        ("[" * 10**5, "json_decode_failed", "Failed to parse tool arguments"),
+        ("[1]", "validation_failed", "got list, expected an object"),
+        ("{}", "validation_failed", "query: Field required"),
+        ('{"query": "x", "limit": 0}', "validation_failed", "limit: Input should be greater"),
+        ('{"query": "x", "copy": "c"}', "validation_failed", "copy: Input should be 'a' or 'b'"),
+    ],
+)
+def test_a_call_that_cannot_be_run_gets_a_result_that_says_why(arguments, kind, said):
+    result = call(search, arguments)
+    assert result.error_type == kind
+    assert said in json.loads(text(result))["error"]
+
+
+def test_an_unknown_tool_is_named_with_the_nearest():
+    result = call(search, name="serch")
+    assert result.error_type == "tool_not_found"
+    assert json.loads(text(result))["error"] == ("Tool 'serch' not found; did you mean 'search'?")
+
+
+def raising(error):
+    def faulty():
+        """Raises."""
+        raise error
+
+    async def faulty_async():
+        """Raises."""
+        raise error
+
+    return [faulty, faulty_async]
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (RuntimeError("no"), "execution_failed", "Tool execution failed: no"),
+        (ValueError(), "execution_failed", "Tool execution failed: ValueError"),
+        (SystemExit(3), "execution_failed", "called sys.exit(3)"),
+        (StopIteration(), "execution_failed", "StopIteration"),
+        (asyncio.CancelledError(), "execution_failed", "work was cancelled"),
+        (RuntimeError("x" * 10**7), "execution_failed", "characters left out"),
+        (SandboxError("gone"), "unavailable", "Tool is unavailable: gone"),
+        (ConnectionRefusedError("refused"), "unavailable", "Tool is unavailable: refused"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_of_the_tool_is_a_result(index, error, kind, said):
+    result = call(FunctionTool(raising(error)[index]))
+    assert result.error_type == kind
+    assert said in text(result)
+    assert len(text(result)) < 20_000
+
+
+@pytest.mark.parametrize(
+    "value", [b"bytes", object(), {1, 2}, ToolResult([{"role": "tool", "content": b"x"}])]
+)
+def test_what_is_not_text_is_an_error_that_names_the_type(value):
+    result = call(FunctionTool(lambda: value, name="odd"))
+    assert result.error_type == "execution_failed"
+    assert "odd" in text(result)
+    assert "bytes" in text(result) or type(value).__name__ in text(result)
+
+
+def test_a_long_text_keeps_its_ends_and_no_surrogate_reaches_the_tokenizer():
+    result = call(FunctionTool(lambda: "head" + "x" * 10_000_000 + "\ud800tail", name="big"))
+    assert len(text(result)) < 16_500
+    assert text(result).startswith("head")
+    assert text(result).endswith("?tail")
+    assert "[... 9983625 characters left out ...]" in text(result)
+    assert call(FunctionTool(lambda: {"a": None}, name="json")).messages[0]["content"] == (
+        '{"a": null}'
+    )
+
+
+def test_tools_that_hang_end_at_their_timeout_and_do_not_block_the_loop():
+    release = threading.Event()
+
+    @tool(timeout_seconds=0.1)
+    def stuck():
+        release.wait(10)
+
+    @tool(timeout_seconds=0.1)
+    async def waits():
+        await asyncio.sleep(10)
+
+    async def main():
+        ticks, started = 0, time.monotonic()
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.005)
+                ticks += 1
+
+        ticker = asyncio.create_task(tick())
+        results = await asyncio.gather(*(one.run(ToolInput({})) for one in [stuck, waits] * 20))
+        ticker.cancel()
+        return results, ticks, time.monotonic() - started
+
+    results, ticks, seconds = asyncio.run(main())
+    release.set()
+    assert {result.error_type for result in results} == {"timed_out"}
+    assert seconds < 1
+    assert ticks > 5
+
+
+def test_calls_that_still_run_after_their_timeout_are_limited():
+    release = threading.Event()
+
+    @tool(timeout_seconds=0.01)
+    def stuck():
+        release.wait(10)
+
+    async def main():
+        first = await asyncio.gather(*(stuck.run(ToolInput({})) for _ in range(32)))
+        return first, await stuck.run(ToolInput({}))
+
+    first, refused = asyncio.run(main())
+    assert {result.error_type for result in first} == {"timed_out"}
+    assert refused.error_type == "unavailable"
+    assert "32 earlier calls of tool 'stuck' still run" in refused.messages[0]["content"]
+    release.set()
+    time.sleep(0.05)
+    assert asyncio.run(stuck.run(ToolInput({}))).error_type is None
+
+
+def most_at_once(make, settings):
+    """The largest number of 8 calls that ran at the same time."""
+    running = most = 0
+    lock = threading.Lock()
+
+    def enter(step):
+        nonlocal running, most
+        with lock:
+            running += step
+            most = max(most, running)
+
+    one = make(enter, tool(**settings))
+
+    async def main():
+        await asyncio.gather(*(one.run(ToolInput({})) for _ in range(8)))
+
+    asyncio.run(main())
+    return most
+
+
+def function(enter, decorate):
+    @decorate
+    def work():
+        enter(1)
+        time.sleep(0.02)
+        enter(-1)
+
+    return work
+
+
+def method(enter, decorate):
+    class Tools:
+        @decorate
+        def work(self):
+            enter(1)
+            time.sleep(0.005)
+            enter(-1)
+
+    keeper = Tools()
+    one = keeper.work
+    one.keeper = keeper
+    return one
+
+
+def test_the_limit_on_concurrent_calls():
+    assert most_at_once(function, {}) > 4
+    assert most_at_once(function, {"max_concurrency": 2}) == 2
+    assert most_at_once(method, {}) == 1  # shared state is rarely safe in threads
+    assert most_at_once(method, {"max_concurrency": 3}) == 3
+
+
+def test_the_cache_returns_equal_calls_and_keeps_no_errors():
+    calls = []
+
+    @tool(cache_size=2)
+    def square(x: int) -> str:
+        calls.append(x)
+        if x < 0:
+            raise ValueError("negative")
+        return str(x * x)
+
+    assert [text(call(square, {"x": x})) for x in (2, 3, 2, 3)] == ["4", "9", "4", "9"]
+    assert calls == [2, 3]
+    call(square, {"x": -1})
+    call(square, {"x": -1})
+    assert calls == [2, 3, -1, -1]
+    call(square, {"x": 4})  # 2 gives way
+    call(square, {"x": 2})
+    assert calls == [2, 3, -1, -1, 4, 2]
+
+
+class Shop:
+    def __init__(self, stock):
+        self.stock = stock
+
+    @tool
+    def buy(self, item: str) -> str:
+        """Buys one piece."""
+        self.stock[item] -= 1
+        return f"{self.stock[item]} left"
+
+
+def test_methods_share_the_state_of_their_object_and_tools_pickle():
+    shop, other = Shop({"tea": 3}), Shop({"tea": 9})
+    assert text(call(shop.buy, {"item": "tea"})) == "2 left"
+    assert shop.stock == {"tea": 2}
+    assert other.stock == {"tea": 9}
+    assert "item" in shop.buy.parameters_schema["properties"]
+    again = pickle.loads(pickle.dumps([shop.buy, search]))
+    assert text(call(again[0], {"item": "tea"})) == "1 left"
+    assert shop.stock == {"tea": 2}
+    assert again[1] is search
+
+
+def test_a_class_of_user_code_is_guarded_too():
+    class Own:
+        name, description = "own", "Own."
+
+        def to_spec(self):
+            return {}
+
+        async def run(self, input):
+            raise KeyError("lost")
+
+    result = call(Own())
+    assert (result.error_type, json.loads(text(result))) == (
+        "execution_failed",
+        {"error": "Tool execution failed: 'lost'"},
+    )
+
+
+def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
+    def many(*queries):
+        pass
+
+    def odd(callback: threading.Thread):
+        pass
+
+    with pytest.raises(ConfigurationError, match="parameter 'queries' is variadic"):
+        tool(many)
+    with pytest.raises(ConfigurationError, match="no JSON schema"):
+        tool(odd)
+    with pytest.raises(ConfigurationError, match="did you mean 'timeout_seconds'"):
+        tool(timeout_second=3)
+    with pytest.raises(ConfigurationError, match="max_concurrency: got 0"):
+        tool(max_concurrency=0)

@@ -1,0 +1,33 @@
+"""Tools that a model calls in its episodes.
+
+``@tool`` makes a tool of a function; ``build_agent_tool_env`` makes an environment in which a
+model may call tools until it answers; ``docs/tools.md`` explains both.
+"""
+
+from tinker_cookbook.tool_use.agent_tool_message_env import (
+    AgentToolMessageEnv,
+    build_agent_tool_env,
+)
+from tinker_cookbook.tool_use.episode import ToolCallRecord, ToolEpisode
+from tinker_cookbook.tool_use.execution import ToolSettings, ToolUnavailableError
+from tinker_cookbook.tool_use.results import error_tool_result, simple_tool_result
+from tinker_cookbook.tool_use.tools import FunctionTool, handle_tool_call, tool
+from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
+
+__all__ = [
+    "AgentToolMessageEnv",
+    "FunctionTool",
+    "Tool",
+    "ToolCallRecord",
+    "ToolEpisode",
+    "ToolInput",
+    "ToolResult",
+    "ToolSettings",
+    "ToolSpec",
+    "ToolUnavailableError",
+    "build_agent_tool_env",
+    "error_tool_result",
+    "handle_tool_call",
+    "simple_tool_result",
+    "tool",
+]

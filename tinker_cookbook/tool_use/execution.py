@@ -1,0 +1,209 @@
+"""Execution of a call: time limit, output limit, limit on concurrent calls, cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, SandboxError
+from tinker_cookbook.rl.rollouts.async_utils import bounded
+from tinker_cookbook.tool_use.results import as_tool_result, completed, error_tool_result
+from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_MAX_OUTPUT_CHARS = 16_384
+MAX_ABANDONED_CALLS = 32
+"""Calls of a tool that may still run in threads after their timeout."""
+
+
+class ToolUnavailableError(BackendError):
+    """What a tool depends on failed, for a reason that is not in the call.
+
+    A tool may raise it. The call then has ``error_type="unavailable"``, and by default the episode
+    fails instead of being scored.
+    """
+
+
+@dataclass(frozen=True)
+class ToolSettings:
+    """How a tool is run."""
+
+    timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+    """Time limit of one call; ``None``: none."""
+    max_output_chars: int | None = DEFAULT_MAX_OUTPUT_CHARS
+    """The middle of a longer text is left out; ``None``: no limit."""
+    max_concurrency: int | None = None
+    """Calls that run at the same time on one event loop; others wait, which is not part of their
+    timeout. ``None``: no limit, except that sync methods of one object run one after the other."""
+    cache_size: int = 0
+    """Results that are kept and returned for equal arguments; 0: none."""
+    record: bool = False
+    """Whether results are recorded, so that a resumed run gets them again (see ``recording``)."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("timeout_seconds", 0), ("max_output_chars", 1), ("max_concurrency", 1)):
+            value = getattr(self, name)
+            if value is not None and (value < low or value == 0):
+                expected = "above 0" if low == 0 else f"at least {low}"
+                raise ConfigurationError(f"{name}: got {value}, expected {expected}, or None")
+        if self.cache_size < 0:
+            raise ConfigurationError(f"cache_size: got {self.cache_size}, expected at least 0")
+
+
+def settings_of(tool: Tool) -> ToolSettings:
+    """Returns the settings of a tool; the defaults for a class without ``settings``."""
+    settings = getattr(tool, "settings", None)
+    return settings if isinstance(settings, ToolSettings) else ToolSettings()
+
+
+class Slots:
+    """Limit on concurrent calls, on each event loop."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        # A semaphore belongs to one event loop; groups may run on several.
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+
+    def one(self) -> AbstractAsyncContextManager[Any]:
+        """Returns a context manager that waits for a free slot."""
+        if self._limit is None:
+            return nullcontext()
+        return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+
+
+class CallState:
+    """What the calls of one tool share: the limit on concurrent calls, and the cache."""
+
+    def __init__(self, slots: Slots | None = None, cache_size: int = 0) -> None:
+        self.slots, self._cache_size = slots or Slots(None), cache_size
+        self._cached: OrderedDict[str, ToolResult] = OrderedDict()
+        self._abandoned: list[threading.Event] = []
+
+    def abandon(self, done: threading.Event) -> None:
+        """Counts a call that may still run in a thread after its timeout, until it is done."""
+        self._abandoned.append(done)
+
+    @property
+    def num_abandoned(self) -> int:
+        """Number of calls that still run after their timeout."""
+        self._abandoned = [done for done in self._abandoned if not done.is_set()]
+        return len(self._abandoned)
+
+    def cached(self, arguments: dict[str, Any]) -> ToolResult | None:
+        """Returns a copy of the result for equal arguments, if it is kept."""
+        if not self._cache_size:
+            return None
+        found = self._cached.get(_key(arguments))
+        return None if found is None else deepcopy(found)
+
+    def keep(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        """Keeps a result of a call that succeeded; the oldest one gives way."""
+        if not self._cache_size or result.error_type is not None:
+            return
+        self._cached[_key(arguments)] = deepcopy(result)
+        if len(self._cached) > self._cache_size:
+            self._cached.popitem(last=False)
+
+
+def _key(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True, default=repr)
+
+
+async def guarded(
+    work: Callable[[], Awaitable[Any]],
+    settings: ToolSettings,
+    name: str,
+    call_id: str | None,
+    state: CallState | None = None,
+) -> ToolResult:
+    """Runs one call within its limits; never raises an error of the tool.
+
+    ``work`` returns what the tool returns. A failure becomes a result with an ``error_type``.
+    """
+    state = state or CallState()
+    seconds = settings.timeout_seconds
+
+    def failed(message: str, error_type: str) -> ToolResult:
+        result = error_tool_result(message, error_type=error_type)
+        completed(result, name, call_id, settings.max_output_chars)
+        return result
+
+    if (stuck := state.num_abandoned) >= MAX_ABANDONED_CALLS:
+        message = f"{stuck} earlier calls of tool '{name}' still run after their timeout"
+        return failed(message, "unavailable")
+    try:
+        async with state.slots.one():
+            value = await bounded(_as_task(work), seconds, _CallTimeoutError)
+        result = as_tool_result(value, name)
+    except _CallTimeoutError:
+        return failed(f"Tool execution timed out after {seconds:g} seconds", "timed_out")
+    except (BackendError, SandboxError, ConnectionError) as error:
+        logger.warning("tool %s is unavailable: %s", name, error)
+        return failed(f"Tool is unavailable: {error}", "unavailable")
+    # SystemExit too: a tool that calls sys.exit must not end the run.
+    except (Exception, SystemExit) as error:
+        _log_once(name, error)
+        return failed(
+            f"Tool execution failed: {str(error) or type(error).__name__}", "execution_failed"
+        )
+    completed(result, name, call_id, settings.max_output_chars)
+    return result
+
+
+class _CallTimeoutError(Exception):
+    """Raised at the time limit; a ``TimeoutError`` may come from the tool itself."""
+
+
+async def _as_task(work: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await work()
+    except SystemExit as error:  # asyncio would end the program
+        raise RuntimeError(f"the tool called sys.exit({error})") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        # A library may raise it without a cancellation of this call.
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("the tool's own work was cancelled") from None
+
+
+_logged: set[tuple[str, type[BaseException]]] = set()
+
+
+def _log_once(name: str, error: BaseException) -> None:
+    """Logs the first error of each type and the line that raised it, since it may be a bug."""
+    key = (name, type(error))
+    if key in _logged:
+        return
+    _logged.add(key)
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    logger.warning(
+        "tool %s: %s: %s%s; the model sees this as the result of its call; later errors of this "
+        "type are not logged",
+        name,
+        type(error).__name__,
+        error,
+        line,
+    )
+
+
+async def run_tool(tool: Tool, input: ToolInput) -> ToolResult:
+    """Runs one call of any tool; a failure becomes a result with an ``error_type``."""
+    if getattr(tool, "runs_guarded", False):
+        return await tool.run(input)
+    return await guarded(lambda: tool.run(input), settings_of(tool), tool.name, input.call_id)

@@ -1,0 +1,232 @@
+"""``@tool``: a tool from a Python function, and the dispatch of a model's call to its tool."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import ToolCall
+from tinker_cookbook.rl.rollouts.async_utils import run_in_new_thread
+from tinker_cookbook.tool_use.execution import CallState, Slots, ToolSettings, guarded, run_tool
+from tinker_cookbook.tool_use.results import error_tool_result as error_tool_result
+from tinker_cookbook.tool_use.results import simple_tool_result as simple_tool_result
+from tinker_cookbook.tool_use.schema import ToolSignature
+from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
+
+
+class FunctionTool:
+    """Tool of a function or method; ``@tool`` makes it.
+
+    A sync function runs in a thread of its call, so it may block; an async one must not. The
+    function returns text, a JSON value or a ``ToolResult``. Calling the tool calls the function.
+
+    Raises:
+        ConfigurationError: The signature has no JSON schema.
+    """
+
+    runs_guarded = True
+    """``run`` applies ``settings`` itself."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        settings: ToolSettings | None = None,
+    ) -> None:
+        self._fn = fn
+        self._name = name or fn.__name__
+        self.settings = settings or ToolSettings()
+        self._signature = ToolSignature(fn, self._name)
+        self._description = description or self._signature.description
+        self._instance: Any = None
+        self._state = CallState(Slots(self.settings.max_concurrency), self.settings.cache_size)
+        # State of the calls of each object whose method this is, as long as the object lives.
+        self._states: dict[int, CallState] = {}
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+
+    @property
+    def name(self) -> str:
+        """Name in the declaration and in calls."""
+        return self._name
+
+    @property
+    def description(self) -> str:
+        """Docstring of the function, without its section on arguments."""
+        return self._description
+
+    @property
+    def parameters_schema(self) -> dict[str, Any]:
+        """JSON schema of the arguments."""
+        return self._signature.schema
+
+    def to_spec(self) -> ToolSpec:
+        """Returns the declaration for ``Renderer.create_conversation_prefix_with_tools``."""
+        return ToolSpec(
+            name=self.name, description=self.description, parameters=self.parameters_schema
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself, without the settings of the tool."""
+        return self._fn(*self._self_argument, *args, **kwargs)
+
+    async def run(self, input: ToolInput) -> ToolResult:
+        """Checks the arguments and runs the call; a failure becomes a result."""
+        try:
+            arguments = self._signature.validate(input.arguments)
+        except (ValueError, RecursionError) as error:
+            message = f"Parameter validation failed: {error}"
+            return self._error(message, "validation_failed", input.call_id)
+        state = self._state
+        if (cached := state.cached(input.arguments)) is not None:
+            for message in cached.messages:
+                message["tool_call_id"] = input.call_id or ""
+            return cached
+        result = await guarded(
+            lambda: self._call(arguments, state), self.settings, self.name, input.call_id, state
+        )
+        state.keep(input.arguments, result)
+        return result
+
+    async def _call(self, arguments: dict[str, Any], state: CallState) -> Any:
+        function, own = self._fn, self._self_argument
+        if inspect.iscoroutinefunction(function):
+            return await function(*own, **arguments)
+        done = threading.Event()
+
+        def in_thread() -> Any:
+            try:
+                return function(*own, **arguments)
+            finally:
+                done.set()
+
+        try:
+            value = await run_in_new_thread(in_thread)
+        finally:
+            # A thread cannot be ended from outside: after a timeout it runs on.
+            if not done.is_set():
+                state.abandon(done)
+        return await value if inspect.isawaitable(value) else value
+
+    @property
+    def _self_argument(self) -> tuple[Any, ...]:
+        return () if self._instance is None else (self._instance,)
+
+    def _error(self, message: str, error_type: str, call_id: str | None) -> ToolResult:
+        return error_tool_result(
+            message, call_id=call_id or "", name=self.name, error_type=error_type
+        )
+
+    def __get__(self, obj: Any, objtype: type | None = None) -> FunctionTool:
+        """Returns the tool of one object, for a decorated method."""
+        if obj is None:
+            return self
+        bound = FunctionTool.__new__(FunctionTool)
+        bound.__dict__.update(self.__dict__)
+        bound._instance = obj
+        bound._state = self._state_of(obj)
+        return bound
+
+    def _state_of(self, obj: Any) -> CallState:
+        if (state := self._states.get(id(obj))) is not None:
+            return state
+        limit = self.settings.max_concurrency
+        if limit is None and not inspect.iscoroutinefunction(self._fn):
+            # Methods that share the state of their object are rarely safe in several threads.
+            slots = _slots_of_objects.setdefault(id(obj), Slots(1))
+        else:
+            slots = Slots(limit)
+        state = self._states[id(obj)] = CallState(slots, self.settings.cache_size)
+        try:
+            weakref.finalize(obj, _forget, id(obj), self._states)
+        except TypeError:  # an object of __slots__ cannot be watched, so nothing is kept for it
+            _forget(id(obj), self._states)
+        return state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the place of the function, as builders in other processes need it."""
+        if self._instance is not None:
+            return getattr, (self._instance, self._fn.__name__)
+        return _load, (self._fn.__module__, self._fn.__qualname__)
+
+
+_slots_of_objects: dict[int, Slots] = {}
+"""By the id of an object that lives: one slot for all its sync tools."""
+
+
+def _forget(key: int, states: dict[int, CallState]) -> None:
+    states.pop(key, None)
+    _slots_of_objects.pop(key, None)
+
+
+def _load(module: str, qualname: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@overload
+def tool(fn: Callable[..., Any]) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    fn: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Makes a tool of a function or a method: ``@tool`` or ``@tool(timeout_seconds=5)``.
+
+    The declaration comes from the name, the docstring and the type hints; a hint
+    ``Annotated[str, "The query"]`` or a section ``Args:`` describes a parameter.
+
+    Args:
+        fn: The function.
+        name: Name of the tool, by default that of the function.
+        description: Replaces the docstring.
+        **settings: Fields of ``ToolSettings``: ``timeout_seconds``, ``max_output_chars``,
+            ``max_concurrency``, ``cache_size``, ``record``.
+    """
+    if unknown := [key for key in settings if key not in ToolSettings.__dataclass_fields__]:
+        known = ToolSettings.__dataclass_fields__
+        raise ConfigurationError(
+            f"tool: there is no setting {unknown[0]!r}{nearest(unknown[0], known)}; expected "
+            f"{', '.join(known)}"
+        )
+    made = ToolSettings(**settings)
+
+    def decorate(function: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(function, name=name, description=description, settings=made)
+
+    return decorate if fn is None else decorate(fn)
+
+
+async def handle_tool_call(tools: Mapping[str, Tool], tool_call: ToolCall) -> ToolResult:
+    """Runs one call of a model; a call that cannot be run gets a result with an ``error_type``."""
+    name, call_id = tool_call.function.name, tool_call.id or ""
+
+    def failed(message: str, error_type: str) -> ToolResult:
+        return error_tool_result(message, call_id=call_id, name=name, error_type=error_type)
+
+    if name not in tools:
+        return failed(f"Tool '{name}' not found{nearest(name, tools)}", "tool_not_found")
+    try:
+        arguments = json.loads(tool_call.function.arguments)
+    except (ValueError, RecursionError) as error:
+        return failed(f"Failed to parse tool arguments: {error}", "json_decode_failed")
+    if not isinstance(arguments, dict):
+        message = f"Parameter validation failed: got {type(arguments).__name__}, expected an object"
+        return failed(message, "validation_failed")
+    return await run_tool(tools[name], ToolInput(arguments, call_id))
