@@ -1,0 +1,289 @@
+"""Commands in real sandboxes, in both tiers (about 5 s): files, limits, isolation, clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.sandbox import (
+    LocalSandbox,
+    LocalSandboxPool,
+    SandboxInterface,
+    SandboxLimits,
+    SandboxResource,
+    SandboxTerminatedError,
+    SandboxTier,
+    SandboxUnavailableError,
+    launch,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
+TIERS = [tier for tier, problem in launch.tier_problems().items() if not problem]
+
+
+@pytest.fixture(params=TIERS)
+def tier(request) -> SandboxTier:
+    return request.param
+
+
+@asynccontextmanager
+async def sandbox(tier, **limits):
+    made = await LocalSandbox.create(60, tier=tier, limits=SandboxLimits(**limits))
+    try:
+        yield made
+    finally:
+        await made.cleanup()
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+def test_commands_share_files_and_report_their_result(tier):
+    async def main():
+        async with sandbox(tier) as box:
+            assert isinstance(box, SandboxInterface)
+            await SandboxResource(box).send_heartbeat()
+            await box.write_file(f"{box.workdir}/a/run.sh", "echo out; echo err >&2; exit 3", True)
+            first = await box.run_command("./a/run.sh")
+            assert (first.stdout, first.stderr, first.exit_code) == ("out\n", "err\n", 3)
+            assert first.metrics["tier"] == tier
+            assert 0 < first.metrics["seconds"] < 5
+            await box.write_file(f"{box.workdir}/bytes", bytes(range(256)))
+            assert await box.read_bytes(f"{box.workdir}/bytes") == bytes(range(256))
+            assert (await box.read_file(f"{box.workdir}/a/run.sh", max_bytes=4)).stdout == "echo"
+            missing = await box.read_file(f"{box.workdir}/none")
+            assert missing.exit_code
+            assert "none" in missing.stderr
+            there = await box.run_command("pwd", workdir=f"{box.workdir}/a")
+            assert there.stdout.strip().endswith("/a")
+            large = "x" * 3_000_000
+            await box.write_file(f"{box.workdir}/large", large)
+            assert (await box.read_file(f"{box.workdir}/large")).stdout == large
+
+    run(main())
+
+
+def test_a_folder_moves_to_another_sandbox(tier):
+    async def main():
+        async with sandbox(tier) as one, sandbox(tier) as two:
+            await one.write_file(f"{one.workdir}/sub/file", b"\xff\x00")
+            await two.import_folder(await one.export_folder(one.workdir), f"{two.workdir}/copy")
+            assert await two.read_bytes(f"{two.workdir}/copy/sub/file") == b"\xff\x00"
+
+    run(main())
+
+
+def test_nothing_of_the_host_can_be_reached(tier, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("the host's secret")
+    tmp_path.chmod(0o777)
+    secret.chmod(0o666)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
+
+        async def main():
+            async with sandbox(tier) as box:
+                commands = [
+                    f"cat {secret}",
+                    f"echo robbed > {secret}",
+                    f"ln -s {secret} link && cat link",
+                    "cat /etc/shadow",
+                    "ls /root/.ssh",
+                    f'python3 -c "{connect}"',
+                    f"kill -9 {os.getpid()}",
+                    f"cat /proc/{os.getpid()}/environ",
+                    "cat /proc/1/environ",
+                    "cat /proc/1/mem",
+                    "kill -9 1 && false",
+                    "unshare -Ur true",
+                    "touch /usr/x",
+                ]
+                results = [await box.run_command(command, timeout=10) for command in commands]
+                succeeded = [c for c, r in zip(commands, results, strict=True) if not r.exit_code]
+                assert succeeded == []
+                await box.run_command(f"ln -sf {secret} link")
+                assert (await box.read_file(f"{box.workdir}/link")).exit_code
+                environment = (await box.run_command("env")).stdout
+                assert not [k for k in os.environ if k.startswith("PYTEST") and k in environment]
+
+        run(main())
+    assert secret.read_text() == "the host's secret"
+
+
+def test_limits_hold(tier):
+    async def main():
+        limits = {"memory_mb": 200, "disk_mb": 20, "file_mb": 8, "processes": 40, "cpu_seconds": 1}
+        async with sandbox(tier, output_bytes=1000, **limits) as box:
+            late = await box.run_command("setsid sleep 87654 & sleep 87654", timeout=0.3)
+            assert late.exit_code == 124
+            assert late.metrics["timed_out"]
+            assert _processes("sleep\00087654") == []
+            loud = await box.run_command("yes | head -c 100000")
+            assert len(loud.stdout) == 1000
+            assert loud.metrics["stdout_truncated"]
+            one = await box.run_command("python3 -c 'bytearray(300 << 20)'")
+            assert one.exit_code
+            assert "MemoryError" in one.stderr
+            hungry = "python3 -c 'import time; x = bytearray(90 << 20); time.sleep(5)' &"
+            started = time.monotonic()
+            several = await box.run_command(f"{hungry} {hungry} {hungry} wait", timeout=10)
+            assert several.metrics["over_limit"] == "memory"
+            assert time.monotonic() - started < 4
+            spin = await box.run_command("while :; do :; done", timeout=10)
+            assert spin.exit_code == 128 + signal.SIGKILL
+            assert spin.metrics["cpu_seconds"] < 2
+            bomb = await box.run_command("for i in $(seq 80); do sleep 1 & done; wait", timeout=0.5)
+            assert "Resource temporarily unavailable" in bomb.stderr
+            big = await box.run_command("head -c 10000000 /dev/zero > big")
+            assert big.exit_code
+            fill = "for i in $(seq 9); do head -c 4000000 /dev/zero > f$i || exit 1; done; sleep 2"
+            full = await box.run_command(fill, timeout=10)
+            assert full.exit_code, full
+            assert (await box.run_command("echo alive")).stdout == "alive\n"
+
+    run(main())
+
+
+def test_files_in_device_folders_count_as_well(tier):
+    async def main():
+        async with sandbox(tier, disk_mb=4) as box:
+            for folder in ("/dev", "/dev/shm", "/tmp", "/"):
+                filled = await box.run_command(f"head -c 9000000 /dev/zero > {folder}/x")
+                assert filled.exit_code, folder
+
+    run(main())
+
+
+def test_commands_run_at_once_and_cancelling_one_ends_it(tier):
+    async def main():
+        async with sandbox(tier) as box:
+            started = time.monotonic()
+            results = await asyncio.gather(
+                *(box.run_command(f"sleep 0.2; echo {i}") for i in range(5))
+            )
+            assert [r.stdout for r in results] == [f"{i}\n" for i in range(5)]
+            assert time.monotonic() - started < 0.9
+            task = asyncio.create_task(box.run_command("sleep 50; touch late"))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert (await box.run_command("test ! -e late && echo gone")).stdout == "gone\n"
+
+    run(main())
+
+
+def test_a_sandbox_that_is_gone_says_so(tier):
+    async def main():
+        box = await LocalSandbox.create(60, tier=tier)
+        running = asyncio.create_task(box.run_command("sleep 30"))
+        await asyncio.sleep(0.2)
+        box._inside.process.kill()
+        with pytest.raises(SandboxTerminatedError):
+            await running
+        with pytest.raises(SandboxTerminatedError):
+            await box.send_heartbeat()
+        await box.cleanup()
+        await box.cleanup()
+        short = await LocalSandbox.create(0.1, tier=tier)
+        await asyncio.sleep(0.2)
+        with pytest.raises(SandboxTerminatedError, match="lifetime"):
+            await short.run_command("true")
+
+    run(main())
+
+
+_PARENT = """
+import asyncio, sys, threading
+from tinker_cookbook.sandbox import LocalSandbox
+async def main():
+    box = await LocalSandbox.create(tier=sys.argv[1])
+    asyncio.create_task(box.run_command("setsid sleep 98765 & sleep 98764"))
+    while "98764" not in (await box.run_command("cat /proc/*/cmdline; echo 98764")).stdout:
+        pass
+    await asyncio.sleep(0.3)
+    print(box.workdir, flush=True)
+    await asyncio.sleep(60)
+# The sandbox is made on a thread that ends: it must outlive the thread, but not the program.
+thread = threading.Thread(target=lambda: asyncio.run(main()))
+thread.start()
+thread.join()
+"""
+
+
+def _processes(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if text.encode() in line:
+            found.append(path.parts[2])
+    return found
+
+
+def test_kill_9_of_the_program_leaves_nothing(tier):
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, tier], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    folder = program.stdout.readline().strip()
+    assert len(_processes("sleep\0009876")) == 2
+    program.kill()
+    program.wait()
+    deadline = time.monotonic() + 5
+    while _processes("sleep\0009876") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _processes("sleep\0009876") == []
+    time.sleep(0.2)
+    assert not Path(folder).exists()
+
+
+def test_a_pool_gives_each_command_a_fresh_sandbox():
+    async def main():
+        pool = LocalSandboxPool(pool_size=2)
+        command = ["sh", "-c", "ls; cat in.txt; echo left > behind"]
+        results = await asyncio.gather(
+            *(pool.run_in_workdir({"in.txt": f"{i}\n"}, command, 10) for i in range(4))
+        )
+        assert [r.stdout for r in results] == [f"in.txt\n{i}\n" for i in range(4)]
+        await pool.terminate()
+
+    run(main())
+
+
+def test_without_any_tier_nothing_runs(monkeypatch):
+    launch.tier_problems.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(launch.kernel, "landlock_version", lambda: 3)
+    try:
+        with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap") as error:
+            run(LocalSandbox.create())
+        assert "bwrap is not installed" in str(error.value)
+        assert "Landlock version 3" in str(error.value)
+    finally:
+        launch.tier_problems.cache_clear()
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ConfigurationError, match="did you mean 'bubblewrap'"):
+        run(LocalSandbox.create(tier="bublewrap"))
+    with pytest.raises(ConfigurationError, match="memory_mb"):
+        SandboxLimits(memory_mb=0)
+    with pytest.raises(ConfigurationError, match="read_only"):
+        run(LocalSandbox.create(read_only=["relative"]))

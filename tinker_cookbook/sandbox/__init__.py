@@ -1,0 +1,67 @@
+"""Sandboxes: programs that a model wrote run here, and are graded here.
+
+``SandboxBackend.LOCAL`` needs neither Docker nor a cloud account; see docs/sandbox.md.
+"""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.sandbox.sandbox_interface import (
+    SandboxInfrastructureError,
+    SandboxInterface,
+    SandboxResource,
+    SandboxResult,
+    SandboxTerminatedError,
+    SandboxUnavailableError,
+)
+from tinker_cookbook.utils.imports import lazy_exports
+
+if TYPE_CHECKING:
+    from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxTier, available_tier
+    from tinker_cookbook.sandbox.local_sandbox import LocalSandbox, LocalSandboxPool
+    from tinker_cookbook.sandbox.modal_sandbox import ModalSandbox, ModalSandboxPool
+    from tinker_cookbook.sandbox.sandboxfusion import SandboxFusionClient
+
+
+class SandboxBackend(StrEnum):
+    """Where programs run."""
+
+    LOCAL = "local"
+    """On this machine, without a daemon: the default."""
+    SANDBOXFUSION = "sandboxfusion"
+    """A SandboxFusion server, which runs in Docker."""
+    MODAL = "modal"
+    """Modal's cloud."""
+
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "LocalSandbox": "tinker_cookbook.sandbox.local_sandbox",
+        "LocalSandboxPool": "tinker_cookbook.sandbox.local_sandbox",
+        "ModalSandbox": "tinker_cookbook.sandbox.modal_sandbox",
+        "ModalSandboxPool": "tinker_cookbook.sandbox.modal_sandbox",
+        "SandboxFusionClient": "tinker_cookbook.sandbox.sandboxfusion",
+        "SandboxLimits": "tinker_cookbook.sandbox.launch",
+        "SandboxTier": "tinker_cookbook.sandbox.launch",
+        "available_tier": "tinker_cookbook.sandbox.launch",
+    },
+)
+
+__all__ = [
+    "LocalSandbox",
+    "LocalSandboxPool",
+    "ModalSandbox",
+    "ModalSandboxPool",
+    "SandboxBackend",
+    "SandboxFusionClient",
+    "SandboxInfrastructureError",
+    "SandboxInterface",
+    "SandboxLimits",
+    "SandboxResource",
+    "SandboxResult",
+    "SandboxTerminatedError",
+    "SandboxTier",
+    "SandboxUnavailableError",
+    "available_tier",
+]

@@ -1,0 +1,266 @@
+"""Process 1 of a command sandbox: starts commands, watches limits, ends with the host program.
+
+A command cannot harm it: process 1 of a namespace ignores signals from inside, its memory is
+protected, and it reads nothing that a command writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinker_cookbook.sandbox.inside import channel, kernel
+
+_POLL_SECONDS = 0.1
+_MOST_FILES = 200_000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class _Command:
+    pid: int
+    status: int  # descriptor to which the result is written
+    deadline: float
+    started: float = field(default_factory=time.monotonic)
+    timed_out: bool = False
+    over_limit: str = ""  # limit of the whole sandbox that ended it
+    peak: int = 0  # bytes of memory
+
+
+class Agent:
+    """Runs the commands that arrive on ``control`` until the host closes it."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control = control
+        self._settings = settings
+        self._commands: dict[int, _Command] = {}
+        self._next_check = 0.0
+
+    def run(self) -> None:
+        """Serves requests; returns when the host is gone, with everything killed."""
+        kernel.protect_process()
+        kernel.adopt_orphans()
+        # A byte arrives here for each SIGCHLD.
+        wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                wait = _POLL_SECONDS if self._commands else 1.0
+                ready = {key.fd for key, _ in selector.select(wait)}
+                if wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake, 4096)
+                if self._control.fileno() in ready and not self._serve_request():
+                    return
+                self._reap()
+                self._check_limits()
+
+    def _serve_request(self) -> bool:
+        try:
+            request, descriptors = channel.receive(self._control)
+        except (EOFError, OSError):
+            return False
+        if "kill" in request:
+            self._kill_command(request["kill"])
+        else:
+            self._start(request, descriptors)
+        return True
+
+    def _start(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        *standard, status = descriptors
+        try:
+            pid = os.fork()
+        except OSError as error:
+            channel.write_and_close(status, {"error": f"fork: {error}"})
+        else:
+            if pid == 0:
+                self._become_command(request, standard, status)
+            deadline = time.monotonic() + request["timeout"]
+            self._commands[request["id"]] = _Command(pid, status, deadline)
+        for descriptor in standard:
+            os.close(descriptor)
+
+    def _become_command(self, request: dict[str, Any], standard: list[int], status: int) -> None:
+        # Runs in the child, which must never return to the loop above.
+        try:
+            os.setsid()
+            for number, descriptor in enumerate(standard):
+                os.dup2(descriptor, number)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            self._give_up_rights()
+            os.makedirs(request["workdir"], exist_ok=True)
+            os.chdir(request["workdir"])
+            os.closerange(3, 256)
+            os.execvpe(request["argv"][0], request["argv"], request["env"])
+        except OSError as error:
+            os.write(2, f"{request['argv'][0]}: {error}\n".encode())
+            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        except BaseException:
+            channel.write_and_close(status, {"error": traceback.format_exc()})
+            os._exit(1)
+
+    def _give_up_rights(self) -> None:
+        settings = self._settings
+        kernel.limit_resources(settings["limits"])
+        kernel.become_user(settings["uid"])
+        if settings["landlock"]:
+            kernel.restrict_files(settings["readable"], settings["writable"])
+        else:
+            kernel.drop_capabilities()
+        # Without a network namespace of its own, a command must not make any socket.
+        kernel.filter_system_calls(
+            forks=True, sockets=not settings["landlock"], shared_memory=False
+        )
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, code, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            found = next((i for i, c in self._commands.items() if c.pid == pid), None)
+            if found is None:
+                continue  # an orphan of a command
+            command = self._commands.pop(found)
+            if command.timed_out:
+                _kill_all(self._descendants(pid))
+            exit_code = os.waitstatus_to_exitcode(code)
+            result = {
+                "exit_code": exit_code if exit_code >= 0 else 128 - exit_code,
+                "seconds": time.monotonic() - command.started,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "memory_bytes": max(usage.ru_maxrss * 1024, command.peak),
+                "timed_out": command.timed_out,
+                "over_limit": command.over_limit,
+            }
+            channel.write_and_close(command.status, result)
+
+    def _check_limits(self) -> None:
+        now = time.monotonic()
+        for number, command in self._commands.items():
+            if now >= command.deadline and not command.timed_out:
+                command.timed_out = True
+                self._kill_command(number)
+        if now < self._next_check:
+            return
+        if self._commands or self._has_orphans():
+            self._check_totals()
+        # At most a tenth of a core goes into this.
+        ended = time.monotonic()
+        self._next_check = ended + max(_POLL_SECONDS, 10 * (ended - now))
+
+    def _has_orphans(self) -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def _check_totals(self) -> None:
+        """Kills all commands if together they exceed a limit."""
+        ours = self._descendants(os.getpid())
+        used = sum(rss for pid, _, _, rss in _processes() if pid in ours)
+        broken = "memory" if used > self._settings["memory"] else self._disk_problem()
+        for command in self._commands.values():
+            command.peak = max(command.peak, used)
+            command.over_limit = command.over_limit or broken
+        if broken:
+            _kill_all(ours)
+
+    def _disk_problem(self) -> str:
+        if self._settings["landlock"]:
+            size, files = _folder_use(self._settings["writable"][0], self._settings["disk"])
+        else:
+            # The size is a limit of the mount; the number of files has none there.
+            disk = os.statvfs("/")
+            size, files = 0, disk.f_files - disk.f_ffree
+        return "disk" if files > _MOST_FILES or size > self._settings["disk"] else ""
+
+    def _kill_command(self, number: int) -> None:
+        command = self._commands.get(number)
+        if command is not None:
+            _kill_all([command.pid, *self._descendants(command.pid)])
+
+    def _descendants(self, root: int) -> set[int]:
+        """Processes below ``root``, and those of its session."""
+        table = list(_processes())
+        found = {pid for pid, _, session, _ in table if session == root and pid != root}
+        while True:
+            more = {p for p, parent, _, _ in table if parent in found or parent == root} - found
+            if not more:
+                return found
+            found |= more
+
+    def end(self) -> None:
+        """Kills everything; deletes the work folder where it lies on the host's disk."""
+        for _ in range(50):
+            running = self._descendants(os.getpid())
+            _kill_all(running)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if not running:
+                break
+            time.sleep(0.01)
+        if self._settings["landlock"]:
+            for folder in self._settings["writable"]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_all(pids: Any) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> Any:
+    """Yields (pid, parent, session, bytes in memory) of each process that /proc shows."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The program's name, in parentheses, may contain anything.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it has ended
+        yield int(name), int(fields[1]), int(fields[3]), int(fields[21]) * _PAGE
+
+
+def _folder_use(folder: str, enough: int) -> tuple[int, int]:
+    """Bytes and files below a folder, counted up to the limits."""
+    size = files = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            files += 1
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(root, name)).st_blocks * 512
+        if size > enough or files > _MOST_FILES:
+            break
+    return size, files
+
+
+def main(control: socket.socket, settings: dict[str, Any]) -> None:
+    """Runs an agent until the host is gone."""
+    agent = Agent(control, settings)
+    channel.send(control, {"ready": sys.version.split()[0]})
+    try:
+        agent.run()
+    finally:
+        agent.end()
