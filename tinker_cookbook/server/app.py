@@ -32,6 +32,7 @@ from tinker_cookbook.server.errors import (
     memory_full_message,
     status_of,
 )
+from tinker_cookbook.server.openai.generate import GenerateBody
 from tinker_cookbook.server.openai.protocol import (
     ApiError,
     ChatBody,
@@ -72,7 +73,7 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     for part in (operation_routes, rest_routes, openai, page):
         app.include_router(part.router)
     # These routes read their bodies themselves, so FastAPI does not document them.
-    of_openai = (ChatBody, CompletionBody, ResponsesBody)
+    of_openai = (ChatBody, CompletionBody, ResponsesBody, GenerateBody)
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, *of_openai))
 
     # Probes and scrapers expect these two without the prefix of an API.
@@ -122,7 +123,7 @@ def error_response(error: Exception, path: str) -> JSONResponse:
         logger.error("%s", path, exc_info=error)
     body: Json = {"detail": detail}
     # Clients of OpenAI parse another form of error than the SDK of Tinker.
-    if path.startswith(openai.PREFIX):
+    if path.startswith(openai.ERROR_PREFIXES):
         api_error = as_api_error(error)
         status, body = api_error.status, api_error.body()
     # A client repeats a request that found the queue full after this many seconds.
@@ -140,7 +141,7 @@ async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     elif isinstance(error, HTTPException) and error.status_code == 404:
         where = f"{request.method} {path}: this server has"
         error = NotFoundError(f"{where} no such address; /docs lists them")
-        if path.startswith(openai.PREFIX):
+        if path.startswith(openai.ERROR_PREFIXES):
             known = "GET models, POST completions and POST chat/completions under this prefix"
             error = ApiError(f"{where} {known}", status=404, code="unknown_url")
     return error_response(error, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 
 from tests.conformance.compatibility.probing import Probes, Refusal, expect
 from tests.conformance.compatibility.world import TOKENS, World, run_of
+from tests.conformance.compatibility.world import prompt as prompt_of
 
 HTTP, UNKNOWN = Probes(), Probes()
 
@@ -130,6 +132,46 @@ def cancel(world: World) -> None:
     waits = ask(world, "POST", "optim_step", model_id=model, seq_id=2, adam_params={})
     ask(world, "POST", "cancel_future", request_id=waits["request_id"])
     expect(result(world, waits)["error"] == "the request was cancelled", "it ended")
+
+
+@HTTP("POST /inference/v1/generate", "tokens and log-probabilities, equal to those of scoring them")
+def generate(world: World) -> None:
+    """As verifiers 0.4 and prime-rl send it."""
+    params = {"max_tokens": 8, "stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False}
+    body = {"model": world.model, "token_ids": TOKENS, "sampling_params": params}
+    (choice,) = ask(world, "POST", f"{world.url}/inference/v1/generate", **body)["choices"]
+    content = choice["logprobs"]["content"]
+    names = [f"token_id:{token}" for token in choice["token_ids"]]
+    expect([one["token"] for one in content] == names, "one log-probability for each token")
+    client = world.service.create_sampling_client(base_model=world.model)
+    whole = prompt_of([*TOKENS, *choice["token_ids"]])
+    scores = client.compute_logprobs(whole).result()[len(TOKENS) :]
+    apart = [abs(one["logprob"] - score) for one, score in zip(content, scores, strict=True)]
+    expect(max(apart) < 1e-3, "those of scoring")
+
+
+@HTTP("GET /v1/models", "the served models with `max_model_len`")
+def models(world: World) -> None:
+    """Also under /oai/api/v1."""
+    (entry,) = ask(world, "GET", f"{world.url}/v1/models")["data"][:1]
+    expect(entry["id"] == world.model and entry["max_model_len"] > 0, "the length of the context")
+
+
+@HTTP(
+    "POST /v1/chat/completions (return_token_ids)", "the token ids of prompt and message, streamed"
+)
+def chat_tokens(world: World) -> None:
+    """vLLM's parameter, as verifiers 0.1.9 uses it."""
+    extra = {"return_token_ids": True, "logprobs": True, "renderer_name": "role_colon"}
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": world.model, "messages": messages, "max_tokens": 5, "temperature": 0}
+    address = f"{world.url}/v1/chat/completions"
+    whole = ask(world, "POST", address, **body, **extra)
+    lines = world.http.post(address, json={**body, **extra, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    parts = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    expect(parts == whole["choices"][0]["token_ids"] != [], "the same tokens")
+    expect(chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] != [], "the same prompt")
 
 
 @HTTP("POST join_sampling_session", "a number for a clone")

@@ -32,6 +32,23 @@ and of `APIFuture`, which were called before the client existed:
 """
 
 
+_LIBRARIES_TOP = """
+## Libraries that sample from the server
+
+Each is tested in an environment of its own, by `tests/conformance/test_verifiers.py`. *Exact* token
+ids and log-probabilities are those that scoring the same tokens gives.
+
+| | | |
+|---|---|---|
+"""
+LIBRARIES = (
+    ("verifiers 0.4, `TrainClientConfig`", "several turns and agents, exact, with their masks"),
+    ("verifiers 0.4, `EvalClientConfig`", "several turns and agents, by chat"),
+    ("verifiers 0.1.9, `run_group`", "exact, with `return_token_ids`"),
+)
+"""Names of libraries, and what was checked."""
+
+
 def page(sections: Sequence[Section]) -> str:
     """Markdown."""
     rows = [row for section in sections if section.counts for row in section.rows]
@@ -43,7 +60,13 @@ def page(sections: Sequence[Section]) -> str:
     others = [section for section in sections if section not in futures]
     at = next(i for i, section in enumerate(others) if section.title == "APIFuture") + 1
     before, after = "".join(map(_table, others[:at])), "".join(map(_table, others[at:]))
-    return head + before + _FUTURES + "".join(map(_line, futures)) + after
+    return head + before + _FUTURES + "".join(map(_line, futures)) + after + libraries()
+
+
+def libraries() -> str:
+    """The section that no probe of this program writes."""
+    rows = (f"| {name} | works | {checked} |\n" for name, checked in LIBRARIES)
+    return _LIBRARIES_TOP + "".join(rows)
 
 
 def _table(section: Section) -> str:

@@ -1,4 +1,6 @@
-"""OpenAI-compatible API of the engine, under ``/oai/api/v1``: models, completions, chat, responses.
+"""OpenAI-compatible API of the engine, under ``/oai/api/v1`` and ``/v1``.
+
+It has models, completions, chat and responses, and vLLM's route of tokens.
 
 Unsupported parameters are refused, never ignored.
 """
@@ -7,11 +9,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from tinker_cookbook.server.openai import completions, models, responses
+from tinker_cookbook.server.openai import completions, generate, models, responses
 
 PREFIX = "/oai/api/v1"
+# Clients of vLLM's server find its API here, and ``/inference/v1/generate`` in the folder above.
+ROOT_PREFIX = "/v1"
+ERROR_PREFIXES = (PREFIX, f"{ROOT_PREFIX}/", "/inference/", "/oai/api/inference/")
 
-router = APIRouter(prefix=PREFIX, tags=["openai"])
-router.include_router(models.router)
-router.include_router(completions.router)
-router.include_router(responses.router)
+router = APIRouter(tags=["openai"])
+for _prefix, _documented in ((PREFIX, True), (ROOT_PREFIX, False)):
+    for _part in (models.router, completions.router, responses.router):
+        router.include_router(_part, prefix=_prefix, include_in_schema=_documented)
+    _above = _prefix.removesuffix("/v1")
+    router.include_router(generate.router, prefix=_above, include_in_schema=_documented)

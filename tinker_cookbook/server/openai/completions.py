@@ -71,9 +71,9 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     score = bool(body.echo) and options.top_logprobs is not None
     choices = []
     for prompt, ids in zip(prompts, tokens, strict=True):
-        echo = (ids, prompt if isinstance(prompt, str) else "") if body.echo else None
+        text = prompt if isinstance(prompt, str) else ""
         for _ in range(options.num_samples):
-            choices.append(CompletionChoice(len(choices), options, echo))
+            choices.append(CompletionChoice(len(choices), options, ids, text, bool(body.echo)))
     samples = SampleStream(loader.state.sample_quota, options, tokens, score)
     names = "cmpl", "text_completion", "text_completion"
     return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
@@ -96,22 +96,23 @@ def _best_of(body: CompletionBody, num_samples: int) -> int | None:
 
 
 class CompletionChoice(Choice):
-    """Choice of a completion: the text, after its prompt if ``echo`` holds its tokens and text."""
+    """Choice of a completion: the text, after its prompt with ``echo``."""
 
     def __init__(
-        self, index: int, options: SamplingOptions, echo: tuple[list[int], str] | None
+        self, index: int, options: SamplingOptions, prompt: list[int], text: str, echo: bool
     ) -> None:
+        """``text`` is that of the prompt; empty if the request has only its tokens."""
         super().__init__(index, options)
-        self._echo = echo
+        self._prompt, self._prompt_text, self._echo = prompt, text, echo
         self._prompt_chars = 0
         self._text = ""
         self._has_tokens = False
 
     def begin(self, scores: types.SampleResponse | None) -> list[Json]:
         """Returns a chunk with the prompt if it is echoed."""
-        if self._echo is None:
+        if not self._echo:
             return []
-        prompt, text = self._echo
+        prompt, text = self._prompt, self._prompt_text
         tokens = [SampledToken(token, None) for token in prompt]
         if scores is not None and scores.prompt_logprobs_np is not None:
             topk = scores.topk_prompt_logprobs_np
@@ -161,14 +162,19 @@ class CompletionChoice(Choice):
         if self._options.top_logprobs is not None:
             codec = self._options.model.codec
             logprobs = {
-                "tokens": [token_name(codec, t.token) for t in tokens],
+                "tokens": [self._name(t.token) or token_name(codec, t.token) for t in tokens],
                 "token_logprobs": [
                     None if t.logprob is None else json_safe_logprob(t.logprob) for t in tokens
                 ],
                 "top_logprobs": [self._top_logprobs(t) for t in tokens],
                 "text_offset": [t.offset for t in tokens],
             }
-        return self._json({"text": text}, logprobs)
+        # The prompt's tokens have their own field, with and without echo.
+        num_echoed = len(self._prompt) if self._echo and tokens is self._tokens else 0
+        body = self._json({"text": text}, logprobs, tokens[num_echoed:])
+        if self._options.token_ids and tokens is self._tokens:
+            body["prompt_token_ids"] = self._prompt
+        return body
 
     def _top_logprobs(self, token: SampledToken) -> dict[str, float] | None:
         """Returns the most probable tokens, and the sampled one if it is not among them."""
@@ -177,7 +183,7 @@ class CompletionChoice(Choice):
         top: dict[str, float] = {}
         pairs = zip(token.top[0].tolist(), token.top[1].tolist(), strict=True)
         for other, logprob in (*pairs, (token.token, token.logprob)):
-            name = token_name(self._options.model.codec, other)
+            name = self._name(other) or token_name(self._options.model.codec, other)
             top.setdefault(name, json_safe_logprob(logprob))
         return top
 
@@ -215,7 +221,8 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     ]
     samples = SampleStream(loader.state.sample_quota, options, [prompt])
     names = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    return ResponseWriter(body, *names, choices, samples)
+    first = {"prompt_token_ids": prompt} if options.token_ids else {}
+    return ResponseWriter(body, *names, choices, samples, first_fields=first)
 
 
 def prompt_tokens(
@@ -290,8 +297,9 @@ class ChatChoice(Choice):
         text = self._detokenizer.add(tokens)
         delta = _delta(self._reader.feed(text)) if text else {}
         ready = self._take_tokens()
-        has_logprobs = ready and self._options.top_logprobs is not None
-        return self._chunk(delta, ready) if delta or has_logprobs else None
+        options = self._options
+        listed = ready and (options.top_logprobs is not None or options.token_ids)
+        return self._chunk(delta, ready) if delta or listed else None
 
     def end(self, stop_reason: str) -> list[Json]:
         """Returns a chunk with the rest and the tool calls, and one with the finish reason."""
@@ -333,7 +341,7 @@ class ChatChoice(Choice):
 
     def whole(self) -> Json:
         """Returns the whole choice."""
-        return self._json({"message": self._message}, self._logprobs(self._tokens))
+        return self._json({"message": self._message}, self._logprobs(self._tokens), self._tokens)
 
     def _take_tokens(self) -> list[SampledToken]:
         tokens = self._detokenizer.take_tokens()
@@ -341,7 +349,7 @@ class ChatChoice(Choice):
         return tokens
 
     def _chunk(self, delta: Json, tokens: Sequence[SampledToken]) -> Json:
-        return self._json({"delta": delta}, self._logprobs(tokens) if tokens else None)
+        return self._json({"delta": delta}, self._logprobs(tokens) if tokens else None, tokens)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
         if self._options.top_logprobs is None:
@@ -349,7 +357,7 @@ class ChatChoice(Choice):
         codec = self._options.model.codec
 
         def entry(token: int, logprob: float) -> Json:
-            name, letters = codec.decode([token]), token_bytes(codec, token)
+            name, letters = self._name(token) or codec.decode([token]), token_bytes(codec, token)
             return {"token": name, "logprob": json_safe_logprob(logprob), "bytes": letters}
 
         content = []

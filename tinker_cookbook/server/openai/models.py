@@ -43,26 +43,30 @@ router = APIRouter()
 def list_models(owner: OwnerDep, state: StateDep) -> Json:
     """Lists the base models, then the checkpoints for sampling, newest first: the caller's, and
     those that other owners have published."""
-    entries = [_entry(name, state.started_at) for name in state.models]
+    lengths = dict(state.engine.available_models())
+    entries = [_entry(lengths, name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
         base_model = run.info.base_model
         if base_model in state.models:
             for info in reversed(owner.store.list_checkpoints(run.run_id)):
                 if info.path.kind == "sampler_weights" and info.problem is None:
-                    entries.append(_entry(str(info.path), info.created_at, owner.name, base_model))
+                    fields = (str(info.path), info.created_at, owner.name, base_model)
+                    entries.append(_entry(lengths, *fields))
     for other, info, run in owner.store.published_by_others():
         if run.base_model in state.models and info.path.kind == "sampler_weights":
-            entries.append(_entry(str(info.path), info.created_at, other, run.base_model))
+            fields = (str(info.path), info.created_at, other, run.base_model)
+            entries.append(_entry(lengths, *fields))
     return {"object": "list", "data": entries}
 
 
 @router.get("/models/{name:path}")
 def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
     """Returns one model; also a checkpoint for training, which can be sampled too."""
+    lengths = dict(state.engine.available_models())
     if not name.startswith(SCHEME):
-        return _entry(state.require_model(name, "model"), state.started_at)
+        return _entry(lengths, state.require_model(name, "model"), state.started_at)
     info, run = _checkpoint(state, owner, name)
-    return _entry(name, info.created_at, owner.name, run.base_model)
+    return _entry(lengths, name, info.created_at, owner.name, run.base_model)
 
 
 def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[CheckpointInfo, RunInfo]:
@@ -77,9 +81,16 @@ def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[Checkpoint
 
 
 def _entry(
-    name: str, created: float, owner: str = "tinker_cookbook", parent: str | None = None
+    lengths: Mapping[str, int],
+    name: str,
+    created: float,
+    owner: str = "tinker_cookbook",
+    parent: str | None = None,
 ) -> Json:
-    entry = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
+    """Returns a model; ``lengths`` are the contexts of the base models, in tokens."""
+    entry: Json = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
+    # vLLM's name; clients check the length of a prompt by it before they send it.
+    entry["max_model_len"] = lengths.get(parent or name) or None
     return entry if parent is None else {**entry, "parent": parent}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -174,27 +174,41 @@ class SamplingBody(BaseModel):
         try:
             body = cls.model_validate_json(raw)
         except ValidationError as error:
-            # OpenAI's form of an error has one parameter, so only the first problem is reported.
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "body"
-            param = str(problem["loc"][0]) if problem["loc"] else None
-            raise ApiError(f"{where}: {problem['msg']}", param=param) from error
-        for name, value in (body.model_extra or {}).items():
-            neutral = _NEUTRAL.get(name, ())
-            if value is None or name in _WITHOUT_EFFECT or value in neutral:
-                continue
-            message = f"{name}: got {json.dumps(value)[:80]}, "
-            if name in _INSTEAD:
-                message += f"which this server cannot do: {_INSTEAD[name]}"
-            elif neutral:
-                expected = json.dumps(neutral[0])
-                message += f"expected {expected}, or leave it out: other values are not supported"
-            else:
-                known = [*cls.model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
-                hint = nearest(name, known) or "; leave it out"
-                message += f"which this server does not know{hint}"
-            raise ApiError(message, param=name, code="unsupported_parameter")
+            raise first_problem(error) from error
+        check_extra(body, _NEUTRAL, _WITHOUT_EFFECT)
         return body
+
+
+def first_problem(error: ValidationError) -> ApiError:
+    """Returns the first problem of a body: OpenAI's form of an error has one parameter."""
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"])) or "body"
+    param = str(problem["loc"][0]) if problem["loc"] else None
+    return ApiError(f"{where}: {problem['msg']}", param=param)
+
+
+def check_extra(
+    body: BaseModel, neutral_values: Mapping[str, tuple[Any, ...]], ignored: Sequence[str]
+) -> None:
+    """Raises ``ApiError`` for the first parameter that is no field and would have an effect.
+
+    ``neutral_values`` has the values at which a parameter has none; ``ignored`` never have one.
+    """
+    for name, value in (body.model_extra or {}).items():
+        neutral = neutral_values.get(name, ())
+        if value is None or name in ignored or value in neutral:
+            continue
+        message = f"{name}: got {json.dumps(value)[:80]}, "
+        if name in _INSTEAD:
+            message += f"which this server cannot do: {_INSTEAD[name]}"
+        elif neutral:
+            expected = json.dumps(neutral[0])
+            message += f"expected {expected}, or leave it out: other values are not supported"
+        else:
+            known = [*type(body).model_fields, *neutral_values, *ignored]
+            hint = nearest(name, known) or "; leave it out"
+            message += f"which this server does not know{hint}"
+        raise ApiError(message, param=name, code="unsupported_parameter")
 
 
 class ResponsesBody(SamplingBody):
@@ -222,6 +236,8 @@ class CompletionBody(SamplingBody):
     max_tokens: Annotated[Int64, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class FunctionSpec(BaseModel):
@@ -254,3 +270,5 @@ class ChatBody(SamplingBody):
     reasoning_effort: str | None = None
     chat_template_kwargs: Json | None = None
     renderer_name: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None

@@ -56,6 +56,10 @@ class SamplingOptions:
     logit_options: LogitOptions = field(default_factory=LogitOptions)
     best_of: int | None = None
     """Number of samples of which the ``num_samples`` most probable are returned."""
+    token_ids: bool = False
+    """Whether choices have ``token_ids``: every sampled token, stop tokens included."""
+    tokens_as_ids: bool = False
+    """Whether log-probabilities name a token ``token_id:ID`` instead of by its text."""
 
     @classmethod
     def of(
@@ -82,7 +86,16 @@ class SamplingOptions:
         stops = [*strings, *(body.stop_token_ids or []), *stop]
         params = params.model_copy(update={"stop": stops or None})
         top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
-        return cls(model, params, body.n or 1, top, _logit_options(body, mask))
+        return cls(
+            model,
+            params,
+            body.n or 1,
+            top,
+            _logit_options(body, mask),
+            # Parameters of vLLM's server; /responses has neither.
+            token_ids=bool(getattr(body, "return_token_ids", None)),
+            tokens_as_ids=bool(getattr(body, "return_tokens_as_token_ids", None)),
+        )
 
 
 def _logit_options(body: SamplingBody, mask: TokenMask | None) -> LogitOptions:
@@ -246,7 +259,11 @@ class Choice(ABC):
         stop_tokens = {s for s in stop if isinstance(s, int)} | set(options.model.eos_ids)
         stop_strings = [s for s in stop if isinstance(s, str)]
         self._detokenizer = IncrementalDetokenizer(
-            options.model.codec, stop_tokens, stop_strings, options.logit_options.min_tokens
+            options.model.codec,
+            stop_tokens,
+            stop_strings,
+            options.logit_options.min_tokens,
+            options.token_ids,
         )
         self._tokens: list[SampledToken] = []
         self._finish_reason: str | None = None
@@ -267,9 +284,18 @@ class Choice(ABC):
     def whole(self) -> Json:
         """Returns the choice of a response that is not streamed."""
 
-    def _json(self, fields: Json, logprobs: Json | None) -> Json:
-        reason = {"logprobs": logprobs, "finish_reason": self._finish_reason}
-        return {"index": self._index, **fields, **reason}
+    def _json(
+        self, fields: Json, logprobs: Json | None, tokens: Sequence[SampledToken] = ()
+    ) -> Json:
+        body = {"index": self._index, **fields, "logprobs": logprobs}
+        body["finish_reason"] = self._finish_reason
+        if self._options.token_ids:
+            body["token_ids"] = [token.token for token in tokens]
+        return body
+
+    def _name(self, token: int) -> str | None:
+        """Returns the name of a token in log-probabilities, or None if it is its text."""
+        return f"token_id:{token}" if self._options.tokens_as_ids else None
 
 
 @dataclass
@@ -284,6 +310,8 @@ class ResponseWriter:
     samples: SampleStream
     discard_tokens: bool = False
     """Whether no tokens were requested; the engine samples at least one."""
+    first_fields: Json = field(default_factory=dict)
+    """Fields of the response that a stream has only in its first chunk."""
 
     def __post_init__(self) -> None:
         options = self.body.stream_options
@@ -331,6 +359,7 @@ class ResponseWriter:
     def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
         """Returns the body of a response that is not streamed; its choices are complete."""
         return self._envelope | {
+            **self.first_fields,
             "object": self.object_name,
             "choices": [choice.whole() for choice in self.choices],
             "usage": self._usage(responses),
@@ -374,13 +403,16 @@ class ResponseWriter:
         def event(body: Json) -> str:
             return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
-        def chunk_event(choices: list[Json], usage: Json | None = None) -> str:
-            body = {**self._envelope, "choices": choices}
+        def chunk_event(
+            choices: list[Json], usage: Json | None = None, fields: Json | None = None
+        ) -> str:
+            body = {**self._envelope, **(fields or {}), "choices": choices}
             return event({**body, "usage": usage} if self._include_usage else body)
 
         try:
-            for chunk in chunks:
-                yield chunk_event([chunk])
+            for i, chunk in enumerate(chunks):
+                # After the choices' first chunk the fields would only repeat.
+                yield chunk_event([chunk], fields=self.first_fields if i == 0 else {})
             async for batch in batches:
                 for chunk in self._add(batch):
                     yield chunk_event([chunk])

@@ -39,10 +39,13 @@ class IncrementalDetokenizer:
         stop_tokens: Collection[int],
         stop_strings: Sequence[str],
         min_tokens: int = 0,
+        all_tokens: bool = False,
     ) -> None:
+        """``all_tokens``: ``take_tokens`` also returns stop tokens and those of stop strings."""
         self._decoder = Utf8TokenDecoder(codec)
         self._stop_tokens, self._stop_strings = stop_tokens, tuple(stop_strings)
         self._held_text = ""  # decoded, but possibly the start of a stop string
+        self._all_tokens = all_tokens
         self._unstopped = min_tokens  # tokens in whose text stop strings do not count
         self._num_chars = 0  # characters returned
         self._held_tokens: list[SampledToken] = []
@@ -59,6 +62,8 @@ class IncrementalDetokenizer:
                 # Held text is certain now: no text follows a stop token, which has none itself.
                 text += self.finish()
                 self.stopped = True
+                if self._all_tokens:
+                    self._ready_tokens.append(replace(token, offset=self._num_chars))
                 break
             # The offset includes held text, which precedes this token.
             offset = self._num_chars + len(self._held_text)
@@ -66,6 +71,9 @@ class IncrementalDetokenizer:
             piece = self._decoder.decode([token.token])
             self._unstopped -= 1
             text += self._add_text(piece) if piece else ""
+        if self.stopped and self._all_tokens:
+            self._ready_tokens += self._held_tokens
+            self._held_tokens = []
         return text
 
     def finish(self) -> str:
@@ -73,7 +81,7 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         text = self._add_text(self._decoder.flush())
-        if not self.stopped:
+        if not self.stopped or self._all_tokens:
             text, self._held_text = text + self._held_text, ""
             self._num_chars += len(text)
             self._ready_tokens += self._held_tokens
