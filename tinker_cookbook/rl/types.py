@@ -94,6 +94,8 @@ class ActionExtra(TypedDict, total=False):
 
     stop_reason: str
     """``"stop"``: a stop condition ended it; ``"length"``: it was truncated."""
+    logprobs: list[float]
+    """Log-probability of each token, if the policy has them."""
 
 
 @dataclass

@@ -222,6 +222,8 @@ class Episode:
                     teacher_ob = await teacher_observation(self.env)
                     action = await self._sample(ob, stop, budget)
                     extra = ActionExtra(stop_reason=action.stop_reason)
+                    if action.maybe_logprobs is not None:
+                        extra["logprobs"] = list(action.maybe_logprobs)
                     # The environment gets a copy: training needs exactly the sampled tokens.
                     step = await self._wait("env", call_step(self.env, list(action.tokens), extra))
                     self._record(ob, action, step, teacher_ob)

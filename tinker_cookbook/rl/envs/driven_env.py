@@ -1,0 +1,152 @@
+"""Environments whose own program calls the model, as agent frameworks and other libraries do.
+
+Our loop samples a response and passes it to ``step``; such a program waits for the response of a
+call in the middle of its code. ``DrivenEnv`` runs the program as a task. Each call becomes an
+observation, and the sampled tokens become the call's result. So tokens, masks and log-probabilities
+of the trajectory are those of the loop, with its seeds, limits, retries and transcripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Action,
+    ActionExtra,
+    Env,
+    InitialObservationOverflow,
+    Logs,
+    Metrics,
+    Observation,
+    StepResult,
+    StopReason,
+)
+
+
+class ModelCall(Protocol):
+    """Call of the model by a program; calls of one episode run one after the other."""
+
+    async def __call__(
+        self, ob: Observation, stop: StopCondition, *, trained: bool = True
+    ) -> TokensWithLogprobs:
+        """Returns the response to a prompt; ``trained=False`` leaves it out of the training."""
+        ...
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """End of a program: the reward of its episode, its metrics, and why it stopped."""
+
+    reward: float
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    stop_reason: StopReason | str | None = None
+
+
+Program: TypeAlias = Callable[[ModelCall], Awaitable[ProgramResult]]
+
+
+@dataclass
+class _PendingCall:
+    ob: Observation
+    stop: StopCondition
+    trained: bool
+    response: asyncio.Future[TokensWithLogprobs]
+
+
+class DrivenEnv(Env):
+    """Environment of a program that calls the model itself.
+
+    An error of the program is raised by ``initial_observation`` or ``step``. A program that ends
+    without a call gives an episode without turns, with its reward. ``close`` cancels a program that
+    has not ended, for example at a limit of the loop; builders call it in ``cleanup``.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._calls: asyncio.Queue[_PendingCall] = asyncio.Queue()
+        self._task: asyncio.Task[ProgramResult] | None = None
+        self._pending: _PendingCall | None = None
+
+    async def initial_observation(
+        self,
+    ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
+        """Starts the program and waits for its first call."""
+
+        async def run() -> ProgramResult:
+            return await self._program(self._call)
+
+        self._task = asyncio.create_task(run())
+        following = await self._following()
+        if isinstance(following, ProgramResult):
+            reason = following.stop_reason or StopReason.COMPLETED
+            metrics = {**following.metrics, f"stop/{reason}": 1.0}
+            return InitialObservationOverflow(following.reward, metrics, following.logs)
+        return following.ob, following.stop
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Gives the response to the waiting call, and waits for the next call or the end."""
+        call = self._pending
+        if call is None:
+            raise DataValidationError("step was called before initial_observation, or after it")
+        extra = extra or {}
+        response = TokensWithLogprobs(
+            list(action), extra.get("logprobs"), extra.get("stop_reason", "stop")
+        )
+        # The caller may have been cancelled meanwhile, by a timeout of the program itself.
+        if not call.response.done():
+            call.response.set_result(response)
+        masked: Metrics = {} if call.trained else {PARSE_ERROR_MASKED_METRIC_KEY: 1.0}
+        following = await self._following()
+        if isinstance(following, ProgramResult):
+            return StepResult.final(
+                following.reward,
+                call.stop,
+                metrics={**following.metrics, **masked},
+                logs=following.logs,
+                stop_reason=following.stop_reason,
+            )
+        return StepResult(0.0, False, following.ob, following.stop, metrics=masked)
+
+    async def close(self) -> None:
+        """Cancels the program if it has not ended, and waits for its end."""
+        task = self._task
+        if task is not None and not task.done():
+            task.cancel()
+            # Its own errors while it is cancelled have no reader any more.
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _call(
+        self, ob: Observation, stop: StopCondition, *, trained: bool = True
+    ) -> TokensWithLogprobs:
+        loop = asyncio.get_running_loop()
+        call = _PendingCall(ob, stop, trained, loop.create_future())
+        self._calls.put_nowait(call)
+        return await call.response
+
+    async def _following(self) -> _PendingCall | ProgramResult:
+        """Waits for the next call or the end of the program; raises the program's error."""
+        assert self._task is not None
+        self._pending = None
+        waiting = asyncio.ensure_future(self._calls.get())
+        try:
+            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            while waiting.done():
+                call = waiting.result()
+                if not call.response.cancelled():
+                    self._pending = call
+                    return call
+                # Its caller does not wait any more, so the response would be lost.
+                waiting = asyncio.ensure_future(self._calls.get())
+                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            return self._task.result()
+        finally:
+            waiting.cancel()
