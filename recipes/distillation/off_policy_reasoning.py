@@ -75,6 +75,7 @@ class CLIConfig(sl_basic.CLIConfig):
 class OpenThoughts3Builder(ChatDatasetBuilder):
     """OpenThoughts3: 1.2 million problems with the reasoning and answers of a large model."""
 
+    path: str = chz.field(default=OPEN_THOUGHTS, doc="Hub name, or folder or file of a copy")
     buffer_size: int = chz.field(default=384_000, doc="Rows to shuffle among")
     max_prompts: int = chz.field(default=384_000, doc="Rows that an epoch takes")
 
@@ -88,7 +89,7 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
             )
 
         train_set = StreamingSupervisedDatasetFromHFDataset(
-            stream_hf_dataset(OPEN_THOUGHTS, "train"),
+            stream_hf_dataset(self.path, "train"),
             self.common_config.batch_size,
             # A stream has no length, but schedules need the number of steps.
             length=self.max_prompts,

@@ -11,6 +11,7 @@ from recipe_runs import RecipeRuns, last_of_each
 from tiny_model import make_tiny_model
 
 from recipes.distillation import off_policy_reasoning, sdft
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
@@ -168,3 +169,42 @@ def test_turns_of_openthoughts_become_messages():
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": "2"},
     ]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_local_copy_of_openthoughts_is_streamed(tmp_path, stories_model, suffix):
+    import datasets
+
+    rows = [
+        {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": f"{i}."}]}
+        for i in range(40)
+    ]
+    if suffix == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    else:
+        (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=stories_model, renderer_name="role_colon", batch_size=4
+    )
+
+    def batches(buffer_size):
+        builder = off_policy_reasoning.OpenThoughts3Builder(
+            common_config=common, path=str(tmp_path), max_prompts=40, buffer_size=buffer_size
+        )
+        data = builder()[0]
+        return builder, [data.get_batch(i) for i in range(len(data))]
+
+    def texts(found):
+        builder, made = found
+        return [
+            builder.tokenizer.decode(datum.model_input.to_ints())
+            for batch in made
+            for datum in batch
+        ]
+
+    in_order, shuffled = texts(batches(1)), texts(batches(20))
+    assert len(in_order) == 40
+    assert "0?" in in_order[0]
+    assert sorted(shuffled) == sorted(in_order)
+    assert shuffled != in_order
+    assert texts(batches(20)) == shuffled

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import chz
 import numpy as np
@@ -38,7 +38,7 @@ from tinker_cookbook.renderers import (
 )
 from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.supervised.json_files import file_rows
-from tinker_cookbook.supervised.layouts import ColumnsTaken
+from tinker_cookbook.supervised.layouts import LABEL, ColumnsTaken, is_unwanted
 from tinker_cookbook.supervised.row_datasets import (
     Rows,
     SupervisedDatasetFromHFDataset,
@@ -188,6 +188,9 @@ def read_conversations(
     unread_keys: set[str] = set()
     conversations: list[list[Message]] = []
     for where, row in _rows(path):
+        if is_unwanted(row):
+            columns.num_unwanted += 1
+            continue
         messages, tools = _messages_and_tools(row, where, unread_keys, columns)
         # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
@@ -210,7 +213,12 @@ def read_conversations(
             )
         conversations.append(messages)
     if not conversations:
-        raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
+        raise DataValidationError(
+            f"{file}: all {columns.num_unwanted} rows have label false; expected some with label "
+            "true, which are the ones to train on"
+            if columns.num_unwanted
+            else f"{file}: the file is empty; expected lines like {EXPECTED}"
+        )
     columns.num_rows += len(conversations)
     # One warning for the whole file, not one for each line.
     if unread_keys:
@@ -276,8 +284,9 @@ def _messages_and_tools(
 class ConversationRows:
     """Rows of a table as conversations, each read when it is requested.
 
-    For datasets too large to be converted as a whole. Raises DataFormatError with ``name`` and the
-    row's number, as ``read_conversations`` does.
+    For datasets too large to be converted as a whole. Rows with label false are left out. Raises
+    DataFormatError with ``name`` and the row's number, as ``read_conversations`` does, and
+    DataValidationError if all rows have label false.
     """
 
     def __init__(
@@ -288,8 +297,9 @@ class ConversationRows:
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self._rows, self._name, self._renderer = rows, name, renderer
-        self._numbers = np.arange(len(rows)) if numbers is None else numbers
-        self.columns = ColumnsTaken(num_rows=len(self._numbers))
+        self._numbers = _wanted_rows(rows, name) if numbers is None else numbers
+        left_out = len(rows) - len(self._numbers) if numbers is None else 0
+        self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
         # The first row tells the layout, and fails before anything is loaded if there is none.
         if len(self):
             self._read(0)
@@ -310,6 +320,23 @@ class ConversationRows:
         number = int(self._numbers[index])
         where = f"{self._name}, row {number}"
         return _messages_and_tools(self._rows[number], where, set(), self.columns)
+
+
+def _wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:
+    """Returns the numbers of the rows without label false; raises DataValidationError if none."""
+    labels: Any = None
+    if isinstance(rows, list):
+        labels = [isinstance(row, Mapping) and is_unwanted(row) for row in rows]
+    elif LABEL in getattr(rows, "column_names", ()):
+        # One column of a table is read fast; whole rows would take minutes.
+        labels = [is_unwanted({LABEL: value}) for value in cast(Any, rows)[LABEL]]
+    numbers = np.arange(len(rows)) if labels is None else np.flatnonzero(~np.array(labels, bool))
+    if len(rows) and not len(numbers):
+        raise DataValidationError(
+            f"{name}: all {len(rows)} rows have label false; expected some with label true, which "
+            "are the ones to train on"
+        )
+    return numbers
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook import model_info
-from tinker_cookbook.exceptions import DataError, TinkerCookbookError
+from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, select_trained
 from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
 from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
@@ -136,7 +136,7 @@ class DataReport:
                 f"train on ({self._why_dropped()})"
             )
         duplicates = (
-            f"  duplicates   {_share(train.duplicates, train.rows_read)} equal to an earlier"
+            f"  duplicates   {_share(train.duplicates, train.rows_read)} equal to an earlier one"
         )
         if train.duplicate_examples:
             row, earlier = train.duplicate_examples[0]
@@ -343,7 +343,7 @@ class Config:
     )
     max_rows: int = number(10_000, "Rows whose tokens are counted", low=1)
     streaming: bool = chz.field(
-        default=False, doc="Read only the first max_rows rows of a Hub dataset, without a download"
+        default=False, doc="Read only the first max_rows rows, of the Hub without a download"
     )
     out: str | None = chz.field(
         default=None, doc="Folder for data_report.json and data_report.txt; default: none"
@@ -368,7 +368,15 @@ def main(config: Config) -> None:
         shuffle_seed=config.seed,
     )
     if config.streaming:
-        rows = list(islice(stream_hf_dataset(config.dataset, "train"), config.max_rows))
+        for key in ("test_path", "test_size"):
+            if getattr(config, key):
+                raise ConfigurationError(
+                    f"{key}: got {getattr(config, key)} with streaming=true, which reads the first "
+                    f"rows of the training data alone; leave {key} out"
+                )
+        name, _, configuration = config.dataset.partition(":")
+        stream = stream_hf_dataset(name, "train", configuration or None)
+        rows = list(islice(stream, config.max_rows))
         table = ConversationRows(rows, config.dataset, lambda: builder.renderer)
         print_line(f"dataset: the first {table.columns.line(config.dataset)}")
         data: tuple[Any, Any] = (chat_dataset(builder, table, 1), None)

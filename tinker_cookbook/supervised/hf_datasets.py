@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import chz
 import numpy as np
@@ -29,7 +29,13 @@ from tinker_cookbook.supervised.conversation_file import (
     prompts_of,
     split_rows,
 )
-from tinker_cookbook.supervised.json_files import SUFFIXES, load_local_rows, local_splits
+from tinker_cookbook.supervised.json_files import (
+    SUFFIXES,
+    file_rows,
+    load_local_rows,
+    local_files,
+    local_splits,
+)
 from tinker_cookbook.supervised.row_datasets import Rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.terminal import print_line
@@ -85,9 +91,9 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
     import datasets
 
     # Checked first, because datasets would retry for half a minute.
-    unreachable = _why_hub_is_unreachable()
+    unreachable = why_hub_is_unreachable()
     try:
-        with nullcontext() if unreachable is None else _offline():
+        with nullcontext() if unreachable is None else offline():
             return datasets.load_dataset(path, name=name, split=split)
     except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
         if unreachable is None:
@@ -102,27 +108,48 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
         ) from error
 
 
-def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
-    """Returns a split of a Hub dataset as a stream, for datasets too large to download."""
+def stream_hf_dataset(path: str, split: str, name: str | None = None) -> datasets.IterableDataset:
+    """Returns a split as a stream: of a Hub dataset, a local folder, or a local file.
+
+    For datasets too large to download or to hold in memory. Local JSON lines, CSV and parquet files
+    are read row by row and are not unified into columns.
+    """
     import datasets
 
+    local = Path(path).expanduser()
+    if local.exists():
+        files = [str(file) for file in local_files(local, split)]
+        return cast(
+            "datasets.IterableDataset",
+            datasets.IterableDataset.from_generator(_rows_of_files, gen_kwargs={"files": files}),
+        )
+    _check_hub_name(path)
     # A stream is read from the Hub, so an unreachable Hub is an error at once.
-    unreachable = _why_hub_is_unreachable()
+    unreachable = why_hub_is_unreachable()
     if unreachable is not None:
         raise DataError(
             f"dataset: {path!r} is streamed from the Hub, which cannot be reached ({unreachable}). "
             f"{_INSTEAD}, or connect to the Hub"
         )
     try:
-        return datasets.load_dataset(path, split=split, streaming=True)
+        return datasets.load_dataset(path, name=name, split=split, streaming=True)
     except Exception as error:  # datasets raises a dozen types for "not found"
         raise DataError(
             f"dataset: {path!r} (split {split!r}) cannot be streamed: {str(error).splitlines()[0]}"
         ) from error
 
 
-def _why_hub_is_unreachable() -> str | None:
-    """Sends one short request; ``datasets`` itself retries for half a minute."""
+def _rows_of_files(files: list[str]) -> Iterator[Any]:
+    for file in files:
+        for _, row in file_rows(Path(file)):
+            yield row
+
+
+def why_hub_is_unreachable() -> str | None:
+    """Returns why the Hub cannot be reached, or None; sends one short request.
+
+    ``datasets`` itself retries for half a minute.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -135,7 +162,7 @@ def _why_hub_is_unreachable() -> str | None:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Restricts ``datasets`` to its cache. The libraries have no argument for this."""
     from datasets import config
     from huggingface_hub import constants

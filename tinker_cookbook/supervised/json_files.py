@@ -66,9 +66,9 @@ def file_rows(file: Path, expected: str = "one JSON object a line") -> Iterator[
     elif kind == "csv":
         yield from _csv_rows(file)
     else:
-        rows = _json_array(file) if kind == "json" else _parquet_rows([file])
-        for i in range(len(rows)):
-            yield f"{file}, row {i}", rows[i]
+        rows = _json_array(file) if kind == "json" else _parquet_stream(file)
+        for i, row in enumerate(rows):
+            yield f"{file}, row {i}", row
 
 
 def _format_of(file: Path) -> str:
@@ -181,6 +181,19 @@ def _json_array(file: Path) -> list[Any]:
             f"{file}: got a JSON {type(rows).__name__}, expected an array of objects"
         )
     return rows
+
+
+def _parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows; a batch of them is in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
 
 
 def _parquet_rows(files: list[Path]) -> Sequence[Any]:

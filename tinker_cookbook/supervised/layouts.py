@@ -9,7 +9,8 @@
 | prompt/completion | ``prompt`` and ``completion`` or ``response``: texts or lists of messages |
 | question/answer | ``question``/``answer``, ``problem``/``solution``, ``query``/``response`` |
 
-All of them may have ``tools``.
+All of them may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false
+are bad examples and are left out.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ _PAIRS = {
     ("query", "response"): "question/answer",
 }
 _INPUTS = ("input", "context")
+LABEL = "label"
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
@@ -82,6 +84,8 @@ class ColumnsTaken:
     layout: Layout | None = None
     seen: dict[str, None] = field(default_factory=dict)
     num_rows: int = 0
+    num_unwanted: int = 0
+    """Rows with label false, which are not among ``num_rows``."""
 
     def layout_of(self, row: Mapping[str, Any]) -> Layout:
         """Returns the layout of a row, the same for all of them; raises RendererError."""
@@ -101,13 +105,25 @@ class ColumnsTaken:
         """Returns the line: rows, layout, columns read, and columns that are not read."""
         if self.layout is None:
             return f"{name}: {self.num_rows:,} rows"
-        read = (*self.layout.columns, *self.layout.optional, "tools")
+        label = (LABEL,) if self.num_unwanted else ()
+        read = (*self.layout.columns, *self.layout.optional, "tools", *label)
         taken = [column for column in read if column in self.seen]
         unread = [column for column in self.seen if column not in read]
         return (
             f"{name}: {self.num_rows:,} rows, {self.layout.name} layout, columns {_list(taken)}"
             + (f" (not read: {_list(unread)})" if unread else "")
+            + (f"; {self.num_unwanted:,} rows with label false left out" if label else "")
         )
+
+
+def is_unwanted(row: Any) -> bool:
+    """Returns whether the row's ``label`` is false: an example of what a model should not answer.
+
+    Labels of another type are classes, and have no such meaning.
+    """
+    label = row.get(LABEL) if isinstance(row, Mapping) else None
+    # CSV files have only texts.
+    return label is False or (isinstance(label, str) and label.strip().lower() == "false")
 
 
 def find_layout(row: Mapping[str, Any]) -> Layout:

@@ -6,10 +6,11 @@ import json
 import re
 import time
 
+import chz
 import numpy as np
 import pytest
 
-from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import data_report
 from tinker_cookbook.supervised.conversation_file import ConversationRows, chat_dataset
@@ -148,6 +149,32 @@ def test_real_rows_in_a_table(shared_dir, tokenizer_folder):
     assert time.monotonic() - begun < 5
     assert (report.train.rows_read, report.train.rows_rendered) == (500, 50)
     assert report.train.duplicates == 0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])
+def test_the_command_streams_local_files(tmp_path, stories_model, capsys, kind):
+    rows = [{"messages": dialogue(f"{i}?", f"{i}.")} for i in range(1200)]
+    path = tmp_path / ("rows.parquet" if kind == "parquet" else "train.jsonl")
+    if kind == "parquet":
+        import datasets
+
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        # Later lines are not read: the last one is broken.
+        path.write_text("\n".join([*map(json.dumps, rows), "{"]))
+    config = data_report.Config(
+        dataset=str(tmp_path if kind == "folder" else path),
+        model_name=stories_model,
+        renderer_name="role_colon",
+        streaming=True,
+        max_rows=600,
+    )
+    data_report.main(config)
+    printed = capsys.readouterr().out
+    assert "600 rows, messages layout" in printed.replace("\n", " ")
+    assert "data report: 600 training rows" in printed
+    with pytest.raises(ConfigurationError, match="test_size: got 3 with streaming=true"):
+        data_report.main(chz.replace(config, test_size=3))
 
 
 # --- near-duplicates -----------------------------------------------------------------------------

@@ -316,3 +316,58 @@ def test_a_split_held_out_of_a_table(tmp_path, tokenizer_folder):
 def test_an_address_is_shown_as_it_was_given():
     with pytest.raises(DataValidationError, match=r"got https://example\.com/a\.jsonl, which is"):
         read_conversations("https://example.com/a.jsonl")
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_rows_with_label_false_are_left_out_and_counted(tmp_path, tokenizer_folder, capsys, kind):
+    rows = [{"prompt": f"{i}?", "completion": f"{i}.", "label": i % 3 != 0} for i in range(7)]
+    path = tmp_path / f"kto.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "csv":
+        with path.open("w") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=tokenizer_folder("smollm2"), renderer_name="chatml", batch_size=2
+    )
+    train, test = ChatDataBuilder(common_config=common, file_path=str(path), test_size=1)()
+    kept = [part.hf_dataset[i] for part in (train, test) for i in range(len(part.hf_dataset))]
+    assert sorted(talk[1]["content"] for talk in kept) == ["1.", "2.", "4.", "5."]
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "4 rows, prompt/completion layout, columns prompt, completion, label; 3 rows with" in (
+        printed
+    )
+
+
+def test_labels_that_are_classes_are_no_judgement_and_all_false_is_an_error(
+    tmp_path, tokenizer_folder
+):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a", "completion": "b", "label": i} for i in range(2)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert len(read_conversations(path)) == 2
+    path.write_text(json.dumps({**rows[0], "label": False}))
+    with pytest.raises(DataValidationError, match="all 1 rows have label false; expected some"):
+        read_conversations(path)
+
+
+@pytest.mark.shared
+def test_real_rows_of_kto(shared_dir):
+    from tinker_cookbook.supervised.layouts import ColumnsTaken
+
+    path, columns = shared_dir / "data" / "llamafactory_demo" / "kto_en_demo.json", ColumnsTaken()
+    kept = read_conversations(path, columns=columns)
+    good = [row["messages"] for row in json.loads(path.read_text()) if row["label"]]
+    assert [m["content"] for talk in kept for m in talk] == [
+        m["content"] for talk in good for m in talk
+    ]
+    assert (columns.num_rows, columns.num_unwanted) == (len(good), 300 - len(good)) == (150, 150)
