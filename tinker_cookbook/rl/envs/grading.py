@@ -17,8 +17,11 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import process, spawn
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -45,11 +48,45 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 T = TypeVar("T")
 
 
+class _WorkerProcess(SpawnProcess):
+    """A spawned process that does not run the program's file.
+
+    Usually such a process imports that file first. A script without ``if __name__ == "__main__":``
+    would then start again from its first line in every worker.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        thread, original = threading.get_ident(), spawn.get_preparation_data
+
+        def without_main(name: str) -> dict[str, Any]:
+            data = original(name)
+            # Processes that other threads start meanwhile are not ours.
+            if threading.get_ident() != thread:
+                return data
+            return {key: data[key] for key in data if not key.startswith("init_main")}
+
+        with _starting:
+            spawn.get_preparation_data = without_main
+            try:
+                return SpawnProcess._Popen(process_obj)  # pyright: ignore[reportAttributeAccessIssue]
+            finally:
+                spawn.get_preparation_data = original
+
+
+class _WorkerContext(SpawnContext):
+    Process = _WorkerProcess
+
+
+_starting = threading.Lock()
+
+
 class TimedPool:
     """Worker processes for calls that may never return.
 
     The workers start at the first call and end with the program. They are spawned, not forked,
-    because the engine's threads do not survive a fork; so functions and arguments must pickle.
+    because the engine's threads do not survive a fork; so functions and arguments must pickle. The
+    program's file is imported only by workers of functions that are defined in it.
     """
 
     def __init__(
@@ -72,7 +109,8 @@ class TimedPool:
         self._preload = tuple(preload)
         # Both call methods may start the pool, from different threads.
         self._lock = threading.Lock()
-        self._pool: pebble.ProcessPool | None = None
+        # By whether the workers import the program's file.
+        self._pools: dict[bool, pebble.ProcessPool] = {}
 
     async def call(
         self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
@@ -83,8 +121,8 @@ class TimedPool:
         ``TimeoutError`` after it, and ``pebble.ProcessExpired`` if the worker died, for example for
         lack of memory.
         """
-        if self._pool is None:  # starting processes takes a while, scheduling does not
-            await asyncio.to_thread(self._start)
+        # Starting processes takes a while, scheduling does not.
+        await asyncio.to_thread(self._start, _is_in_main(function, *args))
         return await asyncio.wrap_future(self._schedule(function, args, timeout_seconds))
 
     def call_blocking(
@@ -96,9 +134,10 @@ class TimedPool:
     def close(self) -> None:
         """Ends the workers; a later call starts new ones."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
+            pools, self._pools = list(self._pools.values()), {}
+        if pools:
             atexit.unregister(self.close)
+        for pool in pools:
             # stop, not close, which would wait for calls that may hang.
             pool.stop()
             pool.join()
@@ -108,20 +147,46 @@ class TimedPool:
     ) -> pebble.ProcessFuture:
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         _check_timeout(limit)
-        return self._start().schedule(_run, args=(function, args, limit), timeout=limit)
+        pool = self._start(_is_in_main(function, *args))
+        return pool.schedule(_run, args=(function, args, limit), timeout=limit)
 
-    def _start(self) -> pebble.ProcessPool:
+    def _start(self, imports_main: bool = False) -> pebble.ProcessPool:
         with self._lock:
-            if self._pool is None:
-                self._pool = pebble.ProcessPool(
-                    max_workers=self._max_workers,
-                    initializer=_prepare_worker,
-                    initargs=(self._preload,),
-                    context=multiprocessing.get_context("spawn"),  # pyright: ignore[reportArgumentType]
+            if (pool := self._pools.get(imports_main)) is not None:
+                return pool
+            # True while such a worker imports the file: it cannot start workers of its own yet.
+            if getattr(process.current_process(), "_inheriting", False):
+                raise ConfigurationError(
+                    "a worker process imports the program's file, which starts the program again; "
+                    'expected the program below `if __name__ == "__main__":`, or the function that '
+                    "the worker calls in another file"
                 )
-                self._pool.schedule(int)  # pebble starts its processes at the first call
+            context = multiprocessing.get_context("spawn") if imports_main else _WorkerContext()
+            pool = self._pools[imports_main] = pebble.ProcessPool(
+                max_workers=self._max_workers,
+                initializer=_prepare_worker,
+                initargs=(self._preload,),
+                context=context,  # pyright: ignore[reportArgumentType]
+            )
+            pool.schedule(int)  # pebble starts its processes at the first call
+            if len(self._pools) == 1:
                 atexit.register(self.close)
-            return self._pool
+            return pool
+
+
+def _is_in_main(*values: Any) -> bool:
+    """Returns whether one of these functions or objects is defined in the program's file."""
+    for value in values:
+        if isinstance(value, partial):
+            if _is_in_main(value.func, *value.args, *value.keywords.values()):
+                return True
+        # In a worker the program's file has the second name.
+        elif (getattr(value, "__module__", None) or type(value).__module__) in (
+            "__main__",
+            "__mp_main__",
+        ):
+            return True
+    return False
 
 
 def _check_timeout(seconds: float) -> None:
