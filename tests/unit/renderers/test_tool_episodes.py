@@ -1,7 +1,8 @@
 """Every prompt of an episode with tools begins with the prompt and the answer before it.
 
 Token by token, for every renderer that declares tools, on real vocabularies, and whichever tokens
-the model has sampled for the text of its answer (6 s).
+the model has sampled for the text of its answer. Three renderers run always (2 s), all of them
+with the slow tests (20 s, mostly to load vocabularies).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ REWRITES = {
     "template?enable_thinking=false": "as qwen3_disable_thinking, whose template it is here",
 }
 """Renderers whose template rewrites an answer within an episode, listed in docs/tools.md."""
+QUICK = ("qwen3", "qwen3_instruct", "qwen3_5_preserve_thinking")
 TEXTS = ["4", "", " é\n", "<|im_end|>", "a</tool_response>"]
 
 
@@ -112,7 +114,13 @@ def thinks(message):
     return any(part["type"] == "thinking" and part["thinking"].strip() for part in parts)
 
 
-@pytest.mark.parametrize("spec", sorted(CALLING))
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec if spec in QUICK else pytest.param(spec, marks=pytest.mark.slow)
+        for spec in sorted(CALLING)
+    ],
+)
 def test_an_episode_with_tools_is_one_sequence(load, spec):  # noqa: F811
     renderer = load(CALLING[spec]).renderer
     calling = CALLING[spec].answers.filter(lambda message: message.get("tool_calls"))
