@@ -25,6 +25,8 @@ import pytest
 from recipe_runs import REPO
 from tiny_model import make_tiny_model
 
+from recipes.search_tool.corpus import read_corpus
+from recipes.search_tool.retrieval import build_index, save_index
 from recipes.start import example_data
 
 pytestmark = pytest.mark.slow
@@ -54,6 +56,7 @@ NOT_RUN = (
     "lm_eval ",
     "llama-server ",
     "ollama ",
+    "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
@@ -69,12 +72,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.rl_basic": {**RL, **SHORT_EVAL},
     "recipes.rl_loop": RL,
     "recipes.math_rl.train": {**RL, **SHORT_EVAL},
-    "recipes.tool_use.train": {
-        **{**RL, **SHORT_EVAL, "renderer_name": "qwen3_instruct"},
-        "model_name": "tiny",
-        "tiny_steps": "5",
-    },
     "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
+    "recipes.search_tool.train": {**RUN, **SHORT_EVAL, "group_size": "2", "max_tokens": "4"},
+    "recipes.search_tool.index": {},
+    "recipes.search_tool.retrieval_eval": {},
+    "recipes.search_tool.offline_eval": {"device": "cpu", "max_tokens": "4", "max_turns": "2"},
     "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
     "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "recipes.preference.shorter.train": RL,
@@ -192,35 +194,6 @@ renderer = None
 Path("DATA/gsm8k").mkdir(parents=True, exist_ok=True)
 Path("DATA/gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "It is 2.\\\\n#### 2"}')
 """,
-    # Examples of a page run one by one, so the second needs the tools of the first.
-    "docs/tools.md": """
-from pathlib import Path
-
-from recipes.tool_use.tiny_model import make_tokenizer
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.tool_use import tool
-
-Path("tools").mkdir(exist_ok=True)
-make_tokenizer(Path("tools"))
-renderer = get_renderer("qwen3_instruct", get_tokenizer("tools"))
-
-
-@tool
-def add(a: int, b: int) -> int:
-    return a + b
-
-
-class Shop:
-    def __init__(self, prices):
-        self.prices = prices
-
-    @tool
-    def price(self, item: str) -> int:
-        return self.prices[item]
-
-
-""",
     "docs/06-renderers.md": """
 messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 tokens = [40, 41, 42]
@@ -334,6 +307,8 @@ class Reader:
             short = {"tasks": "gsm8k", "limit": "2", "max_tokens": "4", "device": "cpu"}
             data = {"data_path": str(self.folder / "problems"), "out": str(self.folder / "eval")}
             return {**short, **data, "model_path": self.checkpoint()}
+        if command.program.startswith("recipes.search_tool."):
+            return self.search_values(command, typed)
         values = dict(SETTINGS[command.program])
         for key in typed:
             if key.endswith(("model_name", "teacher_model")):
@@ -357,6 +332,44 @@ class Reader:
             values |= {"lora_rank": "4,8", "log_dir": place}
         elif command.program not in WITHOUT_RUN:
             values["log_path"] = place
+        return values
+
+    def search_values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
+        """Settings of a program that searches; makes a model and documents the first time."""
+        documents = self.folder / "MY_DOCUMENTS"
+        model = str(self.folder / "qwen3-search-instruct")
+        if not documents.exists():
+            documents.mkdir()
+            (documents / "lamp.txt").write_text("Ada built the lamp.")
+            question = {"question": "Who?", "answers": [{"text": "Ada"}]}
+            paragraph = {"context": "Ada built the lamp.", "qas": [question] * 4}
+            squad = {"data": [{"paragraphs": [paragraph]}]}
+            (self.folder / "xquad.en.json").write_text(json.dumps(squad))
+            rows = [{"question": f"Who {i}?", "answer": "Ada"} for i in range(4)]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (self.folder / "my_questions.jsonl").write_text(text)
+            index = build_index(read_corpus(str(documents)))
+            save_index(index, self.folder / "wiki_index", {})
+            tiny = ["num_steps=1", "batch_size=1", "num_worlds=1", "hidden_size=32", "num_layers=1"]
+            program = [sys.executable, "-m", "recipes.search_tool.small_model"]
+            self.run([*program, f"model_path={model}", *tiny])
+        values = dict(SETTINGS[command.program])
+        if command.program.endswith(".train"):
+            batch = "batch_size" if "batch_size" in typed else "groups_per_batch"
+            values |= {"model_name": model, "log_path": str(self.folder / f"run-{self.runs}")}
+            values[batch] = "2"
+        if command.program.endswith(".offline_eval"):
+            log_path = self.folder / "search"
+            run = Command(command.page, "recipes.search_tool.train", ())
+            settings = {**self.search_values(run, {}), "log_path": str(log_path)}
+            words = [f"{key}={value}" for key, value in settings.items()]
+            self.run([sys.executable, "-m", run.program, *words])
+            last = json.loads((log_path / "checkpoints.jsonl").read_text().splitlines()[-1])
+            values |= {"model_path": last["sampler_path"], "out": str(self.folder / "search-eval")}
+        if "method" in typed:  # embeddings are another package
+            values["method"] = "bm25"
+        if typed.get("dataset") == "search_r1":  # from the Hub
+            values["dataset"] = "my_questions.jsonl"
         return values
 
     def checkpoint(self) -> str:

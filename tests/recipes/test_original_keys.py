@@ -37,6 +37,17 @@ KEYS = {
         base_url behavior_if_log_dir_exists max_steps_off_policy stream_minibatch_config
         loss_fn loss_fn_config max_steps
     """,
+    "recipes.search_tool.train": """
+        model_name lora_rank renderer_name learning_rate batch_size seed max_tokens eval_every
+        group_size max_turns format_coef max_trajectory_tokens chroma_host chroma_port
+        chroma_collection_name n_results embedding_model_name embedding_dim stream_minibatch
+        num_minibatches log_path wandb_project wandb_name session_name
+        behavior_if_log_dir_exists max_steps
+    """,
+    "recipes.search_tool.offline_eval": """
+        max_eval_samples seed split base_model renderer_name tinker_checkpoint_url max_tokens
+        max_trajectory_tokens
+    """,
     "recipes.multiplayer_rl.guess_number.train": """
         model_name renderer_name group_size batch_size learning_rate max_tokens eval_every
         save_every wandb_project wandb_name session_name log_path behavior_if_log_dir_exists

@@ -22,7 +22,6 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
-from tinker_cookbook.rl.rollouts.place import at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 
@@ -112,7 +111,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
             DataValidationError: The dataset has no group.
             AllTrajectoriesFailedError: Every group failed under a tolerant strategy.
         """
-        policy, place = self.policy(sampling_client), current_place()
+        policy = self.policy(sampling_client)
         builders, lock = self._numbered_builders(), asyncio.Lock()
         # By index, since groups finish in any order: sums, tags and errors of all groups, and a
         # few groups as a whole.
@@ -129,13 +128,9 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                     return
                 try:
                     # A policy for each index: samples do not depend on the order of starts.
-                    with at_place(None if place is None else place.at_group(index)):
-                        group = await run_group(
-                            builder,
-                            policy.derived(index),
-                            strategy=self._strategy,
-                            config=self._config,
-                        )
+                    group = await run_group(
+                        builder, policy.derived(index), strategy=self._strategy, config=self._config
+                    )
                 # Only a tolerant strategy raises this; the other groups still give a measurement.
                 except AllTrajectoriesFailedError as error:
                     skipped.append(error)

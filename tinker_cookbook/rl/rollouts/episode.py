@@ -36,7 +36,6 @@ from tinker_cookbook.rl.rollouts.hooks import (
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy as SupportsParseErrorPolicy
 from tinker_cookbook.rl.rollouts.hooks import SupportsToolCallLimit as SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
-from tinker_cookbook.rl.rollouts.place import enter_member
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     Action,
@@ -191,7 +190,6 @@ class Episode:
 
     async def run(self) -> Trajectory:
         """Runs the episode to its end. Errors name the environment, the member and the turn."""
-        enter_member(self.member, self._attempt)
         if self.prompt is None and self._overflow is None:
             await self.open()
         self._first_turn_begun = True

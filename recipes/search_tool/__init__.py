@@ -1,0 +1,1 @@
+"""Question answering with a search tool: ``python -m recipes.search_tool.train``."""

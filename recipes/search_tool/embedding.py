@@ -1,0 +1,100 @@
+"""Embeddings of Google's Gemini API, for a Chroma collection that was made with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from os import environ
+from typing import Any
+
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.utils.imports import missing_extra
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRIES = 10
+RETRY_DELAY = 1.0
+_BACKOFF = 1.5
+_PROJECT, _REGION, _VERTEX = (
+    "GCP_VERTEXAI_PROJECT_NUMBER",
+    "GCP_VERTEXAI_REGION",
+    "GOOGLE_GENAI_USE_VERTEXAI",
+)
+
+
+def get_gemini_client(
+    *,
+    vertexai: bool | None = None,
+    project: str | None = None,
+    location: str | None = None,
+    http_options: Any | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Returns a client of the Gemini API, by default through Vertex AI.
+
+    ``project``, ``location`` and ``vertexai`` default to the variables
+    ``GCP_VERTEXAI_PROJECT_NUMBER``, ``GCP_VERTEXAI_REGION`` and ``GOOGLE_GENAI_USE_VERTEXAI``.
+
+    Raises:
+        ConfigurationError: google-genai is not installed, or a variable is not set.
+    """
+    try:
+        from google import genai
+        from google.genai.types import HttpOptions
+    except ImportError as error:
+        raise missing_extra("embeddings of Gemini", error, "vector-search") from error
+    if vertexai is None:
+        vertexai = environ.get(_VERTEX, "True").strip().lower().startswith("t")
+    settings: dict[str, Any] = {"vertexai": vertexai}
+    # Without Vertex AI the client reads GOOGLE_API_KEY by itself.
+    if vertexai:
+        for name, value, variable in (
+            ("project", project, _PROJECT),
+            ("location", location, _REGION),
+        ):
+            settings[name] = value or environ.get(variable)
+            if settings[name] is None:
+                raise ConfigurationError(
+                    f"{name}: got none, expected ${variable} to be set. Embeddings of Gemini need "
+                    "an account; a local index (corpus= or index_path=) needs none"
+                )
+    options = http_options or HttpOptions(api_version="v1", timeout=10_000)
+    return genai.Client(http_options=options, **settings, **kwargs)
+
+
+async def get_gemini_embedding(
+    client: Any,
+    texts: list[str],
+    model: str = "gemini-embedding-001",
+    embedding_dim: int = 768,
+    task_type: str = "RETRIEVAL_QUERY",
+    max_retries: int = MAX_RETRIES,
+    retry_delay: float = RETRY_DELAY,
+) -> list[list[float]]:
+    """Returns a vector of ``embedding_dim`` numbers for each text.
+
+    Raises:
+        BackendError: all ``max_retries`` requests failed, or the answer had not one vector a text.
+    """
+    config = {"output_dimensionality": embedding_dim, "task_type": task_type}
+    for attempt in range(max_retries):
+        try:
+            response = await client.aio.models.embed_content(
+                model=model, contents=texts, config=config
+            )
+            vectors = [embedding.values for embedding in response.embeddings or ()]
+            if len(vectors) == len(texts) and all(vectors):
+                return vectors
+            raise BackendError(
+                f"embeddings of {model}: got {len(vectors)} vectors, expected {len(texts)}"
+            )
+        except Exception as error:  # the client raises errors of several libraries
+            if attempt == max_retries - 1:
+                raise BackendError(
+                    f"embeddings of {model}: {max_retries} requests failed, the last one with "
+                    f"{error!r}"
+                ) from error
+            wait = retry_delay * _BACKOFF**attempt
+            logger.warning("embeddings of %s: %r; next attempt in %.1f s", model, error, wait)
+            await asyncio.sleep(wait)
+    raise ConfigurationError(f"max_retries: got {max_retries}, expected at least 1")

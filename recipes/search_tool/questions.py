@@ -1,0 +1,145 @@
+"""Questions with answers: the example data, Search-R1's, the layout of SQuAD, or rows of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError
+from tinker_cookbook.recipes.search_tool.corpus import squad_articles
+from tinker_cookbook.recipes.start import example_data
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
+from tinker_cookbook.supervised.json_files import file_rows, local_files
+
+EXAMPLE, SEARCH_R1 = "example", "search_r1"
+DATASETS = (EXAMPLE, SEARCH_R1)
+SEARCH_R1_HUB = "PeterJinGo/nq_hotpotqa_train"
+EXAMPLE_DOCUMENTS = example_data("search_documents.jsonl")
+_EXAMPLE_FILES = {
+    "train": example_data("search_questions.jsonl"),
+    "test": example_data("search_questions_test.jsonl"),
+}
+EXPECTED = (
+    'objects like {"question": "...", "answer": ["..."]}, or in the format of Search-R1 '
+    "(question, golden_answers, data_source)"
+)
+_ANSWER_FIELDS = ("answer", "answers", "golden_answers", "ground_truth", "target")
+
+
+class SearchR1Datum(TypedDict):
+    """A question, all answers that are right, and where it is from."""
+
+    question: str
+    answer: list[str]
+    data_source: str
+
+
+def process_single_row(
+    row_series: Any, where: str = "row", data_source: str = "unknown"
+) -> SearchR1Datum:
+    """Returns the question of a row: a mapping, or a pandas Series as the original has it.
+
+    The answers are ``reward_model.ground_truth``, or else the first of answer, answers,
+    golden_answers, ground_truth, target: a text, a list of texts, or an object with one of these
+    under ``target`` or ``text``.
+
+    Raises:
+        DataFormatError: ``where`` has no question, or no answer.
+    """
+    if not isinstance(row_series, Mapping) and not hasattr(row_series, "to_dict"):
+        raise DataFormatError(f"{where}: got {type(row_series).__name__}, expected {EXPECTED}")
+    row = row_series if isinstance(row_series, Mapping) else row_series.to_dict()
+    question = row.get("question")
+    graded = row.get("reward_model")
+    value = graded.get("ground_truth") if isinstance(graded, Mapping) else None
+    for name in _ANSWER_FIELDS:
+        value = row.get(name) if value is None else value
+    # Search-R1 has {"target": [...]}, and SQuAD on the Hub {"text": [...], "answer_start": [...]}.
+    if isinstance(value, Mapping):
+        value = value.get("target", value.get("text"))
+    if hasattr(value, "tolist"):  # an array of numpy, as parquet files give it
+        value = value.tolist()
+    answers = [value] if isinstance(value, str | int | float) else value
+    if not isinstance(question, str) or not question.strip():
+        raise DataFormatError(f"{where}: question: got {question!r}, expected {EXPECTED}")
+    texts = [str(answer).strip() for answer in answers or ()] if _is_list(answers) else []
+    if not texts or not all(texts):
+        raise DataFormatError(
+            f"{where}: answer: got {value!r}, expected a text or a list of texts, none of them "
+            f"empty, under one of {', '.join(_ANSWER_FIELDS)}"
+        )
+    return SearchR1Datum(
+        question=question.strip(),
+        answer=texts,
+        data_source=str(row.get("data_source") or data_source),
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def read_questions(path: str, split: Literal["train", "test"] = "train") -> list[SearchR1Datum]:
+    """Returns the questions of ``example``, ``search_r1``, a file, or a split of a folder.
+
+    A file is JSON in the layout of SQuAD (questions without an answer are left out), or rows as
+    ``process_single_row`` reads them; it has no splits. A folder has a file for each split.
+
+    Raises:
+        DataError: the questions cannot be read, or the Hub cannot be reached.
+    """
+    if path == SEARCH_R1:
+        return download_search_r1_dataset(split)
+    local = _EXAMPLE_FILES[split] if path == EXAMPLE else Path(path).expanduser()
+    if not local.exists():
+        raise DataValidationError(
+            f"dataset: there is no file or folder {local} (searched from {Path.cwd()}); expected "
+            f"{EXAMPLE}, {SEARCH_R1}, or a file of {EXPECTED}"
+        )
+    files = [local] if local.is_file() else local_files(local, split)
+    found: list[SearchR1Datum] = []
+    for file in files:
+        squad = squad_articles(file)
+        if squad is not None:
+            found += _squad_questions(file, squad)
+            continue
+        for where, row in file_rows(file, EXPECTED):
+            found.append(process_single_row(row, where, file.stem.split(".")[0]))
+    if not found:
+        raise DataValidationError(
+            f"dataset: got {path}, which has no question; expected {EXPECTED}"
+        )
+    return found
+
+
+def _squad_questions(
+    file: Path, articles: list[tuple[str, Mapping[str, Any]]]
+) -> list[SearchR1Datum]:
+    found: list[SearchR1Datum] = []
+    for i, (_, paragraph) in enumerate(articles):
+        for question in paragraph.get("qas", ()):
+            # SQuAD 2 has questions that its paragraph does not answer.
+            answers = list(dict.fromkeys(a["text"] for a in question.get("answers", ())))
+            if answers:
+                row = {"question": question.get("question"), "answer": answers}
+                found.append(process_single_row(row, f"{file}, paragraph {i}", file.stem))
+    return found
+
+
+def download_search_r1_dataset(split: Literal["train", "test"]) -> list[SearchR1Datum]:
+    """Returns a split of Search-R1's questions (Natural Questions, HotpotQA, …) from the Hub.
+
+    Raises:
+        DataError: the Hub cannot be reached, and there is no cached copy.
+    """
+    rows = load_hf_dataset(
+        SEARCH_R1_HUB,
+        split,
+        instead="Give a copy of its files with dataset=FOLDER (train.parquet, test.parquet), or "
+        "questions of your own with dataset=FILE.jsonl",
+    )
+    return [
+        process_single_row(rows[i], f"{SEARCH_R1_HUB}, row {i}", SEARCH_R1)
+        for i in range(len(rows))
+    ]

@@ -1,0 +1,368 @@
+"""The search tool that a model calls, and the reward of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import chz
+
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.recipes.search_tool.corpus import Document
+from tinker_cookbook.recipes.search_tool.embedding import get_gemini_client, get_gemini_embedding
+from tinker_cookbook.recipes.search_tool.minilm import DIMENSIONS, MINILM, check_minilm, minilm
+from tinker_cookbook.recipes.search_tool.retrieval import (
+    METHODS,
+    Method,
+    SearchIndex,
+    open_index,
+)
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.tool_use import (
+    FunctionTool,
+    ToolResult,
+    error_tool_result,
+    simple_tool_result,
+    tool,
+)
+from tinker_cookbook.utils.imports import missing_extra
+
+logger = logging.getLogger(__name__)
+
+MAX_QUERIES = 8
+"""Queries of one call; more are an error, which the model sees."""
+_MAX_CONCURRENCY = 8  # searches in threads; they are short, and more would only share the cores
+_MAX_REQUESTS = 128  # calls that wait for a Chroma server at the same time
+_BACKOFF = 1.5
+
+QueryList = Annotated[
+    list[str], "One or more queries; the result has the best documents for each of them."
+]
+
+
+class SearchTool(Protocol):
+    """What environments need of a search tool."""
+
+    @property
+    def search(self) -> FunctionTool:
+        """The tool ``search(query_list)``."""
+        ...
+
+
+@chz.chz
+class EmbeddingConfig:
+    """Embeddings of the queries to a Chroma collection, the same as those of its documents."""
+
+    model_name: str = chz.field(
+        default="gemini-embedding-001",
+        doc=f"A model of the Gemini API, or {MINILM}, which is local",
+    )
+    embedding_dim: int = chz.field(default=768, doc="Numbers of a vector of Gemini")
+    task_type: str = chz.field(default="RETRIEVAL_QUERY", doc="What Gemini is told about a text")
+
+
+@chz.chz
+class RetrievalConfig:
+    """What a search returns."""
+
+    n_results: int = chz.field(default=3, doc="Documents for each query")
+    embedding_config: EmbeddingConfig = chz.field(
+        default_factory=EmbeddingConfig, doc="Chroma only: embeddings of the queries"
+    )
+    method: Method = chz.field(default="bm25", doc=f"Local index only: {', '.join(METHODS)}")
+    max_chars: int = chz.field(default=4000, doc="Characters of a document; the rest is left out")
+
+    @chz.validate
+    def _check(self) -> None:
+        for name in ("n_results", "max_chars"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        if self.method not in METHODS:
+            raise ConfigurationError(
+                f"method: got {self.method!r}, expected one of {', '.join(METHODS)}"
+            )
+
+
+class LocalSearchTool:
+    """Search in an index on this machine; deterministic, so a resumed run has the same results.
+
+    Pickles as what it was made from; the index is opened once in each process.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        retrieval_config: RetrievalConfig | None = None,
+        max_words: int = 250,
+    ) -> None:
+        """``source`` is an index, or documents that are indexed in memory.
+
+        Raises:
+            ConfigurationError: the index cannot search with ``method``, or a package is missing.
+            DataError: there is no index and no corpus at ``source``.
+        """
+        self.source, self.max_words = str(Path(source).expanduser()), max_words
+        self.retrieval_config = retrieval_config or RetrievalConfig()
+        # Opened now, so that a mistake is an error before the run, not in its first call.
+        len(self.index)
+
+    @property
+    def index(self) -> SearchIndex:
+        """The index, shared by all tools of this process with the same source."""
+        return open_index(self.source, self.retrieval_config.method, self.max_words)
+
+    @tool(max_concurrency=_MAX_CONCURRENCY)
+    def search(self, query_list: QueryList) -> ToolResult:
+        """Searches the documents and returns the best ones for each query."""
+        problem = _problem_of(query_list)
+        if problem is not None:
+            return error_tool_result(problem, error_type="validation_failed")
+        config = self.retrieval_config
+        found = [
+            [hit.document for hit in self.index.search(query, config.n_results, config.method)]
+            for query in query_list
+        ]
+        texts = [[shown(document) for document in row] for row in found]
+        return _result(query_list, texts, config.max_chars)
+
+
+def shown(document: Document) -> str:
+    """Returns title and text; only the text if it contains the title."""
+    if document.title in document.text:
+        return document.text
+    return f"{document.title}\n{document.text}"
+
+
+def _problem_of(query_list: Sequence[str]) -> str | None:
+    if not query_list or not all(query.strip() for query in query_list):
+        return "query_list: expected at least one query, none of them empty"
+    if len(query_list) > MAX_QUERIES:
+        return f"query_list: got {len(query_list)} queries, expected at most {MAX_QUERIES}"
+    return None
+
+
+def format_results(
+    query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int = 4000
+) -> str:
+    """Returns the documents of each query as the model sees them, numbered from 1."""
+    lines: list[str] = []
+    for query, documents in zip(query_list, texts, strict=True):
+        lines.append(f"Query: {query}")
+        for i, text in enumerate(documents, start=1):
+            cut = text if len(text) <= max_chars else f"{text[:max_chars]} […]"
+            lines += [f"Document {i}:", cut]
+        if not documents:
+            lines.append("No document was found.")
+    return "\n".join(lines)
+
+
+def _result(
+    query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int
+) -> ToolResult:
+    metrics = {"queries": len(query_list), "documents": sum(map(len, texts))}
+    return simple_tool_result(format_results(query_list, texts, max_chars), metrics=metrics)
+
+
+class ChromaTool:
+    """Search in a collection of a Chroma server.
+
+    Pickles without its connections, which are opened again where it is used; that needs the host
+    and port, as ``build`` sets them.
+    """
+
+    def __init__(
+        self,
+        chroma_client: Any,
+        gemini_client: Any,
+        collection_name: str,
+        retrieval_config: RetrievalConfig,
+        max_retries: int,
+        initial_retry_delay: float,
+        chroma_host: str | None = None,
+        chroma_port: int | None = None,
+    ) -> None:
+        self._chroma_client = chroma_client
+        self._gemini_client = gemini_client
+        self._collection_name = collection_name
+        self._retrieval_config = retrieval_config
+        self._max_retries = max_retries
+        self._initial_retry_delay = initial_retry_delay
+        self._chroma_host = chroma_host
+        self._chroma_port = chroma_port
+
+    @staticmethod
+    async def build(
+        chroma_host: str,
+        chroma_port: int,
+        chroma_collection_name: str,
+        retrieval_config: RetrievalConfig | None = None,
+        max_retries: int = 10,
+        initial_retry_delay: float = 1,
+        chroma_client: Any | None = None,
+        gemini_client: Any | None = None,
+    ) -> ChromaTool:
+        """Connects to a server.
+
+        ``chroma_client`` and ``gemini_client`` are existing clients to use, if given. With
+        ``embedding_config.model_name="all-MiniLM-L6-v2"`` the queries are embedded on this machine.
+
+        Raises:
+            ConfigurationError: a package or a setting of the embeddings is missing.
+            BackendError: the server cannot be reached, or has no such collection.
+        """
+        config = retrieval_config or RetrievalConfig()
+        if config.embedding_config.model_name == MINILM:
+            check_minilm()
+        made = ChromaTool(
+            chroma_client,
+            gemini_client,
+            chroma_collection_name,
+            config,
+            max_retries,
+            initial_retry_delay,
+            chroma_host,
+            chroma_port,
+        )
+        chroma, _ = await made._ensure_clients()
+        if chroma_client is None:
+            # A wrong name is an error now, not in the first call of the run.
+            await made._collection(chroma)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the settings without the connections, which cannot be pickled."""
+        return {**self.__dict__, "_chroma_client": None, "_gemini_client": None}
+
+    async def _ensure_clients(self) -> tuple[Any, Any]:
+        if self._chroma_client is None:
+            if self._chroma_host is None or self._chroma_port is None:
+                raise ConfigurationError(
+                    "chroma_host, chroma_port: got none, which a pickled tool needs to connect "
+                    "again; make the tool with ChromaTool.build"
+                )
+            self._chroma_client = await _connect(self._chroma_host, self._chroma_port)
+        if self._gemini_client is None and not self._embeds_here:
+            self._gemini_client = get_gemini_client()
+        return self._chroma_client, self._gemini_client
+
+    @property
+    def _embeds_here(self) -> bool:
+        return self._retrieval_config.embedding_config.model_name == MINILM
+
+    async def _collection(self, chroma: Any) -> Any:
+        try:
+            return await chroma.get_collection(self._collection_name)
+        except Exception as error:  # chromadb raises errors of several libraries
+            raise BackendError(
+                f"Chroma at {self._chroma_host}:{self._chroma_port}: the collection "
+                f"{self._collection_name!r} cannot be opened: {error}"
+            ) from error
+
+    async def _embed(self, gemini: Any, query_list: list[str]) -> list[list[float]]:
+        config = self._retrieval_config.embedding_config
+        if self._embeds_here:
+            vectors = await asyncio.to_thread(
+                lambda: [minilm().embed_query(query).tolist() for query in query_list]
+            )
+            assert all(len(vector) == DIMENSIONS for vector in vectors)
+            return vectors
+        return await get_gemini_embedding(
+            gemini, query_list, config.model_name, config.embedding_dim, config.task_type
+        )
+
+    async def _query(self, chroma: Any, vectors: list[list[float]]) -> list[list[str]]:
+        """Returns the documents of each vector; retries a server that does not answer."""
+        for attempt in range(self._max_retries):
+            try:
+                collection = await self._collection(chroma)
+                found = await collection.query(
+                    query_embeddings=vectors, n_results=self._retrieval_config.n_results
+                )
+                return [[text or "" for text in row] for row in found["documents"] or []]
+            except Exception as error:  # chromadb raises errors of several libraries
+                if attempt == self._max_retries - 1:
+                    raise BackendError(
+                        f"Chroma at {self._chroma_host}:{self._chroma_port}: {self._max_retries} "
+                        f"queries failed, the last one with: {error}"
+                    ) from error
+                wait = self._initial_retry_delay * _BACKOFF**attempt
+                logger.warning("Chroma: %s; next attempt in %.1f s", error, wait)
+                await asyncio.sleep(wait)
+        raise ConfigurationError(f"max_retries: got {self._max_retries}, expected at least 1")
+
+    @tool(max_concurrency=_MAX_REQUESTS)
+    async def search(self, query_list: QueryList) -> ToolResult:
+        """Searches the documents and returns the best ones for each query."""
+        problem = _problem_of(query_list)
+        if problem is not None:
+            return error_tool_result(problem, error_type="validation_failed")
+        chroma, gemini = await self._ensure_clients()
+        vectors = await self._embed(gemini, query_list)
+        texts = await self._query(chroma, vectors)
+        return _result(query_list, texts, self._retrieval_config.max_chars)
+
+
+async def _connect(host: str, port: int) -> Any:
+    try:
+        import chromadb
+        from chromadb.config import Settings
+    except ImportError as error:
+        raise missing_extra("searches in Chroma", error, "vector-search") from error
+    try:
+        return await chromadb.AsyncHttpClient(
+            host=host, port=port, settings=Settings(anonymized_telemetry=False)
+        )
+    except Exception as error:  # chromadb raises errors of several libraries
+        raise BackendError(
+            f"chroma_host, chroma_port: no Chroma server answers at {host}:{port} ({error}); start "
+            f"one with: chroma run --path FOLDER --port {port}. A local index needs no server: "
+            "corpus=FILE_OR_FOLDER"
+        ) from error
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(s: str) -> str:
+    """Returns a text without case, punctuation, articles and extra spaces, as SQuAD compares it."""
+    return " ".join(_ARTICLES.sub(" ", s.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def extract_answer(text: str) -> str | None:
+    """Returns what follows ``Answer:``; None unless it occurs exactly once."""
+    parts = text.split("Answer:")
+    return parts[1].strip() if len(parts) == 2 else None
+
+
+@dataclass
+class TextAnswerReward:
+    """Reward of an answer in the last message: exact match after normalisation (Search-R1).
+
+    ``format_coef * (format - 1) + correct``: 1 for a right answer, 0 for a wrong one, and
+    ``-format_coef`` without ``Answer:``. The metrics are ``format`` and ``correct``.
+    """
+
+    gold_answers: list[str]
+    """Each of them is right."""
+    format_coef: float = 0.1
+
+    async def __call__(self, history: list[Message]) -> tuple[float, dict[str, float]]:
+        """Returns the reward of a conversation, and the metrics."""
+        answers = [message for message in history if message["role"] == "assistant"]
+        if not answers:
+            return 0.0, {"format": 0.0, "correct": 0.0}
+        answer = extract_answer(get_text_content(answers[-1]))
+        has_format = float(answer is not None)
+        correct = float(
+            answer is not None
+            and normalize_answer(answer) in map(normalize_answer, self.gold_answers)
+        )
+        reward = self.format_coef * (has_format - 1) + correct
+        return reward, {"format": has_format, "correct": correct}

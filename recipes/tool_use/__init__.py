@@ -1,1 +1,0 @@
-"""Reinforcement learning with tools: questions about a shop's database."""
