@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinker_cookbook.exceptions import (
-    ConfigurationError,
     DataFormatError,
     DataValidationError,
     RendererError,
     nearest,
 )
+from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -124,9 +124,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
     The headers are system messages; formats without system messages inside a conversation get all
     of it as the text of one user message.
 
-    The probability of a label is that of its first distinguishing token: the first token, or a
-    later one if the format writes an empty thinking block or a space before every answer. Examples
-    end with that token. Further tokens of ``Tie`` are not trained.
+    Which token stands for a label, and where examples end, is explained at ``LabelRenderer``.
     """
 
     def __init__(self, convo_renderer: Renderer) -> None:
@@ -143,25 +141,20 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     def build_label_prompt(self, comparison: Comparison) -> tinker.ModelInput:
         """Renders all tokens before the distinguishing token, as in training."""
-        # Any label works here: the prompt is all before the last token.
-        tokens, _ = self.to_tokens_weights(LabeledComparison(comparison, "A"))
-        return tinker.ModelInput.from_ints(tokens[:-1])
+        return self._labels.prompt(self.comparison_to_convo(comparison))
 
     def to_model_input_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
         """Renders prompt and label up to the distinguishing token."""
-        tokens, weights, first = self._with_label(
-            self.comparison_to_convo(labeled_comparison.comparison), labeled_comparison.label
-        )
-        # Ends with the token that distinguishes the labels; the rest of Tie carries no information.
-        end = first + self._labels[0] + 1
-        return tinker.ModelInput.from_ints(tokens[:end]), weights[:end]
+        convo = self.comparison_to_convo(labeled_comparison.comparison)
+        tokens, weights = self._labels.example(convo, labeled_comparison.label)
+        return tinker.ModelInput.from_ints(tokens), weights
 
     @property
     def label_tokens(self) -> dict[Label, int]:
         """The distinguishing token of each label."""
-        return self._labels[1]
+        return self._labels.tokens
 
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
         """Returns the messages to which a label is the answer."""
@@ -195,33 +188,9 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         return True
 
     @cached_property
-    def _labels(self) -> tuple[int, dict[Label, int]]:
-        """Number of trained tokens before the labels differ, and the distinguishing tokens."""
-        convo = self.comparison_to_convo(_TRIAL)
-        answers: list[list[int]] = []
-        for label in LABELS:
-            tokens, _, first = self._with_label(convo, label)
-            answers.append(tokens[first:])
-        # Labels may share leading tokens, such as a space; all must differ at the same token.
-        for offset, at in enumerate(zip(*answers, strict=False)):
-            if len(set(at)) == len(LABELS):
-                return offset, dict(zip(LABELS, at, strict=True))
-            if len(set(at)) > 1:
-                break
-        raise ConfigurationError(
-            f"renderer_name: with {self.convo_renderer.spec!r} and this tokenizer the labels "
-            f"{', '.join(LABELS)} begin with the same token in part, expected three different "
-            "ones; choose another renderer"
-        )
-
-    def _with_label(
-        self, convo: list[Message], label: Label
-    ) -> tuple[list[int], torch.Tensor, int]:
-        """Returns tokens and weights of ``convo`` with ``label``, and the first trained index."""
-        answer: Message = {"role": "assistant", "content": label}
-        model_input, weights = self.convo_renderer.build_supervised_example([*convo, answer])
-        tokens = tokens_of(model_input).tolist()
-        return tokens, weights, int(weights.nonzero()[0])
+    def _labels(self) -> LabelRenderer[Label]:
+        trial = self.comparison_to_convo(_TRIAL)
+        return LabelRenderer(self.convo_renderer, LABELS, trial)
 
 
 def _with_headers(comparison: Comparison) -> list[Message]:

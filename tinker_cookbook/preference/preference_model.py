@@ -21,6 +21,7 @@ import numpy as np
 from tinker_cookbook.backends.connect import check_backend, make_once
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.judges.labels import label_logprobs, mean_logprobs
 from tinker_cookbook.preference.comparison import (
     LABELS,
     SWAPPED,
@@ -70,10 +71,8 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
     three labels. ``greedy`` takes the most probable token instead: -1, 0 or 1, and 0 for a token
     that is no label.
 
-    ``both_orders`` scores the comparison in both orders and takes the mean of the log-odds. A
-    position bias is a constant in the log-odds, as in a Bradley-Terry model with an order effect
-    (Davidson & Beaver 1977, Biometrics 33), and cancels. It would not cancel in a mean of
-    probabilities, which are close to 0 or 1 under such a bias.
+    ``both_orders`` scores the comparison in both orders and takes the mean of the log-odds, in
+    which a position bias cancels (``mean_logprobs``).
     """
 
     def __init__(
@@ -98,27 +97,17 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
             first, second = await asyncio.gather(
                 self.label_logprobs(comparison), self.label_logprobs(comparison.swap())
             )
-            logprobs = _normalised(
-                {label: (first[label] + second[SWAPPED[label]]) / 2 for label in LABELS}
-            )
+            swapped: dict[Label, float] = {x: second[SWAPPED[x]] for x in LABELS}
+            logprobs = mean_logprobs([first, swapped])
         else:
             logprobs = await self.label_logprobs(comparison)
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
     async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
         """Returns the log-probability of each label in nats; the probabilities add up to 1."""
-        prompt = self.comparison_renderer.build_label_prompt(comparison)
-
-        async def score(label: Label) -> float:
-            labeled = prompt.append_int(self.comparison_renderer.label_tokens[label])
-            value = (await self.sampling_client.compute_logprobs(labeled))[-1]
-            assert value is not None, "only the first token of a prompt has no log-probability"
-            return value
-
-        # Scoring, not sampling with top-k: it is batch-invariant on the local engine, so a resumed
-        # run has the same rewards. The engine computes the prefix that the labels share once.
-        found = await asyncio.gather(*map(score, LABELS))
-        return _normalised(dict(zip(LABELS, found, strict=True)))
+        renderer = self.comparison_renderer
+        prompt = renderer.build_label_prompt(comparison)
+        return await label_logprobs(self.sampling_client, prompt, renderer.label_tokens)
 
     async def _greedy_reward(self, comparison: Comparison) -> float:
         response = await self.sampling_client.sample(
@@ -141,12 +130,6 @@ def _check_scoring(greedy: bool, both_orders: bool) -> None:
             "both_orders: got True with greedy=True, expected one of them: a single token "
             "has no log-odds to take the mean of"
         )
-
-
-def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
-    """Normalizes log-probabilities so that the probabilities add up to 1."""
-    total = float(np.logaddexp.reduce(list(logprobs.values())))
-    return {label: value - total for label, value in logprobs.items()}
 
 
 @chz.chz

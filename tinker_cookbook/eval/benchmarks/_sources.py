@@ -17,6 +17,7 @@ from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.utils.chat_api import ContextOverflowError as ContextOverflowError
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -51,10 +52,6 @@ class Prompt:
     value: Any
     num_tokens: int | None
     """``None``: only the server knows."""
-
-
-class ContextOverflowError(Exception):
-    """The prompt leaves no room for an answer in the context window."""
 
 
 class AnswerSource(ABC):

@@ -21,7 +21,8 @@ from tinker_cookbook.eval.benchmarks._types import (
     BenchmarkResult,
     Metrics,
 )
-from tinker_cookbook.exceptions import ConfigurationError, EvalGradingError
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.judges.judge import TextJudge, read_number
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, Observation, StepResult
 
@@ -53,20 +54,8 @@ def judge_prompt(turns: Sequence[Message], reference: str = "") -> str:
     return "\n\n".join(parts) + "\n\n[End of the conversation]"
 
 
-def read_verdict(text: str) -> float:
-    """Returns the rating in the last double brackets of a judge's response.
-
-    Raises:
-        EvalGradingError: there is none, or it is not from 1 to 10. No score is guessed.
-    """
-    found = _VERDICT.findall(text)
-    if not found or not 1 <= float(found[-1]) <= MAX_RATING:
-        got = f"[[{found[-1]}]]" if found else f"{text[-200:]!r}"
-        raise EvalGradingError(
-            f"judge: got {got}, expected a rating from 1 to {MAX_RATING} in double brackets, as in "
-            "[[5]]; a judge that often fails at this is too weak to judge"
-        )
-    return float(found[-1])
+read_verdict = read_number(_VERDICT, 1, MAX_RATING)
+"""Reads the rating in the last double brackets; raises ``EvalGradingError``, guesses nothing."""
 
 
 class MTBenchEnv(Env):
@@ -131,8 +120,8 @@ class MTBenchEnv(Env):
         turns = [m for m in self.messages[: end + 1] if m["role"] != "system"]
         reference = self.references[answer] if answer < len(self.references) else ""
         prompt = Message(role="user", content=judge_prompt(turns, reference or ""))
-        text = get_text_content(await self.judge([prompt]))
-        return read_verdict(text), text
+        found = await TextJudge(self.judge)([prompt], read_verdict)
+        return found.score, found.text
 
 
 class MTBenchBenchmarkBuilder(BenchmarkBuilder):

@@ -1,0 +1,279 @@
+"""Judges: label probabilities, retries, cache, limits, a chat API, agreement (under 3 s)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import pickle
+import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+    EvalGradingError,
+)
+from tinker_cookbook.judges import (
+    CarefulJudge,
+    Judge,
+    Judgement,
+    JudgementCache,
+    JudgeSettings,
+    LabelJudge,
+    LazyJudge,
+    mean_logprobs,
+    measure_agreement,
+    read_number,
+)
+from tinker_cookbook.judges.agreement import cohen_kappa, roc_auc
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+QUESTION = [{"role": "user", "content": "Is it good?"}]
+
+
+def test_a_label_judge_gives_the_probabilities_of_the_whole_model(stories_model):
+    """Against transformers' own forward pass over the rendered prompt."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tinker_cookbook.backends import connect
+
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    with connect("local", device="cpu", dtype="float32") as connection:
+        client = connection.service.create_sampling_client(base_model=stories_model).result()
+        judge = LabelJudge(client, renderer)
+        found = asyncio.run(judge(QUESTION, float))
+    model = AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float32)
+    prompt = torch.tensor([judge.labels.prompt(QUESTION).to_ints()])
+    tokens = [judge.labels.tokens["Yes"], judge.labels.tokens["No"]]
+    expected = model(prompt).logits[0, -1, tokens].softmax(0)[0].item()
+    assert found.score == pytest.approx(expected, abs=1e-5)
+    assert found.text.startswith(f"Yes {expected:.4f}")
+
+
+def test_a_position_bias_cancels_in_the_mean_of_both_orders():
+    honest = {"A": 0.3, "B": -0.3}
+    biased = [{label: v + b for (label, v), b in zip(honest.items(), (2, -2), strict=True)}]
+    biased.append({"A": honest["A"] - 2, "B": honest["B"] + 2})
+    found = mean_logprobs(biased)
+    assert found["A"] - found["B"] == pytest.approx(0.6)
+    assert math.exp(found["A"]) + math.exp(found["B"]) == pytest.approx(1)
+
+
+class Scripted(Judge):
+    """Gives one result after the other; counts calls and how many run at once."""
+
+    def __init__(self, *results):
+        self.results, self.calls, self.running, self.most = list(results), 0, 0, 0
+
+    async def __call__(self, messages, read):
+        self.calls += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0.005)
+            result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
+            if isinstance(result, Exception):
+                raise result
+            return Judgement(result, str(result))
+        finally:
+            self.running -= 1
+
+
+def careful(judge, **settings):
+    return CarefulJudge(judge, retry_pause_seconds=0.001, **settings)
+
+
+def grade(judge, count=1):
+    async def run():
+        prompts = [[{"role": "user", "content": str(i)}] for i in range(count)]
+        return await asyncio.gather(*(judge(prompt, float) for prompt in prompts))
+
+    return [one.score for one in asyncio.run(run())]
+
+
+def test_errors_and_unreadable_verdicts_are_tried_again():
+    judge = Scripted(BackendError("busy"), EvalGradingError("no number"), 0.7)
+    assert grade(careful(judge, max_retries=2)) == [0.7]
+    assert judge.calls == 3
+
+
+@pytest.mark.parametrize("result", [BackendError("down"), math.nan])
+def test_a_judge_that_keeps_failing_has_no_score(result):
+    judge = Scripted(result)
+    with pytest.raises(EvalGradingError, match="no score after 3 attempts; the last error"):
+        grade(careful(judge, max_retries=2))
+
+
+def test_a_judge_that_hangs_is_cut_off():
+    class Hanging(Judge):
+        async def __call__(self, messages, read):
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    with pytest.raises(EvalGradingError, match="no answer in time"):
+        grade(careful(Hanging(), max_retries=1, timeout_seconds=0.02))
+
+
+def test_a_wrong_setting_is_not_tried_again():
+    judge = Scripted(ConfigurationError("no logprobs"))
+    with pytest.raises(ConfigurationError, match="no logprobs"):
+        grade(careful(judge))
+    assert judge.calls == 1
+    too_long = Scripted(DataValidationError("600 tokens, but the context is 512"))
+    with pytest.raises(EvalGradingError, match="context is 512"):
+        grade(careful(too_long))
+    assert too_long.calls == 1
+
+
+def test_no_more_requests_run_at_once_than_the_limit():
+    judge = Scripted(0.5)
+    assert grade(careful(judge, max_concurrency=3), 10) == [0.5] * 10
+    assert judge.most == 3
+
+
+def test_equal_prompts_are_one_request_and_the_file_outlives_the_run(tmp_path):
+    path = tmp_path / "cache" / "judgements.jsonl"
+    judge = Scripted(0.25)
+
+    async def twice():
+        return await asyncio.gather(*(cached(QUESTION, float) for _ in range(4)))
+
+    cached = careful(judge, cache=JudgementCache(path))
+    assert [one.score for one in asyncio.run(twice())] == [0.25] * 4
+    assert judge.calls == 1
+    # A run that was killed while it wrote leaves a torn line.
+    path.write_bytes(path.read_bytes() + b'{"key": "torn')
+    other = Scripted(0.9)
+    cached = careful(other, cache=JudgementCache(path))
+    assert [one.score for one in asyncio.run(twice())] == [0.25] * 4
+    assert other.calls == 0
+    other.name = "another judge"
+    cached = careful(other, cache=JudgementCache(path))
+    assert [one.score for one in asyncio.run(twice())] == [0.9] * 4
+
+
+def test_a_failure_is_not_kept():
+    judge = Scripted(BackendError("down"), 0.5)
+    cached = careful(judge, max_retries=0, cache=JudgementCache())
+    with pytest.raises(EvalGradingError):
+        grade(cached)
+    assert grade(cached) == [0.5]
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """A chat API whose first token is Yes with 0.6, and which can write a score."""
+
+    logprobs = True
+    bodies: list[dict] = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append({**body, "key": self.headers["Authorization"]})
+        choice = {"message": {"content": "I think <score>0.75</score>"}}
+        if body.get("logprobs") and self.logprobs:
+            shares = {"Yes": 0.5, " yes": 0.1, "No": 0.3, "Maybe": 0.1}
+            top = [{"token": t, "logprob": math.log(p)} for t, p in shares.items()]
+            choice["logprobs"] = {"content": [{"token": "Yes", "top_logprobs": top}]}
+        content = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    FakeServer.bodies, FakeServer.logprobs = [], True
+    http = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_port}/v1"
+    http.shutdown()
+
+
+def test_any_openai_url_is_a_judge(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    settings = JudgeSettings(model_name="big", url=server, api_key_env="MY_KEY", max_retries=0)
+    labels = asyncio.run(settings()(QUESTION, float))
+    assert labels.score == pytest.approx(0.6 / 0.9)
+    assert (FakeServer.bodies[0]["max_tokens"], FakeServer.bodies[0]["top_logprobs"]) == (1, 20)
+    assert FakeServer.bodies[0]["key"] == "Bearer secret"
+    # As groups in other processes and threads have it: pickled, on an event loop of its own.
+    text = JudgeSettings(model_name="big", url=server, mode="text")
+    judge = pickle.loads(pickle.dumps(LazyJudge(text)))
+    read = read_number(r"<score>(.*?)</score>", 0, 1)
+    assert [asyncio.run(judge(QUESTION, read)).score for _ in range(2)] == [0.75, 0.75]
+
+
+def test_a_server_without_logprobs_is_named(server):
+    FakeServer.logprobs = False
+    settings = JudgeSettings(model_name="small", url=server)
+    with pytest.raises(ConfigurationError, match=r"returns no logprobs.*mode=text"):
+        asyncio.run(settings()(QUESTION, float))
+
+
+def test_settings_that_cannot_work():
+    with pytest.raises(ConfigurationError, match="mode: got 'yes'"):
+        JudgeSettings(model_name="m", mode="yes").check()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="url: got 'localhost'"):
+        JudgeSettings(model_name="m", url="localhost").check()
+    with pytest.raises(ConfigurationError, match="with url="):
+        JudgeSettings(model_name="m", url="http://x", model_path="tinker://a").check()
+
+
+def test_kappa_of_the_textbook():
+    """Both raters say yes to 20 and no to 15 of 50; one alone says yes to 5, the other to 10."""
+    kappa, (low, high) = cohen_kappa(agreed=35, positive_a=25, positive_b=30, total=50)
+    assert kappa == pytest.approx(0.4)
+    assert low < 0.4 < high
+    # A judge that says the same of everything agrees by chance alone.
+    assert cohen_kappa(30, 50, 30, 50)[0] == pytest.approx(0)
+    assert cohen_kappa(50, 50, 50, 50) == (0.0, (0.0, 0.0))
+    assert cohen_kappa(50, 25, 25, 50)[1][0] < 1  # perfect agreement on 50 is not certainty
+
+
+def test_the_interval_of_kappa_covers_the_true_value():
+    rng = np.random.default_rng(0)
+    # Positive in 40%, judged right in 80%: kappa from the joint distribution.
+    truth, right = 0.4, 0.8
+    said = truth * right + (1 - truth) * (1 - right)
+    chance = truth * said + (1 - truth) * (1 - said)
+    true_kappa = (right - chance) / (1 - chance)
+    covered = 0
+    for _ in range(1000):
+        labels = rng.random(80) < truth
+        verdicts = np.where(rng.random(80) < right, labels, ~labels)
+        agreed = int((labels == verdicts).sum())
+        _, (low, high) = cohen_kappa(agreed, int(verdicts.sum()), int(labels.sum()), 80)
+        covered += low <= true_kappa <= high
+    assert 0.93 <= covered / 1000 <= 0.98
+
+
+def test_auc_counts_pairs():
+    rng = random.Random(0)
+    positive = [rng.randint(0, 5) for _ in range(30)]
+    negative = [rng.randint(0, 4) for _ in range(20)]
+    pairs = [(p > n) + (p == n) / 2 for p in positive for n in negative]
+    assert roc_auc(positive, negative) == pytest.approx(sum(pairs) / len(pairs))
+    assert math.isnan(roc_auc([], [1.0]))
+
+
+def test_agreement_in_words():
+    found = measure_agreement([0.9, 0.8, 0.4, 0.1, None], [1, 1, 1, 0, 0])
+    assert (found.num_judged, found.num_failed, found.accuracy) == (4, 1, 0.75)
+    assert "1 more have no score" in found.lines()[0]
+    useless = measure_agreement([0.2] * 20, [1, 0] * 10)
+    assert (useless.kappa, useless.auc) == (0.0, 0.5)
+    assert "not distinguishable from chance" in useless.lines()[-1]
+    with pytest.raises(DataValidationError, match="no score to any of 2"):
+        measure_agreement([None, None], [1, 0])

@@ -1,0 +1,136 @@
+"""Agreement of a judge with labels that are known to be right, measured before it is trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_cookbook.eval.statistics import wilson_interval
+from tinker_cookbook.exceptions import DataValidationError
+
+# Landis & Koch 1977, Biometrics 33.
+_STRENGTHS = ((0.8, "almost perfect"), (0.6, "substantial"), (0.4, "moderate"), (0.2, "fair"))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement on two classes; intervals are 95%."""
+
+    num_judged: int
+    num_failed: int
+    """Answers without a score, which count in no other figure."""
+    num_positive: int
+    """Answers whose label is at least the threshold."""
+    accuracy: float
+    accuracy_interval: tuple[float, float]
+    kappa: float
+    kappa_interval: tuple[float, float]
+    auc: float
+    """Share of pairs of a good and a bad answer in which the good one scores higher; NaN without
+    both. Reinforcement learning needs this order, and no threshold."""
+    mean_positive: float
+    """Mean score of the answers whose label is positive."""
+    mean_negative: float
+
+    def lines(self) -> list[str]:
+        """Returns the figures as lines for the terminal."""
+        n, failed = self.num_judged, self.num_failed
+        low, high = self.accuracy_interval
+        strength = next((name for least, name in _STRENGTHS if self.kappa >= least), "slight")
+        lines = [
+            f"judged {n} labelled answers, {self.num_positive} of them positive"
+            + (f"; {failed} more have no score" if failed else ""),
+            f"accuracy       {self.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})",
+            f"Cohen's kappa  {self.kappa:.2f} (95% interval {self.kappa_interval[0]:.2f} to "
+            f"{self.kappa_interval[1]:.2f}): {strength if self.kappa > 0 else 'no'} agreement "
+            "beyond chance",
+            f"order (AUC)    {self.auc:.2f}; mean score {self.mean_positive:.2f} of positive, "
+            f"{self.mean_negative:.2f} of negative answers",
+        ]
+        if self.kappa_interval[0] <= 0:
+            lines.append(
+                "The judge is not distinguishable from chance: training on it would teach nothing, "
+                "or its biases. Take another judge, another wording, or more labels."
+            )
+        return lines
+
+
+def measure_agreement(
+    scores: Sequence[float | None], labels: Sequence[float], threshold: float = 0.5
+) -> Agreement:
+    """Returns the agreement of scores with labels; both are positive from ``threshold`` on.
+
+    ``None`` is an answer that the judge could not grade.
+
+    Raises:
+        DataValidationError: Lengths differ, or nothing was graded.
+    """
+    if len(scores) != len(labels):
+        raise DataValidationError(f"labels: got {len(labels)}, expected {len(scores)}, one a score")
+    pairs = [(s, y) for s, y in zip(scores, labels, strict=True) if s is not None]
+    if not pairs:
+        raise DataValidationError(
+            f"agreement: the judge gave no score to any of {len(labels)} answers"
+        )
+    n = len(pairs)
+    positive = [score for score, label in pairs if label >= threshold]
+    negative = [score for score, label in pairs if label < threshold]
+    agreed = sum((score >= threshold) == (label >= threshold) for score, label in pairs)
+    said = sum(score >= threshold for score, _ in pairs)
+    kappa, interval = cohen_kappa(agreed, said, len(positive), n)
+    return Agreement(
+        num_judged=n,
+        num_failed=len(labels) - n,
+        num_positive=len(positive),
+        accuracy=agreed / n,
+        accuracy_interval=wilson_interval(agreed, n),
+        kappa=kappa,
+        kappa_interval=interval,
+        auc=roc_auc(positive, negative),
+        mean_positive=sum(positive) / len(positive) if positive else math.nan,
+        mean_negative=sum(negative) / len(negative) if negative else math.nan,
+    )
+
+
+def cohen_kappa(
+    agreed: int, positive_a: int, positive_b: int, total: int
+) -> tuple[float, tuple[float, float]]:
+    """Returns Cohen's kappa (1960) of two raters on two classes, and its 95% interval.
+
+    With the observed agreement p and that of chance c, which follows from how often each rater
+    says "positive"::
+
+        kappa = (p - c) / (1 - c)
+
+    The interval is that of Wilson for p, with c held at its estimate: unlike the usual standard
+    error (Fleiss, Cohen and Everitt 1969) it has a width where all agree. Raters that both know one
+    class alone agree by chance: kappa is 0 and its interval [0, 0].
+    """
+    a, b = positive_a / total, positive_b / total
+    chance = a * b + (1 - a) * (1 - b)
+    if chance >= 1:
+        return 0.0, (0.0, 0.0)
+    low, high = wilson_interval(agreed, total)
+    kappa, low, high = ((p - chance) / (1 - chance) for p in (agreed / total, low, high))
+    return kappa, (low, high)
+
+
+def roc_auc(positive: Sequence[float], negative: Sequence[float]) -> float:
+    """Returns the share of pairs in which the positive has the higher score; ties count half.
+
+    The Mann-Whitney form of the area under the ROC curve. NaN if one class is empty.
+    """
+    if not positive or not negative:
+        return math.nan
+    ordered = sorted([*((s, 1) for s in positive), *((s, 0) for s in negative)])
+    # Ranks from 1, the mean one for equal scores.
+    rank_sum, at = 0.0, 0
+    while at < len(ordered):
+        end = at
+        while end < len(ordered) and ordered[end][0] == ordered[at][0]:
+            end += 1
+        rank_sum += (at + 1 + end) / 2 * sum(is_positive for _, is_positive in ordered[at:end])
+        at = end
+    n = len(positive)
+    return (rank_sum - n * (n + 1) / 2) / (n * len(negative))

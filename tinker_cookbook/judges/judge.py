@@ -1,0 +1,347 @@
+"""Judges: models that grade an answer, by the probabilities of labels or by a text with a score.
+
+A judge never guesses: without a score it raises ``EvalGradingError``, and the caller leaves the
+answer out instead of giving it a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tinker_cookbook.completers import MessageCompleter
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataError,
+    EvalGradingError,
+    TinkerCookbookError,
+)
+from tinker_cookbook.judges.labels import LabelRenderer, label_logprobs, normalised
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.utils.chat_api import ChatApi, ContextOverflowError
+from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import SamplingClient
+
+logger = logging.getLogger(__name__)
+
+YES_NO: Mapping[str, float] = {"Yes": 1.0, "No": 0.0}
+"""Labels of a criterion and their scores."""
+
+ReadScore = Callable[[str], float]
+"""Reads the score in a judge's text; raises ``EvalGradingError`` if there is none."""
+
+_TOP_LOGPROBS = 20  # the most that the OpenAI API returns
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A score, and the text it comes from: what the judge wrote, or its probabilities."""
+
+    score: float
+    text: str
+
+
+class Judge(ABC):
+    """Model that grades one prompt.
+
+    Attributes:
+        uses_labels: Whether the prompt must ask for one of ``labels``. Otherwise it asks for a
+            text with a score, which the caller's ``read`` finds.
+        name: What the judge is, without its settings; part of the key of cached judgements.
+    """
+
+    uses_labels: bool = False
+    name: str = ""
+
+    @abstractmethod
+    async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
+        """Grades; raises ``EvalGradingError`` without a score."""
+
+
+class LabelJudge(Judge):
+    """Scores by the probabilities of labels: ``sum(P(label) * values[label])``.
+
+    For Yes and No this is the logistic function of the log-odds. Nothing is sampled.
+    """
+
+    uses_labels = True
+
+    def __init__(
+        self,
+        sampling_client: SamplingClient,
+        renderer: Renderer,
+        values: Mapping[str, float] = YES_NO,
+        name: str = "",
+    ) -> None:
+        self.sampling_client, self.values, self.name = sampling_client, dict(values), name
+        self.labels = LabelRenderer(renderer, list(values))
+
+    async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
+        """Returns the expected value of the label."""
+        # Rendering long prompts takes time that the event loop does not have.
+        prompt = await asyncio.to_thread(self.labels.prompt, messages)
+        found = await label_logprobs(self.sampling_client, prompt, self.labels.tokens)
+        return _expected(found, self.values)
+
+
+class ChatLabelJudge(Judge):
+    """As ``LabelJudge``, with the ``top_logprobs`` of a chat API's first token.
+
+    A label that is not among the 20 most probable tokens counts as improbable as the last of them.
+    Raises ``EvalGradingError`` if none of the labels is among them.
+    """
+
+    uses_labels = True
+
+    def __init__(self, api: ChatApi, values: Mapping[str, float] = YES_NO) -> None:
+        self.api, self.values = api, dict(values)
+        self.name = f"{api.url} {api.model_name}"
+
+    async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
+        """Returns the expected value of the label."""
+        body = _body(self.api, messages, max_tokens=1, temperature=0.0)
+        choice = await _choice(self.api, body | {"logprobs": True, "top_logprobs": _TOP_LOGPROBS})
+        content = (choice.get("logprobs") or {}).get("content") or []
+        if not content:
+            raise ConfigurationError(
+                f"judge: {self.api.url} returns no logprobs, expected top_logprobs of the first "
+                "token; set mode=text to read a score from the judge's text"
+            )
+        top = [
+            (str(one["token"]).strip(), float(one["logprob"])) for one in content[0]["top_logprobs"]
+        ]
+        floor = min(logprob for _, logprob in top)
+        # A label may be there twice, with and without a space before it.
+        found: dict[str, float] = {}
+        for label in self.values:
+            matches = [value for token, value in top if token.lower() == label.lower()]
+            if matches:
+                found[label] = math.log(sum(map(math.exp, matches)))
+        if not found:
+            raise EvalGradingError(
+                f"judge: got {', '.join(repr(token) for token, _ in top[:5])}, … as its most "
+                f"probable answers, expected {' or '.join(self.values)}"
+            )
+        return _expected(normalised({x: found.get(x, floor) for x in self.values}), self.values)
+
+
+class TextJudge(Judge):
+    """Samples a text and reads the score in it: the way of the official cookbook."""
+
+    def __init__(self, completer: MessageCompleter, name: str = "") -> None:
+        self.completer, self.name = completer, name
+
+    async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
+        """Returns what ``read`` finds."""
+        text = get_text_content(await self.completer(messages))
+        return Judgement(read(text), text)
+
+
+@dataclass
+class ChatApiCompleter(MessageCompleter):
+    """Policy over messages that is a model behind a chat API."""
+
+    api: ChatApi
+    max_tokens: int
+    temperature: float = 1.0
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Returns the answer's text."""
+        body = _body(self.api, messages, self.max_tokens, self.temperature)
+        choice = await _choice(self.api, body)
+        return Message(
+            role="assistant", content=str((choice.get("message") or {}).get("content") or "")
+        )
+
+
+class JudgementCache:
+    """Judgements by the hash of judge and prompt, kept in a JSONL file if there is a path.
+
+    The file is appended to and survives ``kill -9``; several runs may share it.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path).expanduser()
+        self._found: dict[str, Judgement] = {}
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for row in read_rows(self.path):
+                self._found[row["key"]] = Judgement(row["score"], row["text"])
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: str) -> Judgement | None:
+        """Returns the judgement, if there is one."""
+        return self._found.get(key)
+
+    def put(self, key: str, judgement: Judgement) -> None:
+        """Stores a judgement."""
+        self._found[key] = judgement
+        if self.path is not None:
+            append_row(self.path, {"key": key, "score": judgement.score, "text": judgement.text})
+
+
+class CarefulJudge(Judge):
+    """A judge with a cache, a limit on concurrent requests, a timeout, and retries.
+
+    Errors of the backend, timeouts and unreadable verdicts are retried after a pause that doubles.
+
+    Args:
+        judge: Grades.
+        max_concurrency: Requests at a time.
+        max_retries: Further attempts.
+        timeout_seconds: Time limit of an attempt.
+        cache: Judgements are taken from it and stored in it; ``None``: none is kept.
+        retry_pause_seconds: First pause.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        *,
+        max_concurrency: int = 64,
+        max_retries: int = 3,
+        timeout_seconds: float = 300.0,
+        cache: JudgementCache | None = None,
+        retry_pause_seconds: float = 0.5,
+    ) -> None:
+        for field, value, low in (
+            ("max_concurrency", max_concurrency, 1),
+            ("max_retries", max_retries, 0),
+        ):
+            if value < low:
+                raise ConfigurationError(f"{field}: got {value}, expected at least {low}")
+        self.judge, self.cache = judge, cache
+        self.uses_labels, self.name = judge.uses_labels, judge.name
+        self._attempts, self._timeout = max_retries + 1, timeout_seconds
+        self._pause, self._max_concurrency = retry_pause_seconds, max_concurrency
+        # A semaphore belongs to one event loop, and groups may run in threads with their own.
+        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+        self._running: dict[tuple[Any, str], asyncio.Task[Judgement]] = {}
+
+    async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
+        """Grades; raises ``EvalGradingError`` if all attempts failed."""
+        if self.cache is None:
+            return await self._attempt_all(messages, read)
+        value = [self.name, self.uses_labels, [[m["role"], get_text_content(m)] for m in messages]]
+        key = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+        if (known := self.cache.get(key)) is not None:
+            # A text is read again, since the caller may now look for another pattern.
+            return known if self.uses_labels else Judgement(read(known.text), known.text)
+        # Equal answers of a group are graded at the same time; one request serves all of them.
+        running = asyncio.get_running_loop(), key
+        task = self._running.get(running)
+        if task is None:
+            task = asyncio.create_task(self._attempt_all(messages, read))
+            self._running[running] = task
+            task.add_done_callback(partial(self._finished, running))
+        judgement = await asyncio.shield(task)
+        if self.cache.get(key) is None:
+            self.cache.put(key, judgement)
+        return judgement
+
+    def _finished(self, running: tuple[Any, str], task: asyncio.Task[Judgement]) -> None:
+        self._running.pop(running, None)
+        if not task.cancelled():
+            task.exception()  # those that waited may be gone, and asyncio would log it
+
+    async def _attempt_all(self, messages: list[Message], read: ReadScore) -> Judgement:
+        loop = asyncio.get_running_loop()
+        limit = self._limits.setdefault(loop, asyncio.Semaphore(self._max_concurrency))
+        errors: list[BaseException] = []
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(self._pause * 2 ** (attempt - 1))
+            try:
+                async with limit, asyncio.timeout(self._timeout):
+                    judgement = await self.judge(messages, read)
+                if not math.isfinite(judgement.score):
+                    raise EvalGradingError(
+                        f"judge: got the score {judgement.score}, expected a finite number"
+                    )
+                return judgement
+            except ConfigurationError:
+                raise  # every other answer would fail alike
+            except Exception as error:
+                errors.append(error)
+                logger.warning("judge: attempt %d failed: %s", attempt + 1, _describe(error))
+                # Another attempt at the same prompt, which is too long for the judge, say.
+                if isinstance(error, (ContextOverflowError, DataError)):
+                    break
+        raise EvalGradingError(
+            f"judge: no score after {len(errors)} attempts; the last error: {_describe(errors[-1])}"
+        ) from errors[-1]
+
+
+def read_number(
+    pattern: str | re.Pattern[str], low: float, high: float, last: bool = True
+) -> ReadScore:
+    """Returns a reader of the number in the last (or first) match's first group of ``pattern``.
+
+    The reader raises ``EvalGradingError`` if there is none from ``low`` to ``high``.
+    """
+    compiled = re.compile(pattern, re.DOTALL) if isinstance(pattern, str) else pattern
+
+    def read(text: str) -> float:
+        found = [match.group(1) for match in compiled.finditer(text)]
+        chosen = (found[-1] if last else found[0]) if found else None
+        try:
+            value = math.nan if chosen is None else float(chosen)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            got = repr(text[-200:]) if chosen is None else repr(chosen)
+            raise EvalGradingError(
+                f"judge: got {got}, expected a rating from {low:g} to {high:g} that matches "
+                f"{compiled.pattern}; a judge that often fails at this is too weak to judge"
+            )
+        return value
+
+    return read
+
+
+def _expected(logprobs: Mapping[str, float], values: Mapping[str, float]) -> Judgement:
+    probabilities = {label: math.exp(value) for label, value in logprobs.items()}
+    text = ", ".join(f"{label} {p:.4f}" for label, p in probabilities.items())
+    return Judgement(sum(p * values[label] for label, p in probabilities.items()), text)
+
+
+def _body(
+    api: ChatApi, messages: list[Message], max_tokens: int, temperature: float
+) -> dict[str, Any]:
+    plain = [{"role": m["role"], "content": get_text_content(m)} for m in messages]
+    return {
+        "model": api.model_name,
+        "messages": plain,
+        "temperature": temperature,
+        api.max_tokens_name: max_tokens,
+    }
+
+
+async def _choice(api: ChatApi, body: dict[str, Any]) -> dict[str, Any]:
+    choices = (await api.post(body)).get("choices") or []
+    if not choices:
+        raise BackendError(f"{api.url}: got no choice, expected one")
+    return dict(choices[0])
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error) or "no answer in time"
+    return text if isinstance(error, TinkerCookbookError) else f"{type(error).__name__}: {text}"
