@@ -16,6 +16,8 @@ from tinker_cookbook.exceptions import (
     BackendError,
     ConfigurationError,
     DataValidationError,
+    EvalGradingError,
+    SandboxError,
 )
 from tinker_cookbook.rl.rollouts.async_utils import bounded, stop_tasks
 from tinker_cookbook.rl.rollouts.episode import Episode
@@ -24,6 +26,7 @@ from tinker_cookbook.rl.rollouts.errors import (
     error_record,
     located,
     located_at,
+    original,
 )
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, check_range
@@ -137,6 +140,10 @@ class MemberStrategy(RolloutStrategy):
     def check_successes(self, succeeded: int, size: int, errors: Sequence[Exception]) -> None:
         """Raises an error if too few of ``size`` members succeeded."""
 
+    def drops(self, error: Exception) -> bool:
+        """Returns whether a member whose last attempt ended with ``error`` is left out."""
+        return self.drops_failed_members
+
     async def _run_member(
         self, builder: EnvGroupBuilder, episode: Episode, prompts: _FirstPrompts
     ) -> tuple[Trajectory | None, Env, list[Exception]]:
@@ -168,7 +175,7 @@ class MemberStrategy(RolloutStrategy):
                 if self.catches_group_errors:
                     last = "; giving up" if attempt == self.max_retries else "; retrying"
                     logger.warning("rollout of member %d failed%s: %s", member, last, error)
-        if not self.drops_failed_members:
+        if not self.drops(errors[-1]):
             raise errors[-1]
         # The strategy decides with ``check_successes`` whether enough members are left.
         return None, episode.env, errors
@@ -219,6 +226,25 @@ class MinViableGroup(MemberStrategy):
     def group_failed(self, error: Exception) -> Exception:
         """Returns an error for which training skips the group."""
         return AllTrajectoriesFailedError(f"no rollout of the group can be used: {error}")
+
+
+@dataclass(frozen=True)
+class LeaveOutUngraded(MinViableGroup):
+    """Strategy that leaves out answers without a grade; every other failure ends the run.
+
+    For rewards that come from outside of the run: a judge that gives no score
+    (``EvalGradingError``), or a sandbox that breaks (``SandboxError``). That is no fault of the
+    model, so the answer gets no reward instead of one of 0. The grader retries, not the rollout.
+    """
+
+    min_successful: int | None = 2
+    max_retries: int = 0
+
+    skips_failed_groups = False
+
+    def drops(self, error: Exception) -> bool:
+        """Returns whether the grader failed."""
+        return isinstance(original(error), (EvalGradingError, SandboxError))
 
 
 def rollout_strategy_from_config(

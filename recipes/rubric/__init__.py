@@ -1,0 +1,1 @@
+"""Reinforcement learning on rubrics: a judge model grades answers by criteria."""

@@ -1,0 +1,207 @@
+"""Reinforcement learning on rubrics: a judge model grades the answers.
+
+    python -m recipes.rubric.train
+    python -m recipes.rubric.train train_jsonl_path=my.jsonl labelled_path=labelled.jsonl \\
+        grader_url=http://localhost:8000/v1 grader_llm_name=NAME
+    python -m recipes.rubric.train grader_mode=text   # sample a text and read the score in it
+
+Before the first step the judge is measured on labelled answers: accuracy, Cohen's kappa, order.
+An answer that it cannot grade is left out of its group; it never counts as 0.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.judges.settings import JudgeMode, JudgeSettings
+from tinker_cookbook.recipes.rubric.data import (
+    RubricDatapointListBuilder,
+    RubricDatapointListBuilderFromJsonl,
+)
+from tinker_cookbook.recipes.rubric.env import RubricGradedDatasetBuilder
+from tinker_cookbook.recipes.start import example_data
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+
+
+@also_named(train_group_size="group_size")
+@chz.chz
+class JudgedSettings(RLSettings):
+    """Settings of a recipe with a judge, in addition to those of every RL recipe."""
+
+    grader_llm_name: str | None = chz.field(
+        default=None,
+        doc="The judge: a model of the backend, or the server's name of it; default: "
+        "model_name, untrained",
+    )
+    grader_model_path: str | None = chz.field(
+        default=None, doc="tinker:// path of sampler weights of a trained judge"
+    )
+    grader_renderer_name: str | None = chz.field(
+        default=None, doc="The judge's chat format; default: the model's"
+    )
+    grader_url: str | None = chz.field(
+        default=None, doc="Server with the OpenAI chat API that has the judge"
+    )
+    grader_api_key_env: str = chz.field(
+        default="OPENAI_API_KEY", doc="Environment variable with its key"
+    )
+    grader_mode: JudgeMode = chz.field(
+        default="labels", doc="labels: probability of Yes; text: sample a text and read the score"
+    )
+    grader_max_tokens: int = number(2048, "grader_mode=text: maximum tokens of the text", low=1)
+    grader_concurrency: int = number(64, "Requests to the judge at a time", low=1)
+    grader_retries: int = number(3, "Further attempts after an error or an unreadable score")
+    grader_timeout_seconds: float = number(300, "Time limit of an attempt", low=1)
+    grader_cache_path: str | None = chz.field(
+        default=None, doc="JSONL file that keeps judgements for later runs"
+    )
+    test_group_size: int = number(1, "Answers to a held-out conversation", low=1)
+    format_coef: float = chz.field(
+        default=0.1, doc="Taken off the reward of an answer without the stop sequence"
+    )
+    labelled_path: str | None = chz.field(
+        default=None, doc="JSONL file of labelled answers to measure the judge on before training"
+    )
+    min_kappa: float | None = chz.field(
+        default=None, doc="Do not train if the judge's Cohen's kappa is below it"
+    )
+
+    def judge_settings(self) -> JudgeSettings:
+        """Returns the settings of the judge."""
+        if self.grader_url is not None and self.grader_llm_name is None:
+            raise ConfigurationError(
+                f"grader_llm_name: got none with grader_url={self.grader_url}, expected the "
+                "server's name of the judge"
+            )
+        local = self.grader_url is None
+        # A judge without a name is the model before training, which needs no other weights.
+        same = self.grader_llm_name in (None, self.model_name)
+        renderer = self.renderer if same and local else None
+        return JudgeSettings(
+            model_name=self.grader_llm_name or self.model_name,
+            model_path=self.grader_model_path,
+            renderer_name=self.grader_renderer_name or renderer,
+            url=self.grader_url,
+            api_key_env=self.grader_api_key_env,
+            mode=self.grader_mode,
+            max_tokens=self.grader_max_tokens,
+            max_concurrency=self.grader_concurrency,
+            max_retries=self.grader_retries,
+            timeout_seconds=self.grader_timeout_seconds,
+            cache_path=self.grader_cache_path,
+            backend=self.backend,
+            base_url=self.base_url,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+
+@chz.chz
+class CLIConfig(JudgedSettings):
+    """Settings of the recipe."""
+
+    train_jsonl_path: str | None = chz.field(
+        default=None, doc="Conversations with rubrics to train on; default: the example data"
+    )
+    test_jsonl_path: str | None = chz.field(
+        default=None, doc="Conversations with rubrics to evaluate on"
+    )
+
+
+def get_dataset_builder(
+    batch_size: int,
+    policy_model_name: str,
+    renderer_name: str,
+    grader_llm_name: str,
+    train_group_size: int,
+    train_jsonl_path: str,
+    test_jsonl_path: str | None = None,
+    test_group_size: int = 1,
+    grader_renderer_name: str | None = None,
+) -> RLDatasetBuilder:
+    """Returns the builder of the original cookbook, whose judge samples a text."""
+    test = test_jsonl_path and RubricDatapointListBuilderFromJsonl(jsonl_path=test_jsonl_path)
+    return RubricGradedDatasetBuilder(
+        batch_size=batch_size,
+        model_name_for_tokenizer=policy_model_name,
+        renderer_name=renderer_name,
+        grader_llm_name=grader_llm_name,
+        grader_renderer_name=grader_renderer_name,
+        train_datapoint_list_builder=RubricDatapointListBuilderFromJsonl(
+            jsonl_path=train_jsonl_path
+        ),
+        test_datapoint_list_builder=test or None,
+        train_group_size=train_group_size,
+        test_group_size=test_group_size,
+    )
+
+
+def judged_config(
+    cli: JudgedSettings,
+    recipe_name: str,
+    train_data: RubricDatapointListBuilder,
+    test_data: RubricDatapointListBuilder | None,
+    labelled_path: str | None,
+) -> train.Config:
+    """Builds the config of a run with a judge."""
+    dataset = RubricGradedDatasetBuilder(
+        renderer_name=cli.renderer,
+        model_name_for_tokenizer=cli.model_name,
+        batch_size=cli.groups_per_batch,
+        train_group_size=cli.group_size,
+        test_group_size=cli.test_group_size,
+        train_datapoint_list_builder=train_data,
+        test_datapoint_list_builder=test_data,
+        judge=cli.judge_settings(),
+        format_coef=cli.format_coef,
+        labelled_path=labelled_path,
+        min_kappa=cli.min_kappa,
+    )
+    config = rl_config(cli, recipe_name, dataset)
+    if config.rollout_error_tolerance is None:
+        # The judge retries; a resampled answer would not help it.
+        config = chz.replace(config, rollout_error_tolerance=LeaveOutUngraded())
+    return config
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    check_model(cli)
+    # The example's labels fit the example's criteria only.
+    example = cli.train_jsonl_path is None
+    paths = {
+        "train_jsonl_path": "rubric_train.jsonl",
+        "test_jsonl_path": "rubric_test.jsonl",
+        "labelled_path": "rubric_labelled.jsonl",
+    }
+    found: dict[str, str | None] = {
+        name: getattr(cli, name) or (str(example_data(file)) if example else None)
+        for name, file in paths.items()
+    }
+    train_path, test_path = found["train_jsonl_path"], found["test_jsonl_path"]
+    assert train_path is not None
+    return judged_config(
+        cli,
+        "rubric",
+        RubricDatapointListBuilderFromJsonl(jsonl_path=train_path),
+        None if test_path is None else RubricDatapointListBuilderFromJsonl(jsonl_path=test_path),
+        found["labelled_path"],
+    )
+
+
+async def main(cli_config: CLIConfig) -> None:
+    """Trains a model on what a judge says of its answers."""
+    await run(cli_config, build_config(cli_config))
+
+
+cli_main = main
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,158 @@
+"""Trains a judge on labelled answers, and measures it on held-out ones.
+
+    python -m recipes.rubric.train_judge
+    python -m recipes.rubric.train_judge labelled_path=labelled.jsonl test_path=held-out.jsonl
+
+The trained token is the label, Yes or No. The weights are a judge for ``recipes.rubric.train``
+(``grader_model_path``); the path is printed at the end.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import chz
+
+from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.judges import LabelJudge, LabelRenderer
+from tinker_cookbook.judges.judge import YES_NO
+from tinker_cookbook.recipes.rubric.data import LabelledAnswer, load_labelled
+from tinker_cookbook.recipes.rubric.env import judge_agreement
+from tinker_cookbook.recipes.start import (
+    RecipeSettings,
+    example_data,
+    recommended_lr,
+    resolve,
+    start,
+)
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.common import datum_from_model_input_weights
+from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
+from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.terminal import get_console
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+
+@chz.chz
+class CLIConfig(RecipeSettings):
+    """Settings of the recipe."""
+
+    labelled_path: str | None = chz.field(
+        default=None, doc="Labelled answers to train on; default: the example data"
+    )
+    test_path: str | None = chz.field(
+        default=None, doc="Labelled answers to measure on; default: the example's"
+    )
+    batch_size: int = number(32, "Criteria a step", low=1)
+    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    num_epochs: int = number(4, "Passes over the training data", low=1)
+    eval_every: int = number(60, "Steps between measurements; 0 is never")
+
+
+@chz.chz
+class JudgeDatasetBuilder(SupervisedDatasetBuilder):
+    """One example for each criterion of each answer: the judge's prompt and the right label."""
+
+    labelled_path: str = chz.field(doc="Labelled answers")
+    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    renderer_name: str = chz.field(doc="Chat format of the judge")
+    batch_size: int = chz.field(doc="Examples a step")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Loads the answers."""
+        renderer = _renderer(self.model_name_for_tokenizer, self.renderer_name)
+        labels = LabelRenderer(renderer, list(YES_NO))
+
+        def datum(row: dict[str, int]) -> tinker.Datum:
+            one, item = labelled[row["answer"]], row["item"]
+            right = "Yes" if one.labels[item] >= 0.5 else "No"
+            prompt = one.rubric_items[item].get_label_prompt(list(one.convo))
+            tokens, weights = labels.example(prompt, right)
+            return datum_from_model_input_weights(tinker.ModelInput.from_ints(tokens), weights)
+
+        labelled = load_labelled(self.labelled_path)
+        rows = [
+            {"answer": i, "item": item}
+            for i, one in enumerate(labelled)
+            for item in range(len(one.labels))
+        ]
+        return SupervisedDatasetFromHFDataset(rows, self.batch_size, datum), None
+
+
+class AgreementEvaluator(SamplingClientEvaluator):
+    """Agreement of the weights, as a judge, with held-out labels: ``judge/accuracy`` and others."""
+
+    def __init__(self, labelled: list[LabelledAnswer], renderer: Renderer) -> None:
+        self.labelled, self.renderer = labelled, renderer
+        self.last_lines: list[str] = []
+
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
+        """Grades all answers."""
+        found = await judge_agreement(LabelJudge(sampling_client, self.renderer), self.labelled)
+        self.last_lines[:] = found.lines()
+        return {
+            "judge/accuracy": found.accuracy,
+            "judge/kappa": found.kappa,
+            "judge/auc": found.auc,
+        }
+
+
+def _renderer(model_name: str, renderer_name: str) -> Renderer:
+    return get_renderer(renderer_name, get_tokenizer(model_name))
+
+
+def build_config(cli: CLIConfig, evaluator: AgreementEvaluator) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    dataset = JudgeDatasetBuilder(
+        labelled_path=cli.labelled_path or str(example_data("rubric_judge_train.jsonl")),
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=cli.renderer,
+        batch_size=cli.batch_size,
+    )
+    return resolve(
+        train.Config,
+        cli,
+        "rubric_judge",
+        dataset_builder=dataset,
+        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
+        evaluator_builders=[partial(_same, evaluator)],
+        show_samples=0,
+    )
+
+
+def _same(evaluator: AgreementEvaluator) -> AgreementEvaluator:
+    return evaluator
+
+
+async def main(cli: CLIConfig) -> None:
+    """Trains the judge, and prints its agreement and where its weights are."""
+    check_model(cli)
+    labelled = load_labelled(cli.test_path or example_data("rubric_labelled.jsonl"))
+    evaluator = AgreementEvaluator(labelled, _renderer(cli.model_name, cli.renderer))
+    config = build_config(cli, evaluator)
+    await start(config, cli.behavior_if_log_dir_exists, train.main)
+    console = get_console()
+    if evaluator.last_lines:
+        console.print("On held-out labels:", highlight=False)
+    for line in evaluator.last_lines:
+        console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+    saved = get_last_checkpoint(config.log_path, "sampler_path")
+    if saved is not None:
+        console.print(f"grader_model_path={saved.sampler_path}", soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)
