@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -104,6 +104,12 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         """Returns the completer for evaluation on the test set."""
         return self._make_policy(sampling_client)
 
+    def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
+        """Called with each finished group, in any order, and its index in the dataset.
+
+        A subclass keeps here what it needs for figures that only all groups together have.
+        """
+
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Evaluates the weights of ``sampling_client``.
 
@@ -137,6 +143,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                     continue
                 # Sums instead of episodes, so that memory does not grow with the test set.
                 totals = TrajectoryTotals.of(group)
+                self.observe(index, group, builder.logging_tags())
                 measured[index] = totals, list(builder.logging_tags()), list(group.rollout_errors)
                 kept[index] = group
                 # Groups finish in any order, so those with the smallest indices are kept.

@@ -1,0 +1,255 @@
+"""A question with a fixed set of choices, answered with a probability for each of them.
+
+The reply is written by us up to the one token that tells the choices apart (``choice#?``), and the
+model's probabilities of that token are normalised over the choices. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+    RendererError,
+)
+from tinker_cookbook.judges.labels import LabelRenderer
+from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.utils.imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+SYSTEM_PROMPT_TEMPLATE = (
+    "Answer with the id of exactly one of the choices. Write it as {answer_format} and write "
+    "nothing else."
+)
+# The question comes last: decisions with the same choices share the beginning of their prompts,
+# and a small model has the question close to its answer.
+USER_PROMPT_TEMPLATE = "The choices, of which one is the answer:\n{choices}\n\n{decision}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A question, and its choices as ``(label, description)`` in their order.
+
+    Results are keyed by label. The model reads the descriptions, which may be empty.
+    """
+
+    text: str
+    choices: Sequence[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        labels = self.labels
+        if len(labels) < 2 or len(set(labels)) < len(labels):
+            raise DataValidationError(
+                f"choices: got the labels {labels}, expected at least two different ones"
+            )
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels, in the order of the choices."""
+        return [label for label, _ in self.choices]
+
+
+@dataclass(frozen=True)
+class ChoiceRendering:
+    """How replies are written.
+
+    ``answer_tokens`` are a reply with a placeholder at ``answer_position``, which the token of a
+    label replaces.
+    """
+
+    answer_tokens: list[int]
+    answer_position: int
+    label_tokens: dict[str, int]
+
+    def answer_tokens_for(self, label: str) -> list[int]:
+        """Returns the tokens of the reply that selects ``label``."""
+        tokens = list(self.answer_tokens)
+        tokens[self.answer_position] = self.label_tokens[label]
+        return tokens
+
+
+class ChoiceRenderer(Protocol):
+    """Decides how the choice of a label is written."""
+
+    def render_choices(self, labels: Sequence[str]) -> ChoiceRendering:
+        """Returns the replies of these labels."""
+        ...
+
+
+class PrefixedChoiceRenderer(ChoiceRenderer):
+    """Replies ``choice#A``, ``choice#B``, … in the order of the choices, at most 26.
+
+    Every id, and the placeholder that the model is shown, must be one token after the prefix.
+    """
+
+    IDS = string.ascii_uppercase
+
+    def __init__(self, renderer: Renderer, prefix: str = "choice#", placeholder: str = "?") -> None:
+        self.tokenizer, self.prefix = renderer.tokenizer, prefix
+        self.prefix_tokens = self._encode(prefix)
+        self.answer_tokens = self._encode(prefix + placeholder)
+        self._last_token(placeholder, self.answer_tokens)
+
+    def render_choices(self, labels: Sequence[str]) -> ChoiceRendering:
+        """Returns the replies; raises ``ConfigurationError`` if an id is not one token."""
+        if len(labels) > len(self.IDS):
+            raise ConfigurationError(
+                f"choices: got {len(labels)}, expected at most {len(self.IDS)}"
+            )
+        tokens = {
+            label: self._last_token(choice_id, self._encode(self.prefix + choice_id))
+            for label, choice_id in zip(labels, self.IDS, strict=False)
+        }
+        if len(set(tokens.values())) < len(labels):
+            raise ConfigurationError(
+                f"prefix: after {self.prefix!r} two ids have the same token ({tokens}), expected "
+                "different ones; choose another prefix"
+            )
+        return ChoiceRendering(self.answer_tokens, len(self.prefix_tokens), tokens)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _last_token(self, name: str, tokens: list[int]) -> int:
+        n = len(self.prefix_tokens)
+        if tokens[:n] != self.prefix_tokens or len(tokens) != n + 1:
+            raise ConfigurationError(
+                f"prefix: {self.prefix + name!r} is tokenized as {tokens}, expected the tokens of "
+                f"{self.prefix!r}, {self.prefix_tokens}, and one more; choose a prefix that ends "
+                "where a token ends"
+            )
+        return tokens[n]
+
+
+@dataclass(frozen=True)
+class DecisionRendering:
+    """Tokens of a decision; the last one, at ``choice_pos``, is a placeholder for a label's."""
+
+    tokens: list[int]
+    choice_pos: int
+    label_tokens: dict[str, int]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels, in the order of the choices."""
+        return list(self.label_tokens)
+
+    def with_label(self, label: str) -> list[int]:
+        """Returns ``tokens`` with the token of ``label``."""
+        tokens = list(self.tokens)
+        tokens[self.choice_pos] = self.label_tokens[label]
+        return tokens
+
+
+class DecisionRenderer:
+    """Renders decisions in a chat format, up to the token of the choice.
+
+    A system message has the format of the answer, a user message the question and the choices.
+    ``choice_renderer`` decides how answers are written (default: ``PrefixedChoiceRenderer``).
+    ``effort`` is accepted for the official cookbook's signature; no chat format here has it.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        choice_renderer: ChoiceRenderer | None = None,
+        *,
+        effort: float = 0.0,
+    ) -> None:
+        self.renderer, self.tokenizer, self.effort = renderer, renderer.tokenizer, effort
+        self.choice_renderer: ChoiceRenderer = choice_renderer or PrefixedChoiceRenderer(renderer)
+        self._replies: dict[tuple[str, ...], LabelRenderer[str]] = {}
+
+    def render(self, decision: Decision) -> DecisionRendering:
+        """Returns the tokens of the decision.
+
+        Raises:
+            RendererError: The choice renderer has other labels than the decision.
+            ConfigurationError: The chat format writes two replies alike.
+        """
+        labels = decision.labels
+        choices = self.choice_renderer.render_choices(labels)
+        if set(choices.label_tokens) != set(labels):
+            raise RendererError(
+                f"choice_renderer: got tokens for {sorted(choices.label_tokens)}, expected them "
+                f"for {sorted(labels)}"
+            )
+        convo, replies = self._messages(decision, choices)
+        # In the conversation a reply may be tokenized otherwise than alone, so its tokens are
+        # looked up there.
+        key = tuple(replies)
+        if key not in self._replies:
+            self._replies[key] = LabelRenderer(self.renderer, replies, convo)
+        found = self._replies[key]
+        prompt = found.prompt(convo).to_ints()
+        tokens = found.tokens
+        return DecisionRendering(
+            tokens=[*prompt, choices.answer_tokens[choices.answer_position]],
+            choice_pos=len(prompt),
+            label_tokens={
+                label: tokens[reply] for label, reply in zip(labels, replies, strict=True)
+            },
+        )
+
+    def _messages(
+        self, decision: Decision, choices: ChoiceRendering
+    ) -> tuple[list[Message], list[str]]:
+        """Returns the messages before the reply, and the reply of each choice."""
+        text = self._text(choices.answer_tokens)
+        replies = [self._text(choices.answer_tokens_for(label)) for label in decision.labels]
+        lines = []
+        for (label, description), reply in zip(decision.choices, replies, strict=True):
+            name = self._text([choices.label_tokens[label]])
+            line = reply if name == label else f'{reply} = "{label}"'
+            lines.append(f"{line}: {description}" if description else line)
+        question = USER_PROMPT_TEMPLATE.format(decision=decision.text, choices="\n".join(lines))
+        return [
+            Message(role="system", content=SYSTEM_PROMPT_TEMPLATE.format(answer_format=text)),
+            Message(role="user", content=question),
+        ], replies
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens)).strip()
+
+
+async def sample_decision(
+    sampling_client: SamplingClient, rendering: DecisionRendering
+) -> dict[str, float]:
+    """Returns the probability of each label, in the order of the choices; they add up to 1.
+
+    One request. Await several at once (``asyncio.gather``), so that the backend batches them.
+    """
+    import torch
+
+    labels, at = rendering.labels, rendering.choice_pos
+    # Row i has the tokens that are scored at prompt position i + 1; -1 scores none.
+    targets = torch.full((len(rendering.tokens) - 1, len(labels)), -1, dtype=torch.int64)
+    targets[at - 1] = torch.tensor([rendering.label_tokens[label] for label in labels])
+    client: Any = sampling_client
+    response = await client.sample(
+        prompt=tinker.ModelInput.from_ints(rendering.tokens),
+        num_samples=1,
+        sampling_params=tinker.SamplingParams(max_tokens=1),
+        target_prompt_logprobs=tinker.TensorData.from_torch_sparse(targets, pad_value=-1),
+    )
+    if response.target_prompt_logprobs is None:
+        raise BackendError(
+            "target_prompt_logprobs: the response has none, expected the log-probabilities of "
+            "the choices; update the server or the tinker SDK"
+        )
+    logprobs = np.asarray(response.target_prompt_logprobs.to_torch()[at - 1], dtype=np.float64)
+    probabilities = np.exp(logprobs - np.logaddexp.reduce(logprobs))
+    return dict(zip(labels, map(float, probabilities), strict=True))

@@ -1,0 +1,273 @@
+"""Forecasts of markets as decisions: no text is sampled, the probability of yes is the forecast.
+
+    python -m recipes.decisions.forecasting              # synthetic markets
+    python -m recipes.decisions.forecasting data=prophet_arena model_name=…
+
+Data, split by time and figures are those of ``recipes.forecasting``, whose model writes a number.
+Training is supervised, by the Brier score of the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import chz
+import numpy as np
+
+from tinker_cookbook import checkpoint_utils, cli_utils
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.decisions.decision import (
+    ChoiceRenderer,
+    ChoiceRendering,
+    Decision,
+    DecisionRenderer,
+    PrefixedChoiceRenderer,
+    sample_decision,
+)
+from tinker_cookbook.recipes.decisions.table import brier
+from tinker_cookbook.recipes.decisions.train import decision_dist_datums, probability_loss
+from tinker_cookbook.recipes.forecasting.data import (
+    DEFAULT_CACHE_DIR,
+    DEFAULT_DATASET_REVISION,
+    DEFAULT_MAX_TRAIN_QUESTIONS,
+    DEFAULT_MAX_VALIDATION_QUESTIONS,
+    DEFAULT_SPLIT_DATE,
+    ForecastExample,
+    ForecastSplit,
+    fetch_prophet_arena,
+    load_prophet_arena_split,
+    parse_utc_datetime,
+)
+from tinker_cookbook.recipes.forecasting.env import (
+    CalibrationBin,
+    brier_reward,
+    calibration_error,
+    calibration_table,
+    roc_auc,
+)
+from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
+from tinker_cookbook.recipes.forecasting.train import show
+from tinker_cookbook.recipes.own_loop import run_own_loop
+from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.ml_log import Logger
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient, TrainingClient
+else:
+    tinker = lazy_module("tinker")
+
+YES, NO = "yes", "no"
+REPLIES: Mapping[str, str] = {YES: "choice#Y", NO: "choice#N"}
+ANSWER_FORMAT = "choice#?"
+DECISION_TEMPLATE = (
+    "Will this market resolve YES? Use only what was known on {snapshot_time}.\n"
+    "Event: {event_title}\nMarket: {market}\nResolution: {resolution_criteria}\n"
+    "Closes: {close_time}\nSources:\n{reference_material}"
+)
+brier_score_loss = brier
+"""The Brier score of both choices, twice ``(p_yes - outcome)^2``."""
+
+
+class YesNoChoiceRenderer(ChoiceRenderer):
+    """Replies ``choice#Y`` and ``choice#N`` for the labels yes and no."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.tokenizer = renderer.tokenizer
+        self._letters = PrefixedChoiceRenderer(renderer)
+
+    def render_choices(self, labels: Sequence[str]) -> ChoiceRendering:
+        """Returns the replies; raises ``ConfigurationError`` for other labels."""
+        if set(labels) != set(REPLIES):
+            raise ConfigurationError(f"choices: got {list(labels)}, expected yes and no")
+        letters = self._letters
+        tokens = {
+            label: letters._last_token(REPLIES[label], letters._encode(REPLIES[label]))
+            for label in labels
+        }
+        return ChoiceRendering(letters.answer_tokens, len(letters.prefix_tokens), tokens)
+
+
+@chz.chz
+class Config(RecipeSettings):
+    """Settings of the recipe."""
+
+    data: Literal["synthetic", "prophet_arena"] = chz.field(
+        default="synthetic", doc="synthetic or prophet_arena (a download)"
+    )
+    data_path: str | None = chz.field(default=None, doc="CSV file of markets, instead of data")
+    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
+    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
+    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
+    max_train_questions: int | None = number(
+        DEFAULT_MAX_TRAIN_QUESTIONS, "Most markets to train on; None: all", low=1
+    )
+    max_validation_questions: int | None = number(
+        DEFAULT_MAX_VALIDATION_QUESTIONS, "Most markets to evaluate on; None: all", low=1
+    )
+    batch_size: int = number(32, "Markets a step", low=1)
+    epochs: int = number(1, "Passes over the training markets", low=1)
+    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    eval_every: int = number(16, "Steps between evaluations; 0: only at both ends")
+    save_every: int = number(0, "Steps between checkpoints; 0: only the final one")
+    log_path: str = chz.field(
+        default=str(cli_utils.default_log_path("decisions_forecasting")), doc="Folder of this run"
+    )
+
+
+def forecast_decision(example: ForecastExample) -> Decision:
+    """Returns the question, without the outcome and without prices."""
+    text = DECISION_TEMPLATE.format(
+        snapshot_time=f"{example.snapshot_time:%Y-%m-%d}",
+        event_title=example.event_title,
+        market=example.market,
+        reference_material=example.reference_material,
+        resolution_criteria=example.resolution_criteria,
+        close_time=f"{example.close_time:%Y-%m-%d}",
+    )
+    return Decision(text, [(YES, "It resolves YES."), (NO, "It resolves NO.")])
+
+
+async def forecasts_of(
+    sampling_client: SamplingClient,
+    decision_renderer: DecisionRenderer,
+    examples: Sequence[ForecastExample],
+) -> list[tuple[float, int]]:
+    """Returns the probability of yes and the outcome of each market."""
+    found = await asyncio.gather(
+        *(
+            sample_decision(sampling_client, decision_renderer.render(forecast_decision(one)))
+            for one in examples
+        )
+    )
+    return [(p[YES], one.outcome) for p, one in zip(found, examples, strict=True)]
+
+
+async def evaluate_forecasts(
+    sampling_client: SamplingClient,
+    decision_renderer: DecisionRenderer,
+    examples: Sequence[ForecastExample],
+) -> dict[str, float]:
+    """Returns Brier reward, accuracy, calibration error and, with both outcomes, AUC."""
+    return _metrics(await forecasts_of(sampling_client, decision_renderer, examples))
+
+
+def _metrics(pairs: Sequence[tuple[float, int]]) -> dict[str, float]:
+    right = [0.5 if p == 0.5 else float((p > 0.5) == bool(y)) for p, y in pairs]
+    metrics = {
+        "brier_reward": float(np.mean([brier_reward(p, y) for p, y in pairs])),
+        "accuracy": float(np.mean(right)),
+        "calibration_error": calibration_error(calibration_table(pairs)),
+    }
+    auc = roc_auc(pairs)
+    return metrics if auc is None else {**metrics, "auc": auc}
+
+
+def load_split(cfg: Config) -> ForecastSplit:
+    """Returns the markets that the settings name; writes the synthetic ones."""
+    path = cfg.data_path
+    if path is None and cfg.data == "synthetic":
+        path = str(synthetic_markets())
+    return load_prophet_arena_split(
+        path or fetch_prophet_arena(cfg.dataset_revision, cfg.data_cache_dir),
+        split_time=parse_utc_datetime(cfg.split_date, "split_date"),
+        max_train_questions=cfg.max_train_questions,
+        max_validation_questions=cfg.max_validation_questions,
+        seed=cfg.seed,
+    )
+
+
+async def train(
+    cfg: Config,
+    *,
+    training_client: TrainingClient,
+    decision_renderer: DecisionRenderer,
+    train_examples: Sequence[tuple[Decision, str]],
+    validation: Sequence[ForecastExample],
+    ml_logger: Logger,
+    log_path: str,
+    start_step: int = 0,
+) -> list[CalibrationBin]:
+    """Trains on decisions with their outcomes; returns the calibration of the final weights."""
+    per_epoch = math.ceil(len(train_examples) / cfg.batch_size)
+    total = per_epoch * cfg.epochs if cfg.max_steps is None else cfg.max_steps
+    rate = recommended_lr(cfg.model_name, cfg.learning_rate)
+    loss = probability_loss(brier_score_loss)
+
+    async def evaluate() -> list[tuple[float, int]]:
+        client = await training_client.save_weights_and_get_sampling_client()
+        return await forecasts_of(client, decision_renderer, validation)
+
+    pairs = await evaluate()
+    if start_step == 0:
+        ml_logger.log_metrics({f"test/{k}": v for k, v in _metrics(pairs).items()}, step=0)
+    for step in range(start_step, total):
+        began = time.monotonic()
+        at = step % per_epoch * cfg.batch_size
+        batch = [
+            (decision, {label: 1.0}) for decision, label in train_examples[at : at + cfg.batch_size]
+        ]
+        data = decision_dist_datums(decision_renderer, batch)
+        left = 1 - step / total
+        submitted = training_client.forward_backward_custom(data, loss)
+        updated = training_client.optim_step(tinker.AdamParams(learning_rate=rate * left))
+        result, _ = await submitted, await updated
+        names = ("loss", "target_prob:mean", "accuracy")
+        row = {f"train/{name}": float(result.metrics[name]) for name in names}
+        row |= {"learning_rate": rate * left, "time/total": time.monotonic() - began}
+        last = step + 1 == total
+        if last or (cfg.eval_every and (step + 1) % cfg.eval_every == 0):
+            pairs = await evaluate()
+            row |= {f"test/{name}": value for name, value in _metrics(pairs).items()}
+        ml_logger.log_metrics(row, step=step + 1)
+        if last or (cfg.save_every and (step + 1) % cfg.save_every == 0):
+            await checkpoint_utils.save_checkpoint_async(
+                training_client,
+                name="final" if last else f"{step + 1:06d}",
+                log_path=log_path,
+                loop_state={"batch": step + 1, **({"final": True} if last else {})},
+                kind="both" if last else "state",
+            )
+    return calibration_table(pairs)
+
+
+def _run(
+    cfg: Config, client: TrainingClient, split: ForecastSplit, logger: Logger, start: int
+) -> None:
+    renderer = get_renderer(cfg.renderer, get_tokenizer(cfg.model_name))
+    examples = [(forecast_decision(one), YES if one.outcome else NO) for one in split.train]
+    table = asyncio.run(
+        train(
+            cfg,
+            training_client=client,
+            decision_renderer=DecisionRenderer(renderer, YesNoChoiceRenderer(renderer)),
+            train_examples=examples,
+            validation=split.validation,
+            ml_logger=logger,
+            log_path=cfg.log_path,
+            start_step=start,
+        )
+    )
+    show(table)
+
+
+def main(cfg: Config) -> None:
+    """Trains forecasts as decisions, and prints how well they are calibrated."""
+    if cfg.data not in ("synthetic", "prophet_arena"):
+        raise ConfigurationError(f"data: got {cfg.data!r}, expected synthetic or prophet_arena")
+    check_model(cfg)
+    run_own_loop(cfg, load_split, _run)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,368 @@
+"""One forecast of a market, rewarded by Brier's rule, and its evaluation over all markets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import chz
+import numpy as np
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.judges.agreement import roc_auc as auc_of
+from tinker_cookbook.recipes.forecasting.data import (
+    DEFAULT_CACHE_DIR,
+    DEFAULT_DATASET_REVISION,
+    DEFAULT_MAX_TRAIN_QUESTIONS,
+    DEFAULT_MAX_VALIDATION_QUESTIONS,
+    DEFAULT_SPLIT_DATE,
+    ForecastExample,
+    ForecastSplit,
+    fetch_prophet_arena,
+    load_prophet_arena_split,
+    parse_utc_datetime,
+)
+from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Logs,
+    Metrics,
+    RLDataset,
+    RLDatasetBuilder,
+    Trajectory,
+    TrajectoryGroup,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import SamplingClient
+
+_NAME = r"(?:(?:final\s+)?(?:answer|forecast)|probability(?:\s+of\s+yes)?)\s*[:=]\s*"
+_NUMBER = r"(?P<value>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<percent>%?)"
+_MARKS = r"[*_]{0,2}"
+_FORECAST = re.compile(
+    rf"\s*{_MARKS}(?:{_NAME})?{_MARKS}\s*{_NUMBER}{_MARKS}[.!]?{_MARKS}\s*", re.IGNORECASE
+)
+NUM_BINS = 10
+
+
+def parse_forecast(response: str) -> float | None:
+    """Returns the probability in the last line that is not empty, or ``None``.
+
+    ``0.7``, ``70%``, ``Forecast: **0.7**.`` are read; a line with other words is not.
+    """
+    lines = [line for line in response.splitlines() if line.strip()]
+    match = _FORECAST.fullmatch(lines[-1]) if lines else None
+    if match is None:
+        return None
+    value = float(match["value"]) / (100 if match["percent"] else 1)
+    return value if 0 <= value <= 1 else None
+
+
+def brier_reward(probability: float, outcome: int) -> float:
+    """Returns ``1 - (probability - outcome)^2``, which is best at the true probability."""
+    if not 0 <= probability <= 1:
+        raise DataValidationError(f"probability: got {probability}, expected 0 to 1")
+    if isinstance(outcome, bool) or outcome not in (0, 1):
+        raise DataValidationError(f"outcome: got {outcome!r}, expected 0 or 1")
+    return 1 - (probability - outcome) ** 2
+
+
+def render_prompt(example: ForecastExample) -> str:
+    """Returns the question; it has neither the outcome nor a price of the market."""
+    return (
+        f"Will this market resolve YES? Today is {example.snapshot_time:%Y-%m-%d}.\n"
+        f"Event: {example.event_title}\nMarket: {example.market}\n"
+        f"Resolution: {example.resolution_criteria}\nCloses: {example.close_time:%Y-%m-%d}\n"
+        f"Sources:\n{example.reference_material}\n"
+        "Reply with the probability of YES, a number from 0 to 1, and nothing else."
+    )
+
+
+def _scores(probability: float | None, outcome: int) -> dict[str, float]:
+    # An answer that is no forecast gets less than the worst honest one could expect.
+    if probability is None:
+        return {"brier_reward": 0.0, "accuracy": 0.0, "format_valid": 0.0}
+    right = 0.5 if probability == 0.5 else float((probability > 0.5) == bool(outcome))
+    reward = brier_reward(probability, outcome)
+    return {"brier_reward": reward, "accuracy": right, "format_valid": 1.0}
+
+
+class ForecastEnv(MessageEnv):
+    """One forecast; its reward is Brier's, and 0 if no probability can be read."""
+
+    def __init__(self, example: ForecastExample) -> None:
+        self.example = example
+        self.example_id = f"{example.submission_id}:{example.market}"
+
+    async def initial_observation(self) -> list[Message]:
+        """Returns the question."""
+        return [Message(role="user", content=render_prompt(self.example))]
+
+    async def step(self, message: Message) -> MessageStepResult:
+        """Scores the forecast by the outcome."""
+        probability = parse_forecast(get_text_content(message))
+        scores = _scores(probability, self.example.outcome)
+        logs: Logs = {
+            "question_id": self.example_id,
+            "forecast": "invalid" if probability is None else f"{probability:.6f}",
+            "outcome": self.example.outcome,
+            **scores,
+        }
+        return MessageStepResult(scores["brier_reward"], True, [], logs=logs)
+
+
+@dataclass(frozen=True)
+class ForecastGroupBuilder(EnvGroupBuilder):
+    """Forecasts of the same market."""
+
+    example: ForecastExample
+    renderer: Renderer
+    group_size: int
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Makes ``group_size`` equal environments."""
+        return [
+            EnvFromMessageEnv(
+                self.renderer,
+                ForecastEnv(self.example),
+                failed_parse_reward=0.0,
+                context_overflow_reward=0.0,
+            )
+            for _ in range(self.group_size)
+        ]
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Returns the metrics of each forecast, also of truncated ones, and no further reward."""
+        names = ("brier_reward", "accuracy", "format_valid")
+        found: list[tuple[float, Metrics]] = []
+        for trajectory in trajectory_group:
+            logs = _forecast_logs(trajectory)
+            scores = _scores(None, 0) if logs is None else {n: float(logs[n]) for n in names}
+            found.append((0.0, dict(scores)))
+        return found
+
+    def logging_tags(self) -> list[str]:
+        """Returns the kind of task and the market's category."""
+        return ["forecast", self.example.category.casefold().replace(" ", "-")]
+
+
+def _forecast_logs(trajectory: Trajectory) -> Logs | None:
+    return next((t.logs for t in trajectory.transitions if "forecast" in t.logs), None)
+
+
+def roc_auc(pairs: Sequence[tuple[float, int]]) -> float | None:
+    """Returns the area under the ROC curve of ``(score, outcome)`` pairs; ties count half.
+
+    ``None`` if all outcomes are equal.
+    """
+    value = auc_of([s for s, y in pairs if y == 1], [s for s, y in pairs if y != 1])
+    return None if math.isnan(value) else value
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Forecasts of one range: how many, their mean, and the share that resolved YES."""
+
+    low: float
+    high: float
+    count: int
+    mean_forecast: float
+    share_yes: float
+
+
+def calibration_table(
+    pairs: Sequence[tuple[float, int]], num_bins: int = NUM_BINS
+) -> list[CalibrationBin]:
+    """Returns the bins of equal width that have forecasts; the last one includes 1.
+
+    For calibrated forecasts mean and share are equal, up to chance.
+    """
+    forecasts = np.array([p for p, _ in pairs], dtype=float)
+    outcomes = np.array([y for _, y in pairs], dtype=float)
+    # Rounded first: 0.3 * 10 is slightly below 3, and would be in the bin of 0.2.
+    index = np.minimum(np.floor((forecasts * num_bins).round(9)), num_bins - 1).astype(int)
+    bins = []
+    for i in sorted(set(index.tolist())):
+        here = index == i
+        bins.append(
+            CalibrationBin(
+                low=i / num_bins,
+                high=(i + 1) / num_bins,
+                count=int(here.sum()),
+                mean_forecast=float(forecasts[here].mean()),
+                share_yes=float(outcomes[here].mean()),
+            )
+        )
+    return bins
+
+
+def calibration_error(table: Sequence[CalibrationBin]) -> float:
+    """Returns the expected calibration error: the mean of ``|mean - share|`` over forecasts."""
+    total = sum(one.count for one in table)
+    return sum(one.count * abs(one.mean_forecast - one.share_yes) for one in table) / total
+
+
+class ForecastEvaluator(RLTestSetEvaluator):
+    """Evaluation on validation markets, with figures that only all forecasts together have.
+
+    ``NAME/env/all/auc`` is the order (0.5: none), ``NAME/env/all/calibration_error`` the expected
+    calibration error; both also for each category. Answers without a forecast are left out of
+    them; ``NAME/env/all/format_valid`` is the share of the others. ``last_table`` is the
+    calibration of the last evaluation.
+    """
+
+    last_table: Sequence[CalibrationBin] = ()
+
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
+        """Evaluates the weights of ``sampling_client``."""
+        self._pairs: dict[int, tuple[list[str], list[tuple[float, int]]]] = {}
+        metrics = await super().__call__(sampling_client)
+        by_tag: dict[str, list[tuple[float, int]]] = {"all": []}
+        for _, (tags, pairs) in sorted(self._pairs.items()):
+            for tag in ("all", *tags):
+                by_tag.setdefault(tag, []).extend(pairs)
+        for tag, pairs in by_tag.items():
+            if not pairs:
+                continue
+            table = calibration_table(pairs)
+            metrics[f"{self.name}/env/{tag}/calibration_error"] = calibration_error(table)
+            if tag == "all":
+                self.last_table = table
+            if (auc := roc_auc(pairs)) is not None:
+                metrics[f"{self.name}/env/{tag}/auc"] = auc
+        return metrics
+
+    def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
+        """Keeps the forecasts of a group."""
+        logs = [found for t in group.trajectories_G if (found := _forecast_logs(t)) is not None]
+        pairs = [
+            (float(one["forecast"]), int(one["outcome"]))
+            for one in logs
+            if one["forecast"] != "invalid"
+        ]
+        self._pairs[index] = list(tags), pairs
+
+
+class ForecastRLDataset(RLDataset):
+    """Batches of markets, over ``epochs`` passes; the last batch of a pass may be smaller."""
+
+    def __init__(
+        self,
+        examples: Sequence[ForecastExample],
+        *,
+        batch_size: int,
+        group_size: int,
+        renderer: Renderer,
+        epochs: int = 1,
+    ) -> None:
+        for name, value in (
+            ("batch_size", batch_size),
+            ("group_size", group_size),
+            ("epochs", epochs),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
+        self.examples, self.batch_size = tuple(examples), batch_size
+        self.group_size, self.renderer, self.epochs = group_size, renderer, epochs
+
+    def __len__(self) -> int:
+        return self.epochs * -(-len(self.examples) // self.batch_size)
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Returns the groups of batch ``index``."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of a dataset with {len(self)} batches")
+        start = index % (len(self) // self.epochs) * self.batch_size
+        return [
+            ForecastGroupBuilder(example, self.renderer, self.group_size)
+            for example in self.examples[start : start + self.batch_size]
+        ]
+
+
+@chz.chz
+class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
+    """Markets of Prophet Arena, or of a file with its columns, split by time."""
+
+    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    renderer_name: str = chz.field(doc="Chat format")
+    groups_per_batch: int = chz.field(doc="Markets a step")
+    group_size: int = chz.field(doc="Forecasts of a market")
+    validation_group_size: int = chz.field(default=8, doc="The same, in evaluation")
+    train_epochs: int = chz.field(default=3, doc="Passes over the training markets")
+    data_path: str | None = chz.field(default=None, doc="CSV file; default: the download")
+    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
+    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
+    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
+    max_train_questions: int | None = chz.field(
+        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Most markets to train on; None: all"
+    )
+    max_validation_questions: int | None = chz.field(
+        default=DEFAULT_MAX_VALIDATION_QUESTIONS, doc="Most markets to evaluate on; None: all"
+    )
+    seed: int = chz.field(default=0, doc="Seed of the choice and the order")
+    include_validation: bool = chz.field(
+        default=True, doc="Return a test set; the recipe has an evaluator for it instead"
+    )
+
+    def check(self) -> None:
+        """Raises an error for a date that is none."""
+        parse_utc_datetime(self.split_date, "split_date")
+
+    def split(self) -> ForecastSplit:
+        """Loads and splits the markets."""
+        path = self.data_path or fetch_prophet_arena(self.dataset_revision, self.data_cache_dir)
+        return load_prophet_arena_split(
+            path,
+            split_time=parse_utc_datetime(self.split_date, "split_date"),
+            max_train_questions=self.max_train_questions,
+            max_validation_questions=self.max_validation_questions,
+            seed=self.seed,
+        )
+
+    def validation(self, split: ForecastSplit) -> ForecastRLDataset:
+        """Returns the validation markets."""
+        return self._dataset(split.validation, self.validation_group_size, 1)
+
+    async def __call__(self) -> tuple[ForecastRLDataset, ForecastRLDataset | None]:
+        """Loads the markets."""
+        split = self.split()
+        train = self._dataset(split.train, self.group_size, self.train_epochs)
+        return train, self.validation(split) if self.include_validation else None
+
+    def _dataset(
+        self, examples: Sequence[ForecastExample], group_size: int, epochs: int
+    ) -> ForecastRLDataset:
+        tokenizer = get_tokenizer(self.model_name_for_tokenizer)
+        return ForecastRLDataset(
+            examples,
+            batch_size=self.groups_per_batch,
+            group_size=group_size,
+            renderer=get_renderer(self.renderer_name, tokenizer),
+            epochs=epochs,
+        )
+
+
+def evaluator_builder(
+    dataset: ProphetArenaRLDatasetBuilder, made: list[ForecastEvaluator], **settings: Any
+) -> Callable[[], ForecastEvaluator]:
+    """Returns a builder of the evaluator, which it also appends to ``made``."""
+    return partial(_make_evaluator, dataset, made, settings)
+
+
+def _make_evaluator(
+    dataset: ProphetArenaRLDatasetBuilder,
+    made: list[ForecastEvaluator],
+    settings: dict[str, Any],
+) -> ForecastEvaluator:
+    made.append(ForecastEvaluator(dataset.validation(dataset.split()), **settings))
+    return made[-1]

@@ -1,0 +1,164 @@
+"""Decisions: probabilities of choices, against the model's own, and losses (under 3 s)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, RendererError
+from tinker_cookbook.recipes.decisions import (
+    ChoiceRendering,
+    Decision,
+    DecisionRenderer,
+    PrefixedChoiceRenderer,
+    decision_choice_datums,
+    decision_dist_datums,
+    probability_loss,
+    sample_decision,
+)
+from tinker_cookbook.recipes.decisions.forecasting import YesNoChoiceRenderer
+from tinker_cookbook.recipes.decisions.table import CHOICES, brier, compare, make_table
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+DECISION = Decision("Which one?", [("red", "like blood"), ("green", ""), ("blue", "like the sea")])
+
+
+@pytest.fixture(scope="module")
+def renderer(stories_model):
+    return DecisionRenderer(get_renderer("role_colon", get_tokenizer(stories_model)))
+
+
+@pytest.fixture(scope="module")
+def service():
+    with connect("local", device="cpu", dtype="float32") as connection:
+        yield connection.service
+
+
+def test_probabilities_are_those_of_the_whole_model(renderer, service, stories_model):
+    from transformers import AutoModelForCausalLM
+
+    rendering = renderer.render(DECISION)
+    client = service.create_sampling_client(base_model=stories_model).result()
+    found = asyncio.run(sample_decision(client, rendering))
+    model = AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float32)
+    prompt = torch.tensor([rendering.tokens[: rendering.choice_pos]])
+    tokens = [rendering.label_tokens[label] for label in DECISION.labels]
+    expected = model(prompt).logits[0, -1, tokens].softmax(0).tolist()
+    assert list(found) == ["red", "green", "blue"]
+    assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_reply_is_written_up_to_the_choice(renderer):
+    rendering = renderer.render(DECISION)
+    text = renderer.tokenizer.decode(rendering.tokens)
+    assert text.endswith("choice#?")
+    assert 'choice#A = "red": like blood\nchoice#B = "green"\n' in text
+    for label, letter in zip(DECISION.labels, "ABC", strict=True):
+        tokens = rendering.with_label(label)
+        assert renderer.tokenizer.decode(tokens).endswith(f"choice#{letter}")
+        # The same tokens as in a conversation with this reply.
+        assert tokens[:-1] == rendering.tokens[:-1]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("qwen3", "qwen3"), ("llama3", "llama3"), ("smollm2", "smollm2")]
+)
+def test_every_chat_format_writes_the_choice_as_its_supervised_examples(
+    tokenizer_folder, family, name
+):
+    chat = get_renderer(name, get_tokenizer(tokenizer_folder(family)))
+    rendering = DecisionRenderer(chat).render(DECISION)
+    convo, replies = DecisionRenderer(chat)._messages(
+        DECISION, PrefixedChoiceRenderer(chat).render_choices(DECISION.labels)
+    )
+    for label, reply in zip(DECISION.labels, replies, strict=True):
+        answer = {"role": "assistant", "content": reply}
+        whole, _ = chat.build_supervised_example([*convo, answer])
+        tokens = rendering.with_label(label)
+        assert whole.to_ints()[: len(tokens)] == tokens
+
+
+def test_cross_entropy_trains_the_choice_alone(renderer):
+    (datum,) = decision_choice_datums(renderer, [(DECISION, "blue")])
+    weights = datum.loss_fn_inputs["weights"].to_numpy()
+    assert (weights.sum(), weights[-1]) == (1, 1)
+    tokens = renderer.render(DECISION).with_label("blue")
+    assert datum.loss_fn_inputs["target_tokens"].to_numpy()[-1] == tokens[-1]
+
+
+def test_brier_loss_and_its_gradient_are_those_of_the_model(renderer, service, stories_model):
+    """The step that the engine makes lowers the loss as a finite difference says."""
+    data = decision_dist_datums(renderer, [(DECISION, {"red": 0.5, "blue": 0.5})])
+    client = service.create_lora_training_client(stories_model, rank=4, seed=0).result()
+    loss = probability_loss(brier)
+    result = client.forward_backward_custom(data, loss).result()
+    probs = asyncio.run(
+        sample_decision(
+            client.save_weights_and_get_sampling_client().result(), renderer.render(DECISION)
+        )
+    )
+    values = np.array(list(probs.values()))
+    expected = float(((values - [0.5, 0, 0.5]) ** 2).sum())
+    assert result.metrics["loss"] == pytest.approx(expected, abs=1e-5)
+    assert result.metrics["target_prob:mean"] == pytest.approx((values[0] + values[2]) / 2)
+    from tinker import types
+
+    client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    after = client.forward_backward_custom(data, loss).result().metrics["loss"]
+    assert after < expected
+
+
+def test_the_true_table_is_the_bound(renderer):
+    table = make_table(0)
+    assert len(table) == 12
+    assert table == make_table(0)
+
+    class Knowing:
+        async def sample(self, prompt, **others):
+            import tinker
+
+            text = renderer.tokenizer.decode(prompt.to_ints())
+            (cell,) = [one for one in table if one.decision.text in text]
+            rows = torch.zeros(prompt.length - 1, len(CHOICES))
+            rows[-1] = torch.tensor([cell.probabilities[name] for name in CHOICES]).log() - 3
+            return type(
+                "Response", (), {"target_prompt_logprobs": tinker.TensorData.from_torch(rows)}
+            )
+
+    metrics, _ = asyncio.run(compare(Knowing(), renderer, table))  # type: ignore[arg-type]
+    assert metrics["test/max_error"] < 1e-5
+    assert metrics["test/brier"] == pytest.approx(metrics["test/brier_bound"])
+
+
+def test_yes_and_no_have_letters_of_their_own(renderer):
+    yes_no = DecisionRenderer(renderer.renderer, YesNoChoiceRenderer(renderer.renderer))
+    rendering = yes_no.render(Decision("Will it rain?", [("yes", ""), ("no", "")]))
+    assert renderer.tokenizer.decode(rendering.with_label("yes")).endswith("choice#Y")
+    with pytest.raises(ConfigurationError, match="expected yes and no"):
+        yes_no.render(DECISION)
+
+
+def test_wrong_decisions_are_named(renderer):
+    with pytest.raises(DataValidationError, match="at least two different"):
+        Decision("?", [("a", ""), ("a", "")])
+    with pytest.raises(DataValidationError, match=r"got 'gren'.*did you mean 'green'"):
+        decision_choice_datums(renderer, [(DECISION, "gren")])
+    with pytest.raises(DataValidationError, match="got -1 for 'red'"):
+        decision_dist_datums(renderer, [(DECISION, {"red": -1})])
+    many = Decision("?", [(str(i), "") for i in range(27)])
+    with pytest.raises(ConfigurationError, match="at most 26"):
+        renderer.render(many)
+    with pytest.raises(ConfigurationError, match="ends where a token ends"):
+        PrefixedChoiceRenderer(renderer.renderer, placeholder="two tokens")
+
+    class Wrong:
+        def render_choices(self, labels):
+            return ChoiceRendering([1, 2], 1, {"x": 3})
+
+    with pytest.raises(RendererError, match="expected them for"):
+        DecisionRenderer(renderer.renderer, Wrong()).render(DECISION)
