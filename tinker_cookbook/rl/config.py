@@ -149,6 +149,10 @@ class PolicyTrainingConfig(TrainingConfig):
     compute_post_kl: bool = chz.field(
         default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
     )
+    kl_depth_edges: tuple[int, ...] = chz.field(
+        default=(),
+        doc="Context lengths at which optim/kl_sample_train_v1 and _v2 are split: 1024,4096",
+    )
 
     # Overlap of sampling and training; default: synchronous.
     async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
@@ -211,6 +215,11 @@ class PolicyTrainingConfig(TrainingConfig):
             ("num_groups_to_log", 0, math.inf),
         ):
             check_range(name, getattr(self, name), low, high)
+        edges = self.kl_depth_edges
+        if any(edge < 1 for edge in edges) or list(edges) != sorted(set(edges)):
+            raise ConfigurationError(
+                f"kl_depth_edges: got {edges}, expected rising numbers of tokens from 1 on"
+            )
         if self.temperature == 0:
             raise ConfigurationError(
                 "temperature: got 0, expected more: greedy samples of a group are all alike, so "

@@ -12,6 +12,7 @@ policy to the other one at each token (Schulman 2020, http://joschu.net/blog/kl-
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,34 @@ def compute_kl_sample_train(
     # Rounding on-policy; off-policy it grows with the staleness of the data.
     metrics = _kl_metrics("optim/kl_sample_train", sampled - learner)
     return {**metrics, "optim/entropy": float(-sampled.mean())} if metrics else {}
+
+
+def kl_sample_train_by_depth(
+    data_D: Sequence[tinker.Datum], training_logprobs_D: Sequence[Any], edges: Sequence[int]
+) -> dict[str, float]:
+    """Returns the KL metrics of :func:`compute_kl_sample_train` by the length of the context.
+
+    The depth of a token is the number of tokens before it. ``edges`` are the ends of the ranges:
+    ``(1024, 4096)`` gives ``optim/kl_sample_train_v1/0_1024``, ``…/1024_4096`` and ``…/4096_up``,
+    the same of ``_v2``, and ``optim/kl_tokens/RANGE``, the number of trained tokens. A range
+    without tokens has no metrics. A KL that grows with the depth shows an error in how one of the
+    two sides computes long contexts (positions, caches, rounding of attention).
+    """
+    learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
+    sampled = sampled_logprobs(data_D)
+    difference = sampled - trained_values(data_D, learner_D, "training_logprobs_D")
+    # Target i is token i + 1 of the sequence, so i + 1 tokens are before it.
+    depths_D = [np.arange(1, len(learner) + 1, dtype=np.float64) for learner in learner_D]
+    depths = trained_values(data_D, depths_D, "depths")
+    found: dict[str, float] = {}
+    for low, high in itertools.pairwise((0, *edges, math.inf)):
+        here = difference[(depths >= low) & (depths < high)]
+        name = f"{low}_{high}" if high < math.inf else f"{low}_up"
+        metrics = _kl_metrics("optim/kl_sample_train", here)
+        found |= {f"{key}/{name}": value for key, value in metrics.items()}
+        if metrics:
+            found[f"optim/kl_tokens/{name}"] = float(here.size)
+    return found
 
 
 def post_kl_metrics(data_D: Sequence[tinker.Datum], after_D: Sequence[_Array]) -> dict[str, float]:

@@ -31,7 +31,11 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutBatch,
     RolloutGroup,
 )
-from tinker_cookbook.rl.metrics import compute_kl_sample_train, post_kl_metrics
+from tinker_cookbook.rl.metrics import (
+    compute_kl_sample_train,
+    kl_sample_train_by_depth,
+    post_kl_metrics,
+)
 from tinker_cookbook.rl.report.train_report import IterationReport, Reporter
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.run_folder.paths import local_path
@@ -246,6 +250,9 @@ class Update:
         logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
         if logprobs_D:
             metrics.update(compute_kl_sample_train(self.data, logprobs_D))
+            # A config of user code with the fields of the official cookbook has no kl_depth_edges.
+            if edges := getattr(self._config, "kl_depth_edges", ()):
+                metrics.update(kl_sample_train_by_depth(self.data, logprobs_D, edges))
         else:
             # Compared with themselves their KL is always 0, so only the entropy is kept.
             sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
