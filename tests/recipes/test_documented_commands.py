@@ -57,6 +57,7 @@ NOT_RUN = (
     "llama-server ",
     "ollama ",
     "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
+    "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )

@@ -53,6 +53,11 @@ KEYS = {
         save_every wandb_project wandb_name session_name log_path behavior_if_log_dir_exists
         max_steps
     """,
+    "recipes.multiplayer_rl.text_arena.train": """
+        model_name renderer_name game_name test_opponent batch_size num_train_datapoints
+        num_test_datapoints learning_rate max_tokens eval_every save_every wandb_project
+        wandb_name session_name log_path behavior_if_log_dir_exists max_steps
+    """,
     "recipes.multiplayer_rl.twenty_questions.train": """
         model_name renderer_name group_size num_epochs batch_size learning_rate max_tokens
         eval_every save_every wandb_project wandb_name session_name log_path

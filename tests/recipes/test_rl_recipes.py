@@ -33,12 +33,22 @@ MODULES = (
     "recipes.rl_loop",
     "recipes.math_rl.train",
     "recipes.multiplayer_rl.guess_number.train",
+    "recipes.multiplayer_rl.text_arena.train",
     "recipes.multiplayer_rl.twenty_questions.train",
     "recipes.twenty_questions.train",
     "tinker_cookbook.recipes.rl_basic",
     "tinker_cookbook.recipes.twenty_questions.train",
 )
-HEAVY = ("torch", "transformers", "datasets", "tinker", "math_verify", "reasoning_gym", "pebble")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "tinker",
+    "math_verify",
+    "reasoning_gym",
+    "pebble",
+    "textarena",
+)
 HELP = f"""
 import runpy, sys
 sys.argv = [sys.argv[1], "--help"]

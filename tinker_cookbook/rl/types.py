@@ -125,6 +125,16 @@ class Env(ABC):
     """Renders ``messages`` for a teacher with another prompt than the policy; runs in a thread.
     Requires an environment with a property ``messages``: the conversation so far."""
 
+    waits_for_members: bool = False
+    """Whether ``initial_observation`` or ``step`` may wait for another member of the group, as in a
+    game between them. Other members begin without waiting for its first observation."""
+
+    def rollout_ended(self, failed: bool) -> None:
+        """Called once when the rollout is over, for whatever reason; by default does nothing.
+
+        An environment that others wait for overrides it. ``failed``: by an error or a cancellation.
+        """
+
     @abstractmethod
     async def initial_observation(
         self,

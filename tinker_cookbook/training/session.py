@@ -42,7 +42,7 @@ from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
-from tinker_cookbook.utils.run_folder.current import run_in_folder
+from tinker_cookbook.utils.run_folder.current import evaluation_at_step, run_in_folder
 from tinker_cookbook.utils.run_folder.jsonl import read_rows
 from tinker_cookbook.utils.run_folder.lock import RunLock
 from tinker_cookbook.utils.run_folder.paths import local_path
@@ -253,7 +253,8 @@ class TrainingSession:
             return {}
         started = time.monotonic()
         async with scope_span("run_evals"):
-            metrics = await run_evaluators(due, self.client, self._eval_seconds)
+            with evaluation_at_step(step):
+                metrics = await run_evaluators(due, self.client, self._eval_seconds)
         if self.best is not None:
             # All evaluations run before the first step, so that a misspelt name fails there.
             if step == 0:

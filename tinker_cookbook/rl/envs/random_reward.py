@@ -34,6 +34,12 @@ class _RandomRewardEnv(Env):
     def __init__(self, env: Env, seed: Sequence[int]) -> None:
         self._env = env
         self._rng = np.random.default_rng(seed)
+        self.waits_for_members = getattr(env, "waits_for_members", False)
+
+    def rollout_ended(self, failed: bool) -> None:
+        ended = getattr(self._env, "rollout_ended", None)
+        if ended is not None:
+            ended(failed)
 
     async def initial_observation(
         self,

@@ -151,6 +151,7 @@ class Episode:
         self._overtime = False
         """Whether a hook continued the rollout after its timeout."""
         self._first_turn_begun = False
+        self._closed = False
 
     def again(self, env: Env, attempt: int) -> Episode:
         """Returns another attempt of the same member, in a new environment."""
@@ -167,6 +168,13 @@ class Episode:
 
     async def open(self, timeout_seconds: float | None = None) -> None:
         """Gets the first observation from the environment."""
+        try:
+            await self._open(timeout_seconds)
+        except BaseException:  # a cancellation too: ``run`` will not be called
+            self.close(failed=True)
+            raise
+
+    async def _open(self, timeout_seconds: float | None) -> None:
         # The environment may hang before the deadline of ``run`` exists, so both timeouts apply.
         timeouts = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
         seconds = min((timeout for timeout in timeouts if timeout), default=None)
@@ -190,6 +198,23 @@ class Episode:
 
     async def run(self) -> Trajectory:
         """Runs the episode to its end. Errors name the environment, the member and the turn."""
+        failed = True
+        try:
+            trajectory = await self._run()
+            failed = False
+            return trajectory
+        finally:
+            self.close(failed)
+
+    def close(self, failed: bool) -> None:
+        """Tells the environment, once, that its rollout is over."""
+        # Environments of user code need not derive from Env.
+        ended = getattr(self.env, "rollout_ended", None)
+        if ended is not None and not self._closed:
+            self._closed = True
+            ended(failed)
+
+    async def _run(self) -> Trajectory:
         if self.prompt is None and self._overflow is None:
             await self.open()
         self._first_turn_begun = True

@@ -42,6 +42,9 @@ from tinker_cookbook.utils import logtree
 
 logger = logging.getLogger(__name__)
 
+FIRST_PROMPTS_SECONDS = 30.0
+"""Time that members wait for the first observations of the others, to share one request."""
+
 
 @dataclass(frozen=True)
 class RolloutResult:
@@ -267,6 +270,7 @@ class _FirstPrompts:
     def __init__(self, num_members: int) -> None:
         self.requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
         self._missing = num_members
+        self._gave_up = False
         # Log lines of a request belong to the group, not to the member that opened last.
         self._context = contextvars.copy_context()
         # Of each member whose environment opened: its episode, and what its rollout waits for.
@@ -275,31 +279,57 @@ class _FirstPrompts:
     async def open(self, episode: Episode, timeout: float | None) -> None:
         """Gets the first prompt of a member, and waits for those of the others.
 
-        A member whose environment fails does not wait, so it is retried at once.
+        A member whose environment fails does not wait, so it is retried at once. Nor does one whose
+        environment waits for other members: they can only move once they run.
         """
+        if getattr(episode.env, "waits_for_members", False):
+            self._arrived()
+            await episode.open(timeout)
+            return
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         try:
             await episode.open(timeout)
             self._opened[episode.member] = (episode, ready)
         finally:
-            self._missing -= 1
-            # Only now is it known which first prompts are equal. The member that opened last waits
-            # like the others, or it would run before them.
-            if not self._missing:
-                loop.call_soon(self._release, context=self._context)
+            self._arrived()
+        # Without a limit, environments that wait for each other would wait forever.
+        if not self._gave_up:
+            await asyncio.wait({ready}, timeout=FIRST_PROMPTS_SECONDS)
+        if not ready.done():
+            if not self._gave_up:
+                logger.warning(
+                    "%d members of a group have no first observation after %g s, so the others "
+                    "begin without them; where members wait for each other, as in a game, set "
+                    "waits_for_members = True on the environment",
+                    self._missing,
+                    FIRST_PROMPTS_SECONDS,
+                )
+            self._gave_up = True
+            self._release()
         await ready
+
+    def _arrived(self) -> None:
+        """Counts a member; the last one releases those that wait."""
+        self._missing -= 1
+        # Only now is it known which first prompts are equal. The member that opened last waits
+        # like the others, or it would run before them.
+        if not self._missing:
+            asyncio.get_running_loop().call_soon(self._release, context=self._context)
 
     def _release(self) -> None:
         """Starts the requests and lets the rollouts continue."""
         error: Exception | None = None
+        opened, self._opened = sorted(self._opened.items()), {}
         try:
-            self._start_requests()
+            # In the order of the members, so that the request does not depend on which opened
+            # first.
+            self._start_requests([episode for _, (episode, _) in opened])
         except Exception as caught:
             error = caught
         # In the order of the members, so that a policy gets their calls in the same order in every
         # run, whichever environment opened first.
-        for _, (_, ready) in sorted(self._opened.items()):
+        for _, (_, ready) in opened:
             if ready.done():  # the member was cancelled meanwhile
                 continue
             if error is None:
@@ -307,10 +337,8 @@ class _FirstPrompts:
             else:
                 ready.set_exception(error)
 
-    def _start_requests(self) -> None:
+    def _start_requests(self, episodes: Sequence[Episode]) -> None:
         """Starts one sampling request for all members with the same first prompt."""
-        # In the order of the members, so that the request does not depend on which opened first.
-        episodes = [episode for _, (episode, _) in sorted(self._opened.items())]
         if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
             return  # each response is a separate request, which should fail alone
         equal: dict[Hashable, list[Episode]] = {}

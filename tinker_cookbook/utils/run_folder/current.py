@@ -1,4 +1,4 @@
-"""The folder of the run that is in progress, for what writes into it without being given it."""
+"""Folder and step of the run in progress, for code that is not given them as arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 _folder: ContextVar[Path | None] = ContextVar("run_folder", default=None)
+_step: ContextVar[int] = ContextVar("run_step", default=0)
 
 
 @contextmanager
@@ -24,3 +25,18 @@ def run_in_folder(log_path: str | os.PathLike[str]) -> Iterator[None]:
 def current_run_folder() -> Path | None:
     """Returns the folder of the run in progress, None outside of a run."""
     return _folder.get()
+
+
+@contextmanager
+def evaluation_at_step(step: int) -> Iterator[None]:
+    """Makes ``step`` the number of updates in the weights that the block evaluates."""
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def current_step() -> int:
+    """Returns the number of updates in the weights that an evaluator of a run is given."""
+    return _step.get()

@@ -1,0 +1,47 @@
+"""Draws games.png from games.jsonl: `python benchmarks/studies/games_curves.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+PANELS = (
+    ("tictactoe", "test/env/all/loss", "tic-tac-toe: lost against the optimal player"),
+    ("tictactoe", "league/score_vs_random", "tic-tac-toe: points against random moves"),
+    ("kuhn", "kuhn/exploitability_of_average", "Kuhn poker: exploitability of the pool, chips"),
+    ("kuhn", "kuhn/exploitability", "Kuhn poker: exploitability of the weights, chips"),
+)
+LABELS = {
+    "0": "seed 0",
+    "1": "seed 1",
+    "2": "seed 2",
+    "control": "random rewards",
+    "self only": "self-play without the pool",
+}
+
+
+def main() -> None:
+    """One panel a measure, one line a run."""
+    here = Path(__file__).parents[2] / "docs" / "benchmarks"
+    points = pd.read_json(here / "games.jsonl", lines=True, dtype={"run": str})
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
+    for axes, (game, measure, title) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+        for run, label in LABELS.items():
+            line = points[(points["game"] == game) & (points["run"] == run)]
+            line = line[line[measure].notna()]
+            style = {"linestyle": "--", "color": "gray"} if run == "control" else {}
+            if run == "self only":
+                style = {"linestyle": ":", "color": "black"}
+            axes.plot(line["step"], line[measure], label=label, **style)
+        axes.set(xlabel="step")
+        axes.set_title(title, fontsize=10)
+        axes.set_ylim(bottom=-0.02)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(here / "games.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()

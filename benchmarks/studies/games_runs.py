@@ -1,0 +1,126 @@
+"""Self-play in two games with a very small model: `games_runs.py FOLDER`.
+
+For each game a model of `text_arena.tiny_model`, then runs of three seeds and one with random
+rewards; for tic-tac-toe also self-play without the pool. FOLDER/games.jsonl gets a line for each
+measured step. What is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+
+RECIPE = "recipes.multiplayer_rl.text_arena"
+GAMES: dict[str, dict[str, Any]] = {
+    "tictactoe": {"game_name": "TicTacToe-v0-train"},
+    "kuhn": {"game_name": "KuhnPoker-v0", "game_options.max_rounds": 1},
+}
+RUN: dict[str, dict[str, Any]] = {
+    "tictactoe": {
+        "test_opponent": "optimal",
+        "league_opponents": "random,optimal",
+        "batch_size": 256,
+        "group_size": 32,
+        "learning_rate": 4e-3,
+        "lora_rank": 32,
+        "snapshot_every": 10,
+        "eval_every": 5,
+        "num_test_datapoints": 128,
+        "league_games": 32,
+        "max_steps": 50,
+    },
+    "kuhn": {
+        "score": "chips",
+        "test_opponent": "optimal",
+        "league_opponents": "random,optimal",
+        "batch_size": 512,
+        "group_size": 32,
+        "learning_rate": 2e-3,
+        "lora_rank": 32,
+        "snapshot_every": 2,
+        "pool_size": 100,
+        "league_games": 0,
+        "eval_every": 0,
+        "max_steps": 100,
+    },
+}
+MODEL: dict[str, dict[str, Any]] = {
+    "tictactoe": {"steps": 600},
+    "kuhn": {"steps": 150, "optimal_share": 0.0, "num_games": 1000},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "0": {"seed": 0},
+    "1": {"seed": 1},
+    "2": {"seed": 2},
+    "control": {"seed": 0, "random_rewards": True},
+    "self only": {"seed": 0, "opponents": "self"},
+}
+MEASURES = (
+    "test/env/all/loss",
+    "test/env/all/draw",
+    "test/env/all/illegal_move",
+    "league/score_vs_random",
+    "league/losses_vs_optimal",
+    "league/elo",
+    "kuhn/exploitability",
+    "kuhn/exploitability_of_average",
+    "kuhn/value_first",
+)
+
+
+def main(folder: Path, games: list[str]) -> None:
+    """All runs, in turn, and their points."""
+    for game in games:
+        model = folder / f"{game}-model"
+        if not (model / "model.safetensors").exists():
+            command(f"{RECIPE}.tiny_model", output=model, **GAMES[game], **MODEL[game])
+        for name, variant in VARIANTS.items():
+            log_path = folder / game / name.replace(" ", "-")
+            last = get_last_checkpoint(str(log_path))
+            if last is None or not last.final:
+                settings = {**GAMES[game], **RUN[game], **variant}
+                command(
+                    f"{RECIPE}.train",
+                    model_name=model,
+                    renderer_name="role_colon",
+                    show_rules=False,
+                    max_tokens=1,
+                    dtype="float32",
+                    backend="local",
+                    log_path=log_path,
+                    behavior_if_log_dir_exists="resume",
+                    save_every=20,
+                    num_groups_to_log=0,
+                    rollout_json_export=False,
+                    **settings,
+                )
+        collect(folder)
+
+
+def command(module: str, **settings: Any) -> None:
+    """A program to its end, as its command line would."""
+    words = [f"{name}={value}" for name, value in settings.items()]
+    subprocess.run([sys.executable, "-m", module, *words], check=True)
+
+
+def collect(folder: Path) -> None:
+    """Writes the measured steps of all runs."""
+    points = []
+    for metrics in sorted(folder.glob("*/*/metrics.jsonl")):
+        game, run = metrics.parent.parent.name, metrics.parent.name.replace("-", " ")
+        for line in metrics.read_text().splitlines():
+            row = json.loads(line)
+            found = {name: round(row[name], 5) for name in MEASURES if name in row}
+            if found:
+                points.append({"game": game, "run": run, "step": row["step"], **found})
+    lines = "".join(json.dumps(point) + "\n" for point in points)
+    (folder / "games.jsonl").write_text(lines, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(GAMES))

@@ -1,0 +1,145 @@
+"""Games of TextArena as commands: a tiny model, self-play with a pool, killing it, and playing.
+
+Costs about 50 s: eight short processes with a model of 0.1 million parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_runs import REPO, RecipeRuns
+
+pytest.importorskip("textarena", reason="the extra multiplayer-rl is not installed")
+pytestmark = pytest.mark.slow
+
+RECIPE = "recipes.multiplayer_rl.text_arena"
+GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
+POOL_ROW = f"tinker_cookbook.{RECIPE}.pool:Pool.add"
+
+
+class GameRuns(RecipeRuns):
+    """Six steps of self-play and games against snapshots, which are taken every two steps."""
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "game_name=TicTacToe-v0-train",
+            "show_rules=False",
+            "max_tokens=1",
+            "batch_size=16",
+            "group_size=4",
+            "max_steps=6",
+            "save_every=3",
+            "eval_every=3",
+            "num_test_datapoints=8",
+            "test_opponent=optimal",
+            "snapshot_every=2",
+            "league_games=4",
+            "league_opponents=random,optimal",
+            "learning_rate=0.01",
+            "lora_rank=4",
+            "backend=local",
+            "device=cpu",
+            "dtype=float32",
+        ]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return {**super().environment(), "OMP_NUM_THREADS": "1", **extra}
+
+    def opponents(self, name: str) -> list[dict]:
+        """The rows of the pool without the paths, which name the run at the backend."""
+        lines = (self.folder / name / "opponents.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if k != "path"} for line in lines]
+
+    def python(self, module: str, *words: str, keys: str | None = None) -> str:
+        """Runs a program to its end and returns what it prints; ``keys`` is typed."""
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=REPO,
+            env=self.environment(),
+            input=keys or "",
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> GameRuns:
+    """The model, and the finished run that was never killed."""
+    folder: Path = tmp_path_factory.mktemp("games")
+    place = GameRuns(folder, str(folder / "model"), f"{RECIPE}.train")
+    size = ("num_games=200", "steps=60", "batch_size=32", "hidden_size=32", "num_layers=2")
+    place.python(f"{RECIPE}.tiny_model", f"output={place.model}", *size)
+    straight = place.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    return place
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "when"),
+    [
+        pytest.param(GROUP_DONE, 18, "after", id="in the middle of sampling"),
+        pytest.param(POOL_ROW, 3, "after", id="between a snapshot and its checkpoint"),
+    ],
+)
+def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
+    name = request.node.callspec.id.replace(" ", "-")
+    runs.check_killed_and_resumed(name, point, count, when)
+    assert runs.opponents(name) == runs.opponents("straight")
+    league = [(runs.folder / each / "league.md").read_bytes() for each in (name, "straight")]
+    assert league[0] == league[1]
+
+
+def test_the_pool_and_its_league(runs):
+    rows = runs.opponents("straight")
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
+    assert list(rows[2]["games"]) == ["step 0", "step 2", "random", "optimal"]
+    assert all(sum(counts) == 4 for row in rows for counts in row["games"].values())
+    metrics = runs.rows("straight")
+    assert [row["step"] for row in metrics if "league/elo" in row] == [0, 2, 4, 6]
+    assert metrics[0]["league/elo"] == 1000
+    assert metrics[4]["league/score_vs_pool"] <= 1
+    # Half of the groups are self-play, half meet a snapshot.
+    assert "env/self/win" in metrics[1]
+    assert "env/pool/win" in metrics[1]
+    assert "test/env/all/draw" in metrics[3]
+
+
+def test_play_against_the_checkpoint(runs):
+    lines = (runs.folder / "straight" / "checkpoints.jsonl").read_text().splitlines()
+    path = json.loads(lines[-1])["sampler_path"]
+    shared = (
+        f"checkpoint_path={path}",
+        "game_name=TicTacToe-v0-train",
+        "show_rules=False",
+        "max_tokens=1",
+        "device=cpu",
+        "dtype=float32",
+        "backend=local",
+    )
+    out = runs.python(f"{RECIPE}.play", *shared, "mode=eval", "opponent=optimal", "num_games=6")
+    assert "as player 0 against optimal: " in out
+    assert "as player 1 against optimal: 0 won" in out
+    # All squares in turn: those that are taken are illegal and may be repeated.
+    keys = "".join(f"{cell}\n" for cell in range(9) for _ in range(2))
+    out = runs.python(f"{RECIPE}.play", *shared, keys=keys)
+    assert "Available Moves" in out
+    assert any(result in out for result in ("You win.", "You lose.", "A draw."))
+
+
+def test_a_wrong_game_is_refused_before_anything_is_deleted(runs):
+    done = runs.run("straight", "delete", "game_name=TicTacTow-v0")
+    assert done.returncode not in (0, -signal.SIGKILL)
+    assert "TicTacToe-v0" in done.stderr + done.stdout
+    assert (runs.folder / "straight" / "opponents.jsonl").exists()
