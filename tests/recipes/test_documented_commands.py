@@ -73,6 +73,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.rl_basic": {**RL, **SHORT_EVAL},
     "recipes.rl_loop": RL,
     "recipes.math_rl.train": {**RL, **SHORT_EVAL},
+    "recipes.tool_use.train": {
+        **{**RL, **SHORT_EVAL, "renderer_name": "qwen3_instruct"},
+        "model_name": "tiny",
+        "tiny_steps": "5",
+    },
     "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
     "recipes.search_tool.train": {**RUN, **SHORT_EVAL, "group_size": "2", "max_tokens": "4"},
     "recipes.search_tool.index": {},
@@ -194,6 +199,35 @@ from pathlib import Path
 renderer = None
 Path("DATA/gsm8k").mkdir(parents=True, exist_ok=True)
 Path("DATA/gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "It is 2.\\\\n#### 2"}')
+""",
+    # Examples of a page run one by one, so the second needs the tools of the first.
+    "docs/tools.md": """
+from pathlib import Path
+
+from recipes.tool_use.tiny_model import make_tokenizer
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tool_use import tool
+
+Path("tools").mkdir(exist_ok=True)
+make_tokenizer(Path("tools"))
+renderer = get_renderer("qwen3_instruct", get_tokenizer("tools"))
+
+
+@tool
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+class Shop:
+    def __init__(self, prices):
+        self.prices = prices
+
+    @tool
+    def price(self, item: str) -> int:
+        return self.prices[item]
+
+
 """,
     "docs/06-renderers.md": """
 messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]

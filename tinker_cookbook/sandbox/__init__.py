@@ -17,6 +17,20 @@ from tinker_cookbook.sandbox.sandbox_interface import (
 from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
+    from tinker_cookbook.sandbox.grading import (
+        CallTest,
+        Grade,
+        GradedTest,
+        GraderSettings,
+        ProgramRun,
+        PythonGrader,
+        StdioTest,
+        default_grader,
+        grade_program,
+        names_in_tests,
+        same_output,
+        split_check,
+    )
     from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxTier, available_tier
     from tinker_cookbook.sandbox.local_sandbox import LocalSandbox, LocalSandboxPool
     from tinker_cookbook.sandbox.modal_sandbox import ModalSandbox, ModalSandboxPool
@@ -34,6 +48,20 @@ class SandboxBackend(StrEnum):
     """Modal's cloud."""
 
 
+_GRADING = (
+    "CallTest",
+    "Grade",
+    "GradedTest",
+    "GraderSettings",
+    "ProgramRun",
+    "PythonGrader",
+    "StdioTest",
+    "default_grader",
+    "grade_program",
+    "names_in_tests",
+    "same_output",
+    "split_check",
+)
 __getattr__ = lazy_exports(
     __name__,
     {
@@ -45,14 +73,21 @@ __getattr__ = lazy_exports(
         "SandboxLimits": "tinker_cookbook.sandbox.launch",
         "SandboxTier": "tinker_cookbook.sandbox.launch",
         "available_tier": "tinker_cookbook.sandbox.launch",
+        **dict.fromkeys(_GRADING, "tinker_cookbook.sandbox.grading"),
     },
 )
 
 __all__ = [
+    "CallTest",
+    "Grade",
+    "GradedTest",
+    "GraderSettings",
     "LocalSandbox",
     "LocalSandboxPool",
     "ModalSandbox",
     "ModalSandboxPool",
+    "ProgramRun",
+    "PythonGrader",
     "SandboxBackend",
     "SandboxFusionClient",
     "SandboxInfrastructureError",
@@ -63,5 +98,11 @@ __all__ = [
     "SandboxTerminatedError",
     "SandboxTier",
     "SandboxUnavailableError",
+    "StdioTest",
     "available_tier",
+    "default_grader",
+    "grade_program",
+    "names_in_tests",
+    "same_output",
+    "split_check",
 ]

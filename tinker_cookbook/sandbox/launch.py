@@ -145,6 +145,9 @@ class SandboxProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.tier is SandboxTier.LANDLOCK:
+            # The process inside does this too, unless somebody killed it.
+            shutil.rmtree(self.work_folder, ignore_errors=True)
 
 
 def start(
@@ -170,7 +173,7 @@ def start(
         SandboxUnavailableError: No tier, or not the wanted one, works on this machine.
         SandboxError: The sandbox did not start.
     """
-    chosen = available_tier() if tier is None else _parse_tier(tier)
+    chosen = available_tier() if tier is None else parse_tier(tier)
     if os.name != "posix" or sys.platform != "linux":
         raise SandboxUnavailableError(_refusal({SandboxTier.BUBBLEWRAP: "needs Linux"}))
     python = _interpreter(chosen)
@@ -271,7 +274,10 @@ def _bubblewrap(
     for folder in ("/tmp", WORKSPACE, "/home", "/home/sandbox"):
         command += ["--perms", "1777", "--dir", folder]
     command += ["--proc", "/proc"] if writable_root else ["--remount-ro", "/"]
-    return [*command, "--clearenv", "--chdir", "/", "--"]
+    command += ["--clearenv", "--chdir", "/"]
+    for name, value in environment(python, WORKSPACE).items():
+        command += ["--setenv", name, value]
+    return [*command, "--"]
 
 
 def environment(python: str | None, folder: str, home: str = "/home/sandbox") -> dict[str, str]:
@@ -404,7 +410,12 @@ def _spawn(command: list[str], descriptors: list[int], errors: int) -> subproces
 # Which tier -------------------------------------------------------------------------------------
 
 
-def _parse_tier(tier: SandboxTier | str) -> SandboxTier:
+def parse_tier(tier: SandboxTier | str) -> SandboxTier:
+    """Returns the tier of this name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
     try:
         return SandboxTier(tier)
     except ValueError:
@@ -423,7 +434,7 @@ def available_tier() -> SandboxTier:
         SandboxUnavailableError: None works. The message says why and what to install.
     """
     if wanted := os.environ.get(TIER_VARIABLE):
-        tier = _parse_tier(wanted)
+        tier = parse_tier(wanted)
         if problem := tier_problems()[tier]:
             raise SandboxUnavailableError(_refusal({tier: problem}))
         return tier

@@ -10,6 +10,9 @@ from tinker_cookbook.tool_use.agent_tool_message_env import (
 )
 from tinker_cookbook.tool_use.episode import ToolCallRecord, ToolEpisode
 from tinker_cookbook.tool_use.execution import ToolSettings, ToolUnavailableError
+from tinker_cookbook.tool_use.groups import ToolGroupBuilder
+from tinker_cookbook.tool_use.mcp import MCPTools, mcp_tools
+from tinker_cookbook.tool_use.recording import ToolJournal
 from tinker_cookbook.tool_use.results import error_tool_result, simple_tool_result
 from tinker_cookbook.tool_use.tools import FunctionTool, handle_tool_call, tool
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
@@ -17,10 +20,13 @@ from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
 __all__ = [
     "AgentToolMessageEnv",
     "FunctionTool",
+    "MCPTools",
     "Tool",
     "ToolCallRecord",
     "ToolEpisode",
+    "ToolGroupBuilder",
     "ToolInput",
+    "ToolJournal",
     "ToolResult",
     "ToolSettings",
     "ToolSpec",
@@ -28,6 +34,7 @@ __all__ = [
     "build_agent_tool_env",
     "error_tool_result",
     "handle_tool_call",
+    "mcp_tools",
     "simple_tool_result",
     "tool",
 ]

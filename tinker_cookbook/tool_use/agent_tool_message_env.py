@@ -37,6 +37,7 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tool_use.episode import ToolEpisode
 from tinker_cookbook.tool_use.execution import ToolUnavailableError
+from tinker_cookbook.tool_use.recording import recorded
 from tinker_cookbook.tool_use.tools import handle_tool_call
 from tinker_cookbook.tool_use.types import Tool, ToolResult
 
@@ -231,7 +232,8 @@ class AgentToolMessageEnv(MessageEnv):
         return results
 
     async def _run_one(self, index: int, call: ToolCall) -> ToolResult:
-        return await handle_tool_call(self._by_name, call)
+        tool = self._by_name.get(call.function.name)
+        return await recorded(tool, index, call, lambda: handle_tool_call(self._by_name, call))
 
     def _malformed(
         self,

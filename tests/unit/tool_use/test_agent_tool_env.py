@@ -250,13 +250,13 @@ def renderer(tokenizer_folder):
 class Says(TokenCompleter):
     """Answers with these texts, each ended properly."""
 
-    def __init__(self, renderer, *texts):
-        self.renderer, self.texts, self.prompts = renderer, list(texts), []
+    def __init__(self, renderer, *texts, by_letter=False):
+        self.renderer, self.texts, self.by_letter = renderer, list(texts), by_letter
 
     async def __call__(self, model_input, stop):
-        self.prompts.append(model_input.to_ints())
-        codec = self.renderer.codec
-        tokens = [*codec.encode(self.texts.pop(0)), *stop]
+        text = self.texts.pop(0)
+        parts = list(text) if self.by_letter else [text]
+        tokens = [*(t for part in parts for t in self.renderer.codec.encode(part)), *stop]
         return TokensWithLogprobs(tokens, [-0.5] * len(tokens), "stop")
 
 
@@ -264,16 +264,17 @@ ADD = '<tool_call>\n{"name": "add", "arguments": {"n": 2}}\n</tool_call>'
 BAD = '<tool_call>\n{"name": "add", "arguments": {"n": }}\n</tool_call>'
 
 
-def rollout(renderer, *texts, config=None, **options):
+def rollout(renderer, *texts, config=None, by_letter=False, **options):
     counter = Counter()
     tools = [counter.add, counter.finish, counter.down]
     prefix = renderer.create_conversation_prefix_with_tools([one.to_spec() for one in tools])
     env = build_agent_tool_env(renderer, tools, [*prefix, USER], counts, **options)
-    return asyncio.run(run_rollout(Says(renderer, *texts), env, config=config))
+    return asyncio.run(run_rollout(Says(renderer, *texts, by_letter=by_letter), env, config=config))
 
 
-def test_an_episode_is_one_datum_and_has_the_metrics_of_its_tools(renderer):
-    trajectory = rollout(renderer, ADD, f"again\n{ADD}", "4")
+@pytest.mark.parametrize("by_letter", [False, True], ids=["", "other tokens than the tokenizer's"])
+def test_an_episode_is_one_datum_and_has_the_metrics_of_its_tools(renderer, by_letter):
+    trajectory = rollout(renderer, ADD, f"again\n{ADD}", "4", by_letter=by_letter)
     assert [t.reward for t in trajectory.transitions] == [0.0, 0.0, 4.0]
     assert trajectory.stop_reason == "completed"
     assert trajectory.metrics["tool/calls/add"] == 2

@@ -11,6 +11,7 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy, SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import (
     DEFAULT_RETRY_MESSAGE_TEMPLATE,
@@ -170,6 +171,9 @@ class EnvFromMessageEnv(Env):
                 raise ConfigurationError(f"{name}: got {value}, expected at least 1, or None")
         self._config = RolloutConfig()
         self._history = History()
+        self._prompts = EpisodePrompts(self.renderer)
+        # Tokens of the newest answer, until the next prompt.
+        self._answer: Action | None = None
         self._stop: StopCondition | None = None
         self._errors_in_a_row = 0
         self._tool_calls = 0
@@ -231,6 +235,7 @@ class EnvFromMessageEnv(Env):
             )
         # Parsed in a thread, so that a long answer does not delay other episodes.
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
+        self._answer = action
         if cut:
             observed = await self.message_env.observe_truncated_response(message)
             if isinstance(observed, list):
@@ -290,7 +295,8 @@ class EnvFromMessageEnv(Env):
 
     async def _render(self) -> Observation:
         # Rendered in a thread, as parsing is: long conversations must not delay other episodes.
-        return await asyncio.to_thread(self.renderer.build_generation_prompt, self._history.seen)
+        answer, self._answer = self._answer, None
+        return await asyncio.to_thread(self._prompts.build, self._history.seen, answer)
 
     def _overflows(self, ob: Observation) -> bool:
         if self.max_trajectory_tokens is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -161,6 +162,7 @@ class Update:
         self._optim_steps: list[Future[types.OptimStepResponse]] = []
         self._adjusted: dict[str, Mean] = {}
         self._scoring_seconds = 0.0
+        self._episodes = self._whole_episodes = 0
         # The current substep: its number, whether it has a pass, and its data without a signal.
         self._substep: int | None = None
         self._has_pass = False
@@ -171,6 +173,10 @@ class Update:
         """Submits the training on groups; their substeps must be in order."""
         # 1. Make training data; advantages come from the rewards.
         rollouts, has_signal = await asyncio.to_thread(self._prepare, groups)
+        # Turns are one datum as long as each prompt begins with all tokens of the turn before.
+        per_episode = Counter(rollouts.origins_D)
+        self._episodes += len(per_episode)
+        self._whole_episodes += sum(count == 1 for count in per_episode.values())
         # 2. Adjust the advantages by a reference policy or a teacher.
         if self._adjuster is not None and rollouts.data_D:
             began = time.monotonic()
@@ -242,6 +248,8 @@ class Update:
             "optim/num_steps": len(optim_steps),
             "tokens/trained": sum(datum.model_input.length for datum in self.data),
         }
+        if self._episodes:
+            metrics["optim/frac_one_datum"] = self._whole_episodes / self._episodes
         if self._adjuster is not None:
             metrics["time/scoring"] = self._scoring_seconds
         metrics.update({name: mean.mean for name, mean in self._adjusted.items()})

@@ -33,6 +33,7 @@ from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfi
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
 from tinker_cookbook.rl.rollouts.group import run_group
+from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from tinker_cookbook.supervised.prefetch import Prefetcher
@@ -207,7 +208,8 @@ class RolloutWorker:
             separate=self._separate,
         ).derived(*group.position)
         try:
-            with group_log(group.index < config.num_groups_to_log) as group.log:
+            place = RolloutPlace(config.log_path, ("train", *group.position))
+            with at_place(place), group_log(group.index < config.num_groups_to_log) as group.log:
                 group.result = await run_group(
                     group.builder, policy, strategy=self._strategy, config=self._rollout_config
                 )

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
+from tinker_cookbook.rl.rollouts.place import at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 
@@ -117,7 +118,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
             DataValidationError: The dataset has no group.
             AllTrajectoriesFailedError: Every group failed under a tolerant strategy.
         """
-        policy = self.policy(sampling_client)
+        policy, place = self.policy(sampling_client), current_place()
         builders, lock = self._numbered_builders(), asyncio.Lock()
         # By index, since groups finish in any order: sums, tags and errors of all groups, and a
         # few groups as a whole.
@@ -134,9 +135,13 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                     return
                 try:
                     # A policy for each index: samples do not depend on the order of starts.
-                    group = await run_group(
-                        builder, policy.derived(index), strategy=self._strategy, config=self._config
-                    )
+                    with at_place(None if place is None else place.at_group(index)):
+                        group = await run_group(
+                            builder,
+                            policy.derived(index),
+                            strategy=self._strategy,
+                            config=self._config,
+                        )
                 # Only a tolerant strategy raises this; the other groups still give a measurement.
                 except AllTrajectoriesFailedError as error:
                     skipped.append(error)

@@ -21,6 +21,7 @@ from tinker_cookbook.rl.metric_util import (
 from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
+from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.training.session import TrainingSession
 
@@ -225,7 +226,8 @@ class _RecordedTestSet(SamplingClientEvaluator):
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Returns the metrics of the client's weights."""
         evaluator = self._evaluator
-        metrics = await evaluator(sampling_client)
+        with at_place(RolloutPlace(str(self._writer.log_path), (evaluator.name, self.step))):
+            metrics = await evaluator(sampling_client)
         split, groups, tags = f"eval_{evaluator.name}", evaluator.last_groups, evaluator.last_tags
         await asyncio.to_thread(self._writer.write, self.step, split, groups, tags)
         return metrics

@@ -36,6 +36,7 @@ from tinker_cookbook.rl.rollouts.hooks import (
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy as SupportsParseErrorPolicy
 from tinker_cookbook.rl.rollouts.hooks import SupportsToolCallLimit as SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
+from tinker_cookbook.rl.rollouts.place import enter_member
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     Action,
@@ -215,6 +216,7 @@ class Episode:
             ended(failed)
 
     async def _run(self) -> Trajectory:
+        enter_member(self.member, self._attempt)
         if self.prompt is None and self._overflow is None:
             await self.open()
         self._first_turn_begun = True

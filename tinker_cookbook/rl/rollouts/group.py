@@ -36,6 +36,7 @@ from tinker_cookbook.rl.rollouts.errors import (
 )
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
+from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import (
     FailFast,
     MemberStrategy,
@@ -200,6 +201,7 @@ async def _run_in_executor(
             _pickled(builder, "the group's builder"),
             _pickled(policy, "the policy"),
             _pickled(settings, "strategy, config and hooks"),
+            current_place(),
         )
         return await asyncio.wrap_future(executor.submit(_run_pickled, *parts))
     # The thread runs the group on its own event loop, and stores loop and task for cancellation.
@@ -228,10 +230,13 @@ async def _run_in_executor(
         raise
 
 
-def _run_pickled(builder: bytes, policy: bytes, settings: bytes) -> TrajectoryGroup:
-    return asyncio.run(
-        do_group_rollout(pickle.loads(builder), pickle.loads(policy), **pickle.loads(settings))
-    )
+def _run_pickled(
+    builder: bytes, policy: bytes, settings: bytes, place: RolloutPlace | None
+) -> TrajectoryGroup:
+    with at_place(place):
+        return asyncio.run(
+            do_group_rollout(pickle.loads(builder), pickle.loads(policy), **pickle.loads(settings))
+        )
 
 
 def _pickled(value: Any, what: str) -> bytes:

@@ -117,6 +117,7 @@ class Agent:
         settings = self._settings
         kernel.limit_resources(settings["limits"])
         kernel.become_user(settings["uid"])
+        kernel.die_with_parent()
         if settings["landlock"]:
             kernel.restrict_files(settings["readable"], settings["writable"])
         else:

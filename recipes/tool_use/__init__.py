@@ -1,0 +1,1 @@
+"""Reinforcement learning with tools: questions about a shop's database."""

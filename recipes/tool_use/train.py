@@ -1,0 +1,93 @@
+"""Reinforcement learning with tools: questions about a shop, answered by calls of its database.
+
+    python -m recipes.tool_use.train
+    python -m recipes.tool_use.train model_name=Qwen/Qwen3-0.6B max_tokens=128
+    python -m recipes.tool_use.train random_rewards=true   # control: nothing to learn
+
+The default model is a tiny one that the recipe first trains from example episodes, in half a minute
+(``recipes.tool_use.tiny_model``); it makes valid calls, most of them wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook import cli_utils
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.tool_use import tiny_model
+from tinker_cookbook.recipes.tool_use.shop import ShopDatasetBuilder
+from tinker_cookbook.renderers import UnsupportedToolsError, get_renderer
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+TINY = "tiny"
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe, in addition to those of every RL recipe."""
+
+    model_name: str = chz.field(
+        default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe trains first"
+    )
+    tiny_right_share: float = chz.field(
+        default=0.4, doc="model_name=tiny: share of right calls in its example episodes"
+    )
+    tiny_steps: int = chz.field(default=1000, doc="model_name=tiny: steps of its training")
+    max_turns: int = chz.field(default=5, doc="Answers of an episode, calls included")
+    call_coef: float = chz.field(default=0.2, doc="Reward of making all calls that are needed")
+    max_tokens: int = chz.field(default=32, doc="Maximum tokens of a response")
+    num_batches: int = chz.field(default=200, doc="Steps an epoch")
+    num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
+    learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
+    max_steps: int | None = chz.field(default=100, doc="Steps of the run")
+    eval_every: int = chz.field(default=10, doc="Steps between evaluations")
+    save_every: int = chz.field(default=50, doc="Steps between checkpoints")
+
+
+async def with_model(cli: CLIConfig) -> CLIConfig:
+    """Returns the settings with the tiny model's folder, which is made if it is absent."""
+    if cli.model_name != TINY:
+        return cli
+    # Its name has what it depends on, so another run finds it.
+    name = f"tool_use_tiny_{cli.tiny_right_share:g}_{cli.tiny_steps}"
+    folder = Path(cli_utils.default_log_path(name))
+    if not (folder / "config.json").exists():
+        settings = tiny_model.CLIConfig(
+            output=str(folder), right_share=cli.tiny_right_share, steps=cli.tiny_steps
+        )
+        await tiny_model.make_model(settings)
+    return chz.replace(
+        cli,
+        model_name=str(folder),
+        renderer_name=cli.renderer_name or tiny_model.RENDERER,
+        learning_rate=3e-3 if cli.learning_rate is None else cli.learning_rate,
+    )
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    check_model(cli)
+    try:
+        renderer = get_renderer(cli.renderer, get_tokenizer(cli.model_name))
+        renderer.create_conversation_prefix_with_tools([])
+    except UnsupportedToolsError as error:
+        raise ConfigurationError(f"renderer_name: got {cli.renderer!r}: {error}") from error
+    return rl_config(cli, "tool_use", fill(ShopDatasetBuilder, cli))
+
+
+async def main(config: CLIConfig) -> None:
+    """Trains a model to call tools."""
+    cli = await with_model(config)
+    await run(cli, await asyncio.to_thread(build_config, cli))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

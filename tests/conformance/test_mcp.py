@@ -1,0 +1,23 @@
+"""MCP servers with both major versions of the ``mcp`` package, each in an environment of its own.
+
+The first run makes the environments (some 15 s and 20 MB each).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from environments import python_with, run_in
+
+CHECKS = Path(__file__).resolve().parent / "mcp_checks" / "mcp_checks.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "requirement"), [("mcp1", "mcp>=1.14,<2"), ("mcp2", "mcp>=2,<3")])
+def test_the_checks_pass(name, requirement):
+    """15 s each: a dozen servers are started."""
+    python = python_with(name, requirement)
+    printed = run_in(python, "-m", "pytest", "-q", str(CHECKS), "-p", "no:cacheprovider")
+    assert " passed" in printed
+    assert "skipped" not in printed

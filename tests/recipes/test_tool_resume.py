@@ -1,0 +1,75 @@
+"""A run with tools that was killed and continued equals one that was never killed, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from recipe_runs import REPO, RecipeRuns
+
+pytestmark = pytest.mark.slow
+
+JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
+GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
+
+
+class ToolRuns(RecipeRuns):
+    """Runs of ``tool_stories``: 4 iterations of 2 groups of 4, two calls an episode."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        super().__init__(folder, model, recipe="tool_stories")
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"log_path={self.folder / name}",
+            f"visits={self.folder / f'{name}-visits'}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "save_every=3",
+            "eval_every=2",
+            "lora_rank=4",
+            "backend=local",
+            "device=cpu",
+            "dtype=float32",
+        ]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        path = os.pathsep.join([str(REPO), str(Path(__file__).parent)])
+        return {**super().environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stories_model):
+    """The finished run that was never killed."""
+    place = ToolRuns(tmp_path_factory.mktemp("tool-resume"), stories_model)
+    straight = place.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    return place
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "when"),
+    [
+        pytest.param(OPTIM_STEP, 2, "after", id="before the first checkpoint"),
+        pytest.param(GROUP_DONE, 5, "after", id="in the middle of sampling"),
+        pytest.param(JSON_LOGGER, 3, "after", id="after an evaluation"),
+    ],
+)
+def test_recorded_results_make_a_resumed_run_equal(runs, request, point, count, when):
+    """Two processes of 6 s each. Without the record the repeated calls return 2 instead of 1."""
+    name = request.node.callspec.id.replace(" ", "-")
+    runs.check_killed_and_resumed(name, point, count, when)
+    rows = [json.loads(line) for line in records(runs, name)]
+    assert {row["result"]["messages"][0]["content"] for row in rows} == {"1"}
+    # Each place has one line: what was recorded before the kill was not run again.
+    places = [row["place"] for row in rows]
+    assert len(places) == len(set(places)) == len(records(runs, "straight"))
+    visits = {path.read_text() for path in (runs.folder / f"{name}-visits").iterdir()}
+    assert visits == {"1"}
+
+
+def records(runs: ToolRuns, name: str) -> list[str]:
+    return (runs.folder / name / "tool_results.jsonl").read_text().splitlines()

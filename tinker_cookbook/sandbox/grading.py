@@ -1,0 +1,361 @@
+"""Grades Python programs that a model wrote, by tests that the program cannot see or deceive.
+
+    from tinker_cookbook.sandbox import PythonGrader
+
+    async with PythonGrader() as grader:
+        grade = await grader.grade("def add(a, b): return a + b", ["assert add(1, 2) == 3"])
+        reward = grade.score  # share of tests passed
+
+The program runs in one sandboxed process, its tests in another. A test that calls a function of the
+program sends the arguments there and gets a plain value back; what was expected, and the verdict,
+never leave the process of the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.sandbox.grading_worker import (
+    CallsJob,
+    GraderSettings,
+    ProgramRun,
+    StdioJob,
+    WorkerPool,
+)
+from tinker_cookbook.sandbox.inside import values
+from tinker_cookbook.sandbox.launch import SandboxTier
+
+__all__ = [
+    "CallTest",
+    "Grade",
+    "GradedTest",
+    "GraderSettings",
+    "ProgramRun",
+    "PythonGrader",
+    "StdioTest",
+    "default_grader",
+    "grade_program",
+    "names_in_tests",
+    "same_output",
+    "split_check",
+]
+
+
+@dataclass(frozen=True)
+class CallTest:
+    """Calls a function of the program, or a method of its class ``Solution``, and compares.
+
+    Tuples and lists are equal here, since data sets keep expected results as JSON.
+    """
+
+    function: str
+    arguments: Sequence[Any]
+    expected: Any
+
+
+@dataclass(frozen=True)
+class StdioTest:
+    """Runs the whole program with a text as input and compares what it prints."""
+
+    stdin: str
+    stdout: str
+
+
+Test = str | CallTest | StdioTest
+"""A text is Python code, such as ``assert add(1, 2) == 3``, that raises if the program is wrong."""
+
+
+@dataclass(frozen=True)
+class GradedTest:
+    """The result of one test."""
+
+    passed: bool
+    message: str = ""
+    """Why it failed. It may quote the program's result or exception, not the expected result."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The results of all tests, in their order."""
+
+    tests: tuple[GradedTest, ...]
+    program_error: str = ""
+    """Why the program as a whole failed: it does not compile, ended early, exceeded a limit."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """``seconds``, ``cpu_seconds`` and ``memory_bytes`` of the program."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all tests passed."""
+        return all(test.passed for test in self.tests)
+
+    @property
+    def score(self) -> float:
+        """Share of tests that passed."""
+        return sum(test.passed for test in self.tests) / len(self.tests)
+
+
+class PythonGrader:
+    """Grades programs in sandboxes that are kept warm; usable from threads and any event loop.
+
+    The sandboxes start with the first program, and end with ``close`` or with this program.
+
+    Args:
+        settings: Limits and number of workers.
+        **changes: Fields of ``GraderSettings`` that differ from ``settings``.
+    """
+
+    def __init__(self, settings: GraderSettings | None = None, **changes: Any) -> None:
+        base = vars(settings or GraderSettings())
+        unknown = sorted(changes.keys() - base.keys())
+        if unknown:
+            raise ConfigurationError(
+                f"{unknown[0]}: no setting of GraderSettings; its settings: {', '.join(base)}"
+            )
+        self.settings = GraderSettings(**{**base, **changes})
+        self._pool = WorkerPool(self.settings)
+
+    @property
+    def tier(self) -> SandboxTier:
+        """How programs are isolated."""
+        return self._pool.tier
+
+    async def grade(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        *,
+        setup: str = "",
+        entry_points: Sequence[str] | None = None,
+    ) -> Grade:
+        """Runs the tests against a program.
+
+        Args:
+            program: Python code.
+            tests: Texts, ``CallTest`` and ``StdioTest``, also mixed. Tests of one program share
+                its process, so its state, except each ``StdioTest``, which runs it anew.
+            setup: Code that runs before the tests, in their process: helper functions that the
+                tests use. The program cannot replace them.
+            entry_points: Names in the tests that mean the program's, whatever else defines them;
+                see ``names_in_tests``. By default each name that a test uses and that neither the
+                test, ``setup``, Python nor its standard library defines.
+
+        Raises:
+            DataValidationError: There are no tests, or they or ``setup`` do not compile, or
+                ``setup`` fails.
+            SandboxInfrastructureError: The program could not be graded. This is no reward of 0.
+            SandboxUnavailableError: This machine cannot isolate programs.
+        """
+        futures, order = self._submit(program, tests, setup, entry_points)
+        return _assemble(await asyncio.gather(*map(asyncio.wrap_future, futures)), order)
+
+    def grade_sync(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        *,
+        setup: str = "",
+        entry_points: Sequence[str] | None = None,
+    ) -> Grade:
+        """As ``grade``, for code that is not asynchronous. It blocks the calling thread."""
+        futures, order = self._submit(program, tests, setup, entry_points)
+        return _assemble([future.result() for future in futures], order)
+
+    async def run(self, program: str, stdin: str = "") -> ProgramRun:
+        """Runs a program without grading it, as for a ``python`` tool.
+
+        Raises:
+            SandboxInfrastructureError: It could not be run.
+        """
+        return (await asyncio.wrap_future(self._pool.submit(StdioJob(program, stdin)))).run
+
+    def _submit(
+        self,
+        program: str,
+        tests: Sequence[Test],
+        setup: str,
+        entry_points: Sequence[str] | None,
+    ) -> tuple[list[Any], list[list[int]]]:
+        """Returns the futures of the jobs, and which tests each job has."""
+        _check_tests(tests, setup)
+        called = [i for i, test in enumerate(tests) if not isinstance(test, StdioTest)]
+        futures, order = [], []
+        if called:
+            encoded = [_encode_test(tests[i]) for i in called]
+            names = None if entry_points is None else list(entry_points)
+            futures.append(self._pool.submit(CallsJob(program, encoded, setup, names)))
+            order.append(called)
+        for index, test in enumerate(tests):
+            if isinstance(test, StdioTest):
+                job = StdioJob(program, test.stdin, test.stdout, same_output)
+                futures.append(self._pool.submit(job))
+                order.append([index])
+        return futures, order
+
+    def close(self) -> None:
+        """Ends the sandboxes. Programs that are being graded fail with an error."""
+        self._pool.close()
+
+    async def __aenter__(self) -> PythonGrader:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> PythonGrader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _check_tests(tests: Sequence[Test], setup: str) -> None:
+    if not tests:
+        raise DataValidationError("tests: none given; a program without tests has no score")
+    codes = [("setup", setup)]
+    codes += [(f"tests[{i}]", test) for i, test in enumerate(tests) if isinstance(test, str)]
+    for name, code in codes:
+        try:
+            ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise DataValidationError(f"{name}: does not compile: {error}") from None
+
+
+def _encode_test(test: Test) -> dict[str, Any]:
+    if isinstance(test, str):
+        return {"code": test}
+    assert isinstance(test, CallTest)
+
+    def refuse(value: Any) -> Any:
+        raise DataValidationError(
+            f"CallTest of {test.function}: {type(value).__name__} is no plain value; write the "
+            "test as code instead"
+        )
+
+    return {
+        "function": test.function,
+        "arguments": values.encode(list(test.arguments), refuse),
+        "expected": values.encode(test.expected, refuse),
+    }
+
+
+def _assemble(parts: Sequence[Any], order: list[list[int]]) -> Grade:
+    graded: dict[int, GradedTest] = {}
+    for part, indices in zip(parts, order, strict=True):
+        for index, (message, seconds) in zip(indices, part.tests, strict=True):
+            graded[index] = GradedTest(not message, message, seconds)
+    metrics = {
+        "seconds": sum(part.run.seconds for part in parts),
+        "cpu_seconds": sum(part.run.cpu_seconds for part in parts),
+        "memory_bytes": float(max(part.run.memory_bytes for part in parts)),
+    }
+    errors = [part.program_error for part in parts if part.program_error]
+    tests = tuple(graded[index] for index in sorted(graded))
+    return Grade(tests, errors[0] if errors else "", metrics)
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether two outputs agree, line by line, up to white space at the ends of lines.
+
+    Lines that differ as text agree if they have equally many words and each pair is the same text
+    or the same number (``1.50`` and ``1.5``; a difference of 1e-9 relative, as rounding gives).
+    """
+    ours, theirs = (text.rstrip().split("\n") for text in (printed, expected))
+    return len(ours) == len(theirs) and all(
+        a.strip() == b.strip() or _same_words(a.split(), b.split())
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_words(ours: list[str], theirs: list[str]) -> bool:
+    return len(ours) == len(theirs) and all(
+        a == b or _same_number(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_number(ours: str, theirs: str) -> bool:
+    try:
+        a, b = float(ours), float(theirs)
+    except ValueError:
+        return False
+    # Whole numbers must agree in every digit, which floats do not show above 2^53.
+    if ours.lstrip("+-").isdigit() and theirs.lstrip("+-").isdigit():
+        return int(ours) == int(theirs)
+    return abs(a - b) <= 1e-9 * max(1.0, abs(b))  # False for nan
+
+
+def split_check(code: str, entry_point: str) -> list[str]:
+    """Splits the ``def check(candidate)`` of HumanEval into one test for each assertion.
+
+    Args:
+        code: Text of the column ``test``.
+        entry_point: Name of the function that ``candidate`` stands for.
+
+    Returns:
+        Tests for ``PythonGrader.grade``. A loop of assertions is one test. Statements without an
+        assertion are part of each.
+
+    Raises:
+        DataValidationError: There is no function ``check``, or it asserts nothing.
+    """
+    module = ast.parse(code)
+    check = next(
+        (n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None
+    )
+    if check is None:
+        raise DataValidationError("test: no function check(candidate)")
+    before = [node for node in module.body if node is not check]
+    parameter = check.args.args[0].arg
+    before += ast.parse(f"{parameter} = {entry_point}").body
+    tests: list[str] = []
+    for node in check.body:
+        if any(isinstance(part, ast.Assert) for part in ast.walk(node)):
+            tests.append(ast.unparse(ast.Module([*before, node], [])))
+        else:
+            before.append(node)
+    if not tests:
+        raise DataValidationError("test: its function check asserts nothing")
+    return tests
+
+
+def names_in_tests(solution: str, tests: Sequence[str]) -> list[str]:
+    """Returns the functions and classes of a right solution that its tests use by name.
+
+    These are the ``entry_points`` of data sets that do not list them, such as MBPP.
+    """
+    top = ast.parse(solution).body
+    defined = {n.name for n in top if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    trees = [ast.walk(ast.parse(test)) for test in tests]
+    used = {n.id for tree in trees for n in tree if isinstance(n, ast.Name)}
+    return sorted(defined & used)
+
+
+_default: PythonGrader | None = None
+_default_lock = threading.Lock()
+
+
+def default_grader() -> PythonGrader:
+    """Returns the grader that this program shares, with default settings."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = PythonGrader()
+    return _default
+
+
+def grade_program(
+    program: str,
+    tests: Sequence[Test],
+    *,
+    setup: str = "",
+    entry_points: Sequence[str] | None = None,
+) -> Grade:
+    """Grades one program with ``default_grader``; see ``PythonGrader.grade``."""
+    return default_grader().grade_sync(program, tests, setup=setup, entry_points=entry_points)

@@ -1,0 +1,292 @@
+"""Calls between the process of the tests and the process of the program.
+
+The tests hold a ``Remote`` where they would hold a function or object of the program. Arguments and
+results travel as plain values, so the program never shares an interpreter with its tests.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from tinker_cookbook.sandbox.inside import channel, values
+
+MAX_VALUE_BYTES = 16 << 20
+WALL_FACTOR = 3.0
+
+
+class ProgramError(Exception):
+    """The program raised something that is no built-in exception."""
+
+
+class ProgramLostError(Exception):
+    """The process of the program ended, or no longer follows the protocol."""
+
+
+class ProgramTimeoutError(Exception):
+    """A call into the program took too long."""
+
+
+class _Interrupt(BaseException):
+    """Raised inside a call of the program when its time is over."""
+
+
+# What the tests may do with an object of the program.
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "get": getattr,
+    "set": setattr,
+    "item": operator.getitem,
+    "put": operator.setitem,
+    "remove": operator.delitem,
+    "contains": operator.contains,
+    "length": len,
+    "iterate": iter,
+    "next": next,
+    "text": str,
+    "repr": repr,
+}
+
+
+class Connection:
+    """One end: makes calls to the other, and serves those of the other while it waits."""
+
+    def __init__(
+        self, peer: socket.socket, *, names: dict[str, Any] | None, call_seconds: float
+    ) -> None:
+        """``names`` are the objects that the other end finds by name; None serves calls only."""
+        self._peer = peer
+        self._names = names
+        self._seconds = call_seconds
+        self._objects: dict[int, Any] = {}
+        self._number = 0
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._peer.close()
+
+    # The calling side
+
+    def request(self, operation: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Does ``operation`` with an object of the other end.
+
+        Raises:
+            ProgramError: It raised. Built-in exceptions are raised again as they were.
+            ProgramTimeoutError: It took longer than allowed.
+            ProgramLostError: The other end is gone.
+        """
+        self._number += 1
+        message = {
+            "number": self._number,
+            "operation": operation,
+            "target": target,
+            "args": [values.encode(value, self._refer) for value in args],
+            "kwargs": {key: values.encode(value, self._refer) for key, value in kwargs.items()},
+        }
+        answer = self._exchange(message)
+        try:
+            if "raised" not in answer:
+                return values.decode(answer["value"], self._dereference)
+            names, text = answer["raised"]
+            raised = _exception([str(name) for name in names], str(text))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ProgramLostError(f"no valid answer: {type(error).__name__}") from error
+        raise raised
+
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request, serves those of the other end, and returns the answer."""
+        self._peer.settimeout(answer_seconds(self._seconds))
+        try:
+            channel.send(self._peer, message)
+            while True:
+                answer, _ = channel.receive(self._peer, MAX_VALUE_BYTES)
+                if "operation" not in answer:
+                    break
+                self._serve(answer)
+            if answer["number"] != message["number"]:
+                raise ValueError("answer to another call")
+            return answer
+        except TimeoutError:
+            # What it might still send would be taken for the answer to the next call.
+            self._peer.close()
+            raise ProgramTimeoutError("the call did not return in time") from None
+        except (OSError, EOFError) as error:
+            raise ProgramLostError("the program ended") from error
+        except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+            self._peer.close()
+            raise ProgramLostError(f"no valid answer: {type(error).__name__}") from error
+
+    def _dereference(self, content: Any) -> Any:
+        owner, number = content
+        if owner == "yours":
+            return self._objects[number]
+        return Remote(self, int(number))
+
+    def _refer(self, value: Any) -> Any:
+        if isinstance(value, Remote):
+            return ["yours", value._remote_target]
+        number = id(value)
+        self._objects[number] = value  # kept, so that the id stays its own
+        return ["mine", number]
+
+    # The serving side
+
+    def serve(self) -> None:
+        """Serves the calls of the other end until it closes the connection."""
+        self._peer.settimeout(None)
+        while True:
+            try:
+                message, _ = channel.receive(self._peer)
+            except (EOFError, OSError):
+                return
+            self._serve(message)
+
+    def _serve(self, message: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"number": message["number"]}
+        try:
+            value = self._perform(message)
+            answer["value"] = values.encode(value, self._refer)
+        except _Interrupt:
+            answer["raised"] = [["ProgramTimeoutError"], "the call did not return in time"]
+        except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt: the program's own error, whatever it is.
+            names = [kind.__name__ for kind in type(error).__mro__]
+            try:
+                text = str(error)[:1000]
+            except BaseException:
+                text = ""
+            answer["raised"] = [names, text]
+        channel.send(self._peer, answer)
+
+    def _perform(self, message: dict[str, Any]) -> Any:
+        operation, target = message["operation"], message["target"]
+        args = [values.decode(value, self._dereference) for value in message["args"]]
+        kwargs = {k: values.decode(v, self._dereference) for k, v in message["kwargs"].items()}
+        if self._names is None:
+            # The tests' end: the program may call the functions that it was given, no more.
+            if operation != "call":
+                raise PermissionError("only calls")
+            return self._objects[target](*args, **kwargs)
+        found = find(self._names, target) if isinstance(target, str) else self._objects[target]
+        with _Timer(self._seconds):
+            return _OPERATIONS[operation](found, *args, **kwargs)
+
+
+def find(names: dict[str, Any], name: str) -> Any:
+    """Returns a global of the program, or a method of its class ``Solution``."""
+    if name in names:
+        return names[name]
+    if "Solution" in names:
+        return getattr(names["Solution"](), name)
+    raise NameError(f"name {name!r} is not defined")
+
+
+def answer_seconds(call_seconds: float) -> float:
+    """How long a caller waits: longer than the other end, which interrupts the call itself."""
+    return WALL_FACTOR * call_seconds + 2
+
+
+class _Timer:
+    """Interrupts a call in the main thread after some CPU time, or three times that on the clock.
+
+    CPU time does not depend on what else the machine does, so a busy machine fails no program.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._timers = {
+            signal.ITIMER_PROF: (signal.SIGPROF, seconds),
+            signal.ITIMER_REAL: (signal.SIGALRM, WALL_FACTOR * seconds),
+        }
+
+    def __enter__(self) -> None:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            raise _Interrupt
+
+        for timer, (number, seconds) in self._timers.items():
+            signal.signal(number, interrupt)
+            # It fires again, in case the program catches the first one.
+            signal.setitimer(timer, seconds, 0.1)
+
+    def __exit__(self, *exc: object) -> None:
+        for timer in self._timers:
+            signal.setitimer(timer, 0)
+
+
+def _exception(names: list[str], text: str) -> Exception:
+    """Returns the first class of ``names`` that is a built-in exception."""
+    if names[:1] == ["ProgramTimeoutError"]:
+        return ProgramTimeoutError(text)
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
+            try:
+                return kind(text)
+            except TypeError:  # UnicodeDecodeError and its like take more arguments
+                break
+    return ProgramError(f"{names[0] if names else 'Exception'}: {text}")
+
+
+class Remote:
+    """An object of the program, held by its tests. All it does happens in the program's process.
+
+    It equals itself only: the program's ``__eq__`` is never consulted.
+    """
+
+    def __init__(self, connection: Connection, target: int | str) -> None:
+        object.__setattr__(self, "_remote_connection", connection)
+        object.__setattr__(self, "_remote_target", target)
+
+    def _remote(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        return self._remote_connection.request(operation, self._remote_target, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._remote("call", *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return self._remote("get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._remote("set", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._remote("item", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._remote("put", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._remote("remove", key)
+
+    def __contains__(self, item: Any) -> bool:
+        return self._remote("contains", item) is True
+
+    def __len__(self) -> int:
+        return int(self._remote("length"))
+
+    def __bool__(self) -> bool:
+        return True  # otherwise __len__ would decide
+
+    def __iter__(self) -> Any:
+        return self._remote("iterate")
+
+    def __next__(self) -> Any:
+        return self._remote("next")
+
+    def __str__(self) -> str:
+        return str(self._remote("text"))
+
+    def __repr__(self) -> str:
+        return str(self._remote("repr"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and other._remote_target == self._remote_target
+
+    def __hash__(self) -> int:
+        return hash(self._remote_target)

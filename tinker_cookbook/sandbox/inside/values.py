@@ -1,0 +1,143 @@
+"""Plain values as JSON, with exact types, and references to objects that are not plain.
+
+Whoever decodes gets built-in types only: no method of a program's class ever runs on that side.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import datetime
+import decimal
+import fractions
+from collections.abc import Callable
+from typing import Any
+
+Encoder = Callable[[Any], Any]
+_LARGE = 1 << 53  # JSON readers keep integers below it exactly
+
+
+def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
+    """Returns ``value`` as a JSON value.
+
+    Args:
+        value: Plain values keep their type; those of derived classes become the base class.
+        reference: Called with an object that is not plain; returns a JSON value for it.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -_LARGE < value < _LARGE else ["int", hex(value)]
+    if kind is float:
+        return ["float", value.hex()]
+    if kind is type and getattr(builtins, value.__name__, None) is value:
+        return ["type", value.__name__]
+    tag = _TAGS.get(kind)
+    if tag is not None:
+        return [tag, _ENCODERS[tag](value, lambda item: encode(item, reference))]
+    for base in _TAGS:
+        # Derived classes too, such as Counter, named tuples and enumerations of integers.
+        if isinstance(value, base):
+            return encode(base(value), reference)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        exact = int.__int__(value) if isinstance(value, int) else float.__float__(value)
+        return encode(exact, reference)
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), reference)
+    return ["ref", reference(value)]
+
+
+def decode(data: Any, dereference: Callable[[Any], Any]) -> Any:
+    """Returns the value that ``encode`` was given.
+
+    Raises:
+        ValueError: The data were not made by ``encode``.
+    """
+    if data is None or type(data) in (bool, str, int):
+        return data
+    if type(data) is not list or len(data) != 2 or type(data[0]) is not str:
+        raise ValueError("no encoded value")
+    tag, content = data
+    if tag == "int":
+        return int(content, 16)
+    if tag == "float":
+        return float.fromhex(content)
+    if tag == "type":
+        found = getattr(builtins, content, None)
+        if not isinstance(found, type):
+            raise ValueError(f"no built-in type: {content!r}")
+        return found
+    if tag == "ref":
+        return dereference(content)
+    try:
+        return _DECODERS[tag](content, lambda item: decode(item, dereference))
+    except (KeyError, TypeError, IndexError, ArithmeticError) as error:
+        raise ValueError(f"no encoded value: {type(error).__name__}") from None
+
+
+def _items(value: Any, go: Encoder) -> list[Any]:
+    return [go(item) for item in value]
+
+
+def _pairs(value: dict[Any, Any], go: Encoder) -> list[Any]:
+    return [[go(key), go(item)] for key, item in value.items()]
+
+
+def _text(value: Any, go: Encoder) -> str:
+    return str(value)
+
+
+_TAGS: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    dict: "dict",
+    set: "set",
+    frozenset: "frozenset",
+    bytes: "bytes",
+    bytearray: "bytearray",
+    complex: "complex",
+    range: "range",
+    collections.deque: "deque",
+    decimal.Decimal: "decimal",
+    fractions.Fraction: "fraction",
+    datetime.datetime: "datetime",
+    datetime.date: "date",
+    datetime.timedelta: "timedelta",
+}
+_ENCODERS: dict[str, Callable[[Any, Encoder], Any]] = {
+    "list": _items,
+    "tuple": _items,
+    "dict": _pairs,
+    "set": _items,
+    "frozenset": _items,
+    "bytes": lambda v, go: v.hex(),
+    "bytearray": lambda v, go: v.hex(),
+    "complex": lambda v, go: [v.real.hex(), v.imag.hex()],
+    "range": lambda v, go: [go(v.start), go(v.stop), go(v.step)],
+    "deque": _items,
+    "decimal": _text,
+    "fraction": _text,
+    "datetime": lambda v, go: v.isoformat(),
+    "date": lambda v, go: v.isoformat(),
+    "timedelta": lambda v, go: [v.days, v.seconds, v.microseconds],
+}
+_DECODERS: dict[str, Callable[[Any, Encoder], Any]] = {
+    "list": lambda c, go: [go(item) for item in c],
+    "tuple": lambda c, go: tuple([go(item) for item in c]),
+    "dict": lambda c, go: {go(key): go(item) for key, item in c},
+    "set": lambda c, go: {go(item) for item in c},
+    "frozenset": lambda c, go: frozenset([go(item) for item in c]),
+    "bytes": lambda c, go: bytes.fromhex(c),
+    "bytearray": lambda c, go: bytearray.fromhex(c),
+    "complex": lambda c, go: complex(float.fromhex(c[0]), float.fromhex(c[1])),
+    "range": lambda c, go: range(*[go(item) for item in c]),
+    "deque": lambda c, go: collections.deque([go(item) for item in c]),
+    "decimal": lambda c, go: decimal.Decimal(c),
+    "fraction": lambda c, go: fractions.Fraction(c),
+    "datetime": lambda c, go: datetime.datetime.fromisoformat(c),
+    "date": lambda c, go: datetime.date.fromisoformat(c),
+    "timedelta": lambda c, go: datetime.timedelta(*c),
+}

@@ -1,0 +1,164 @@
+"""Process 1 of a grading sandbox: forks a process for each program, with its imports done.
+
+It never sees a program or a test: they arrive over sockets that it hands to its children unread.
+Each child gets namespaces (or a Landlock domain) and limits before it reads a line of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from tinker_cookbook.sandbox.inside import channel, kernel, roles
+
+# Programs find them imported already; each costs its time once.
+_PRELOAD = (
+    "abc", "array", "ast", "asyncio", "base64", "bisect", "calendar", "cmath", "collections",
+    "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
+    "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "queue",
+    "random", "re", "secrets", "statistics", "string", "struct", "textwrap", "threading", "time",
+    "typing", "unittest", "uuid",
+)  # fmt: skip
+_ROLES = {"stdio": roles.StdioProgram, "calls": roles.CalledProgram, "tests": roles.Tests}
+
+
+class Zygote:
+    """Serves requests until the host closes ``control``."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control = control
+        self._settings = settings
+
+    def run(self) -> None:
+        """Forks a supervisor for each request."""
+        kernel.protect_process()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+        while True:
+            try:
+                request, descriptors = channel.receive(self._control)
+            except (EOFError, OSError):
+                return
+            status = descriptors[0]
+            try:
+                pid = os.fork()
+            except OSError as error:
+                os.write(status, b'{"error": "fork: %d"}\n' % (error.errno or 0))
+            else:
+                if pid == 0:
+                    self._control.close()
+                    self._supervise(request, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _supervise(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        """Starts a program's process, ends it in time, and reports how it ended."""
+        status = descriptors[0]
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self._settings["landlock"]:
+                kernel.adopt_orphans()
+            else:
+                # The next child is process 1 of a namespace: what it leaves behind ends with it.
+                kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
+                kernel.mount_tmpfs("/tmp", request["disk"], 1000)
+            pid = os.fork()
+            if pid == 0:
+                self._become_program(request, descriptors)
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+            started = time.monotonic()
+            timed_out = _wait(pid, status, request["seconds"])
+            _, code, usage = os.wait4(pid, 0)
+            exit_code = os.waitstatus_to_exitcode(code)
+            result = {
+                "exit_code": exit_code if exit_code >= 0 else 128 - exit_code,
+                "timed_out": timed_out,
+                "seconds": time.monotonic() - started,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "memory_bytes": usage.ru_maxrss * 1024,
+            }
+            _write_line(status, result)
+        except BaseException:
+            _write_line(status, {"error": traceback.format_exc()[-1000:]})
+        os._exit(0)
+
+    def _become_program(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        status, job_socket, *others = descriptors
+        code = 1
+        try:
+            os.setsid()
+            with socket.socket(fileno=job_socket) as job_channel:
+                job, _ = channel.receive(job_channel)
+            role = _ROLES[request["role"]](job, others)
+            del job
+            self._give_up_rights(request)
+        except BaseException:
+            _write_line(status, {"error": traceback.format_exc()[-1000:]})
+            os._exit(1)
+        for descriptor in set(range(3, 256)) - set(role.kept):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        try:
+            code = role.run()
+        finally:
+            os._exit(code)
+
+    def _give_up_rights(self, request: dict[str, Any]) -> None:
+        settings = self._settings
+        kernel.limit_resources(request["limits"])
+        kernel.become_user(settings["uid"])
+        kernel.die_with_parent()
+        if settings["landlock"]:
+            kernel.restrict_files(settings["readable"], [])
+        else:
+            kernel.drop_capabilities()
+            os.chdir("/tmp")
+        kernel.filter_system_calls(forks=False, sockets=False, shared_memory=False)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _wait(pid: int, status: int, seconds: float) -> bool:
+    """Waits for the program; kills it after ``seconds``, or when the host is gone."""
+    program = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(program, select.POLLIN)
+    poll.register(status, 0)  # reports when the host closes the other end
+    ready = poll.poll(seconds * 1000)
+    ended = any(descriptor == program for descriptor, _ in ready)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    os.close(program)
+    return not ready
+
+
+def _write_line(descriptor: int, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+
+def main(control: socket.socket, settings: dict[str, Any]) -> None:
+    """Imports what programs use, and serves until the host is gone."""
+    sys.path[:] = [path for path in sys.path if path] + settings["python_path"]
+    for name in (*_PRELOAD, *settings["preload"]):
+        importlib.import_module(name)
+    # Otherwise a collection in a child would touch, and so copy, every page.
+    gc.collect()
+    gc.freeze()
+    channel.send(control, {"ready": sys.version.split()[0]})
+    try:
+        Zygote(control, settings).run()
+    finally:
+        if settings["landlock"]:
+            for folder in settings["writable"]:
+                shutil.rmtree(folder, ignore_errors=True)

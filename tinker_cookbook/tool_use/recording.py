@@ -1,0 +1,150 @@
+"""Record of tool results, so that a resumed run gets the same ones.
+
+A run that was killed repeats the rollouts since its last checkpoint, with the same samples. A tool
+that reads the clock, a web page or a server would now return something else, and the run would end
+in other weights. So the results of tools with ``record=True`` are appended to
+``log_path/tool_results.jsonl`` under the place of their call (batch, group, member, attempt, call),
+and a call at the same place with the same arguments gets the recorded result without being run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.renderers import Message, ToolCall
+from tinker_cookbook.rl.rollouts.place import current_place
+from tinker_cookbook.tool_use.execution import settings_of
+from tinker_cookbook.tool_use.types import Tool, ToolResult
+from tinker_cookbook.utils.run_folder.jsonl import append_row
+from tinker_cookbook.utils.run_folder.paths import local_path
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "tool_results.jsonl"
+
+
+class ToolJournal:
+    """Results of one run by the place of their call; kept in the file, not in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        # Place of a call -> position of its line in the file.
+        self._lines: dict[str, tuple[int, int]] = {}
+        self._read_to = 0
+        self.identity = _identity(path)
+
+    def find(self, place: str, call: ToolCall) -> ToolResult | None:
+        """Returns the recorded result of this call at this place, if there is one."""
+        with self._lock:
+            self._read_new_lines()
+            found = self._lines.get(place)
+            if found is None:
+                return None
+            with self.path.open("rb") as file:
+                file.seek(found[0])
+                row = json.loads(file.read(found[1]))
+        # With other settings the model may make another call at the same place.
+        if (row["tool"], row["arguments"]) != (call.function.name, call.function.arguments):
+            return None
+        result = row["result"]
+        return ToolResult(
+            [Message(**message) for message in result["messages"]],
+            result["should_stop"],
+            result["metrics"],
+            result["metadata"],
+        )
+
+    def add(self, place: str, call: ToolCall, result: ToolResult) -> None:
+        """Appends a result; raises ``TrainingError`` if the file cannot be written.
+
+        Metadata that JSON cannot hold become their ``repr``. A message with such content, such as
+        an image object, is not recorded.
+        """
+        row: dict[str, Any] = {
+            "place": place,
+            "tool": call.function.name,
+            "arguments": call.function.arguments,
+            "result": {
+                "messages": result.messages,
+                "should_stop": result.should_stop,
+                "metrics": result.metrics,
+                "metadata": json.loads(json.dumps(result.metadata, default=repr)),
+            },
+        }
+        with self._lock:
+            try:
+                append_row(self.path, row)
+            except DataFormatError as error:
+                logger.warning("a result of tool %s was not recorded: %s", row["tool"], error)
+            if self.identity is None:
+                self.identity = _identity(self.path)
+
+    def _read_new_lines(self) -> None:
+        """Reads lines that were appended, here or by another process of the run."""
+        if not self.path.exists() or self.path.stat().st_size <= self._read_to:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read_to)
+            for line in file:
+                # A process that was killed may leave a line without an end, which is no result.
+                if line.endswith(b"\n"):
+                    self._index(line)
+                    self._read_to += len(line)
+
+    def _index(self, line: bytes) -> None:
+        try:
+            place = json.loads(line)["place"]
+        except (ValueError, KeyError, TypeError):
+            return  # a torn line that a later process continued
+        self._lines[place] = (self._read_to, len(line))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+_journals: dict[str, ToolJournal] = {}
+
+
+def journal_of(log_path: str) -> ToolJournal:
+    """Returns the journal of a run; a new one if the folder was deleted and made again."""
+    journal = _journals.get(log_path)
+    path = local_path(log_path) / FILE_NAME
+    if journal is None or (journal.identity is not None and journal.identity != _identity(path)):
+        journal = _journals[log_path] = ToolJournal(path)
+    return journal
+
+
+async def recorded(
+    tool: Tool | None, index: int, call: ToolCall, run: Callable[[], Awaitable[ToolResult]]
+) -> ToolResult:
+    """Returns the recorded result of call ``index`` of the current episode, or runs and records it.
+
+    Outside a training run, and for tools that are not recorded, the call is only run. An
+    unavailable tool is not recorded: a resumed run tries it again.
+    """
+    place = current_place()
+    if tool is None or place is None or not settings_of(tool).record:
+        return await run()
+    journal = journal_of(place.log_path)
+    key = "/".join(str(part) for part in (*place.position, index))
+    # In threads, because a disk may be slow.
+    found = await asyncio.to_thread(journal.find, key, call)
+    if found is None:
+        found = await run()
+        if found.error_type != "unavailable":
+            await asyncio.to_thread(journal.add, key, call, found)
+    return found
