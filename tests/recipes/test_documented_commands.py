@@ -58,6 +58,8 @@ NOT_RUN = (
     "ollama ",
     "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
     "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
+    "vllm ",
+    "vllm-env/",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
@@ -331,6 +333,7 @@ class Reader:
             return list(command.words)
         path = ("PATH", "tinker://RUN/sampler_weights/final")
         words = [self.checkpoint() if word in path else word for word in command.words]
+        words = [word for word in words if not word.startswith("vllm_python=")]
         return [*words, "overwrite=True", "device=cpu"]
 
     def values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tinker_cookbook.weights._merge import is_tied, weight_files
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import HEAD, Checkpoint, open_adapter_folder
 from tinker_cookbook.weights._tensor_files import read_header
+from tinker_cookbook.weights._vllm_proof import compare_in_vllm, loading_in_vllm
 from tinker_cookbook.weights.proof import (
     EXACT,
     Proof,
@@ -55,13 +56,21 @@ def build_lora_adapter(
 
 
 def write_adapter(
-    checkpoint: Checkpoint, folder: Path, *, verify: bool = True, device: str = "auto"
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    verify: bool = True,
+    device: str = "auto",
+    vllm_python: str | None = None,
 ) -> Proof:
     """Writes adapter and ``proof.json`` into an existing folder; returns the proof.
 
+    ``vllm_python`` is the Python of an environment with vLLM, for a comparison there.
+
     Raises:
-        WeightsAdapterError: Adapter and base model do not fit, or PEFT computes something else
-            than the engine.
+        WeightsError: vLLM does not load the adapter.
+        WeightsAdapterError: Adapter and base model do not fit, or PEFT or vLLM computes something
+            else than the engine.
     """
     proof = Proof.of(checkpoint)
     config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
@@ -77,6 +86,7 @@ def write_adapter(
     for name, data in {**fmt_files, fmt.ADAPTER: content}.items():
         (folder / name).write_bytes(data)
     proof.facts["size"] = f"{len(content) / 2**20:.1f} MiB"
+    proof.facts["vLLM"] = loading_in_vllm(checkpoint)
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
         proof.facts["head"] = (
             "the adapter changes the head, which is tied to the input embeddings: PEFT's "
@@ -93,6 +103,12 @@ def write_adapter(
             ),
             WeightsAdapterError,
         )
+        if vllm_python is not None:
+            name, model = "LoRA adapter, float32", checkpoint.base_folder
+            compared = compare_in_vllm(
+                vllm_python, checkpoint, model, folder, name, reference, bound=EXACT
+            )
+            proof.add(compared, WeightsAdapterError)
     proof.write(folder)
     return proof
 

@@ -24,6 +24,7 @@ from tinker_cookbook.weights._merge import (
 )
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate, open_adapter_folder
+from tinker_cookbook.weights._vllm_proof import compare_in_vllm
 from tinker_cookbook.weights.proof import (
     EXACT,
     PROMPTS,
@@ -125,10 +126,14 @@ def write_merged(
     verify: bool = True,
     device: str = "auto",
     trust_remote_code: bool = False,
+    vllm_python: str | None = None,
 ) -> Proof:
     """Writes the merged model and ``proof.json`` into an existing folder; returns the proof.
 
+    ``vllm_python`` is the Python of an environment with vLLM, for a comparison there.
+
     Raises:
+        WeightsError: vLLM does not load the model.
         WeightsMergeError: Adapter and base model do not fit, or the merged model computes
             something else than the engine.
     """
@@ -143,7 +148,7 @@ def write_merged(
     proof = Proof.of(checkpoint)
     proof.facts |= report.facts(dtype)
     if verify:
-        _verify(checkpoint, folder, dtype, device, trust_remote_code, proof)
+        _verify(checkpoint, folder, dtype, device, trust_remote_code, vllm_python, proof)
     proof.write(folder)
     return proof
 
@@ -154,6 +159,7 @@ def _verify(
     dtype: str,
     device: str,
     trust_remote_code: bool,
+    vllm_python: str | None,
     proof: Proof,
 ) -> None:
     prompts = prompt_tokens(checkpoint)
@@ -170,18 +176,17 @@ def _verify(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
     )
     _check_rounding(checkpoint, model, dtype, trust_remote_code, proof)
-    exact = dtype == "float32"
-    proof.add(
-        compare(
-            f"merged model, {dtype}",
-            f"transformers {version('transformers')}",
-            reference,
-            model_logprobs(model, prompts),
-            bound=EXACT if exact else ROUNDED,
-            measure="largest" if exact else "mean",
-        ),
-        WeightsMergeError,
-    )
+    bound, measure = (EXACT, "largest") if dtype == "float32" else (ROUNDED, "mean")
+    export, reader = f"merged model, {dtype}", f"transformers {version('transformers')}"
+    found = model_logprobs(model, prompts)
+    compared = compare(export, reader, reference, found, bound=bound, measure=measure)
+    proof.add(compared, WeightsMergeError)
+    if vllm_python is not None:
+        del model  # vLLM loads it again
+        compared = compare_in_vllm(
+            vllm_python, checkpoint, folder, None, export, reference, bound=bound, measure=measure
+        )
+        proof.add(compared, WeightsMergeError)
 
 
 def _check_rounding(

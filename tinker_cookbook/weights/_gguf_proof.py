@@ -7,11 +7,6 @@ positions, metadata and the tokenizer.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -26,6 +21,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights import _llama_cpp
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_files import read_model_file
+from tinker_cookbook.weights._readers import run_reader
 from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate
 from tinker_cookbook.weights.proof import (
     EXACT,
@@ -77,26 +73,8 @@ def run_llama_cpp(
         "prompts": list(prompts),
         "texts": list(texts),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        asked.write_text(json.dumps(request), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, _llama_cpp.__file__, str(asked), str(answer)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"),
-            check=False,
-        )
-        if done.returncode != 0 or not answer.is_file():
-            lines = (done.stdout + done.stderr).strip().splitlines()
-            # llama.cpp marks its errors; a Python traceback follows them.
-            said = "\n".join([line for line in lines if " E " in line][:4] or lines[-4:])
-            raise WeightsError(
-                f"{model.name}: llama.cpp (xllamacpp {llama_cpp_version()}) ended with code "
-                f"{done.returncode}; nothing was written. It said:\n{said}"
-            )
-        return json.loads(answer.read_text(encoding="utf-8"))
+    program = f"llama.cpp (xllamacpp {llama_cpp_version()})"
+    return run_reader(_llama_cpp.__file__, request, program=program, error_lines=" E ")
 
 
 def compare_in_llama_cpp(

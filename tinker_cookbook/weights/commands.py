@@ -23,6 +23,7 @@ from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._publish import publish_to_hf_hub
 from tinker_cookbook.weights._run_card import write_card
 from tinker_cookbook.weights._source import Checkpoint
+from tinker_cookbook.weights._vllm_proof import check_vllm_python
 from tinker_cookbook.weights.proof import Proof, read_proof
 from tinker_cookbook.weights.settings import ExportSettings
 
@@ -91,9 +92,16 @@ class PublishSettings:
 def export(settings: ExportSettings) -> None:
     """Writes an adapter for PEFT and vLLM."""
     out, started = check_output(settings.out, settings.overwrite), time.monotonic()
+    vllm_python = _check_vllm(settings)
     checkpoint = settings.open()
     with new_folder(out) as folder:
-        proof = write_adapter(checkpoint, folder, verify=settings.verify, device=settings.device)
+        proof = write_adapter(
+            checkpoint,
+            folder,
+            verify=settings.verify,
+            device=settings.device,
+            vllm_python=vllm_python,
+        )
         write_first_card(checkpoint, folder)
     print_export(out, proof, started)
 
@@ -103,6 +111,7 @@ def merge(settings: MergeSettings) -> None:
     check_merge_dtype(settings.dtype)
     check_strategy(settings.merge_strategy)
     out, started = check_output(settings.out, settings.overwrite), time.monotonic()
+    vllm_python = _check_vllm(settings)
     checkpoint = settings.open()
     with new_folder(out) as folder:
         proof = write_merged(
@@ -112,9 +121,16 @@ def merge(settings: MergeSettings) -> None:
             strategy=settings.merge_strategy,
             verify=settings.verify,
             device=settings.device,
+            vllm_python=vllm_python,
         )
         write_first_card(checkpoint, folder)
     print_export(out, proof, started)
+
+
+def _check_vllm(settings: ExportSettings) -> str | None:
+    if settings.vllm_python is not None and not settings.verify:
+        raise ConfigurationError("vllm_python: needs verify=True; leave one of the two out")
+    return check_vllm_python(settings.vllm_python)
 
 
 def card(settings: CardSettings) -> None:

@@ -1,7 +1,8 @@
 """Compares what an export computes with what the engine computes, on eight prompts.
 
-An exporter loads what it has written with the program of its users (PEFT, transformers, llama.cpp),
-and gets the log-probabilities of the same tokens. The engine computes the reference in float32.
+An exporter loads what it has written with the program of its users (PEFT, transformers, vLLM,
+llama.cpp), and gets the log-probabilities of the same tokens. The engine computes the reference in
+float32.
 """
 
 from __future__ import annotations

@@ -46,3 +46,6 @@ class ExportSettings(CheckpointSettings):
         default=True, doc="Load the export again and compare its log-probabilities"
     )
     device: str = chz.field(default="auto", doc="Where to compare: auto, cuda, mps or cpu")
+    vllm_python: str | None = chz.field(
+        default=None, doc="Python of an environment with vLLM: also compare there"
+    )

@@ -7,11 +7,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from environments import python_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HERE = Path(__file__).parent
@@ -19,19 +18,10 @@ ROOT = HERE.parents[2]
 
 
 @pytest.fixture(scope="session")
-def llama_python(tmp_path_factory) -> Path:
+def llama_python() -> Path:
     """A Python with xllamacpp and the packages of this one."""
     pytest.importorskip("gguf")
-    folder = tmp_path_factory.mktemp("llama-cpp")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    site = next((folder / "lib").glob("python*/site-packages"))
-    (site / "main.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "xllamacpp>=2026.10"]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"xllamacpp cannot be installed: {done.stderr.strip()[-300:]}")
-    return python
+    return python_with("llama-cpp", "--no-deps", "xllamacpp>=2026.10")
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[1]
 CACHE = Path.home() / ".cache" / "tinker_cookbook_tests" / "environments"
 
 
@@ -21,6 +22,18 @@ def python_with(name: str, *packages: str) -> Path:
     What is installed here is seen through a .pth file, after the packages of the environment, so
     that torch and transformers are not installed again. Skips where the packages cannot be had.
     """
+    return _made_once(name, packages, sysconfig.get_path("purelib"))
+
+
+def python_alone(name: str, *packages: str, without: Sequence[str] = ()) -> Path:
+    """As ``python_with``, for packages that need other versions than this environment has.
+
+    ``without`` names dependencies that are removed again.
+    """
+    return _made_once(name, packages, "", without)
+
+
+def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[str] = ()) -> Path:
     folder = CACHE / name
     python = folder / "bin" / "python"
     if python.exists():
@@ -28,13 +41,16 @@ def python_with(name: str, *packages: str) -> Path:
     part = folder.with_name(f"{name}.{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(part)], check=True)
-    (site,) = (part / "lib").glob("python*/site-packages")
-    (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = [str(part / "bin" / "python"), "-m", "pip", "install", "-q", *packages]
-    found = subprocess.run(install, capture_output=True, text=True)
+    if ours:
+        (site,) = (part / "lib").glob("python*/site-packages")
+        (site / "ours.pth").write_text(f"{ours}\n")
+    pip = [str(part / "bin" / "python"), "-m", "pip"]
+    found = subprocess.run([*pip, "install", "-q", *packages], capture_output=True, text=True)
     if found.returncode:
         shutil.rmtree(part, ignore_errors=True)
         pytest.skip(f"{' '.join(packages)} cannot be installed: {found.stderr[-300:]}")
+    if without:
+        subprocess.run([*pip, "uninstall", "-q", "-y", *without], check=True)
     # Only a complete environment gets the name: an interrupted one is made again.
     part.rename(folder)
     return python
