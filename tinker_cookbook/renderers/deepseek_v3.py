@@ -60,7 +60,7 @@ Calls = tuple[Block, Callable[[Message, int], str]]
 second argument is the index of the message, for errors."""
 
 
-def _calls(before: str, between: str, after: str, separator: str = "") -> Calls:
+def _calls(before: str, between: str, after: str, separator: str = "") -> tuple[Calls, CallForm]:
     """Returns the form with these texts around a call's name and its arguments."""
     patterns = map(re.escape, (before, between, after, separator))
     # The separator is optional, since none follows the last call.
@@ -82,7 +82,16 @@ def _calls(before: str, between: str, after: str, separator: str = "") -> Calls:
         # Unparsed calls are verbatim, because the model sampled them.
         return block + "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
 
-    return Block(CALLS, END_CALLS, read=read), write
+    form = CallForm(
+        before,
+        between,
+        after,
+        begin=CALLS,
+        end=END_CALLS,
+        separator=separator,
+        marker=CALLS,
+    )
+    return (Block(CALLS, END_CALLS, read=read), write), form
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Version:
     """Differences between versions of the format."""
 
     calls: Calls
+    call_form: CallForm
     think: str = THINK  # opens thinking in prompts
     end_think: str = END_THINK  # between thinking and answer
     no_thinking: str = END_THINK  # after the assistant's token, where there is no thinking
@@ -103,7 +113,7 @@ class Version:
 
 
 _V3 = Version(
-    _calls(f"{_CALL}function{_SEPARATOR}", "\n```json\n", f"\n```{_END_CALL}", "\n"),
+    *_calls(f"{_CALL}function{_SEPARATOR}", "\n```json\n", f"\n```{_END_CALL}", "\n"),
     think=f"{THINK}\n",
     end_think=f"\n{END_THINK}\n\n",
     no_thinking="",
@@ -111,7 +121,7 @@ _V3 = Version(
     openings=dict.fromkeys(("user", "assistant", "system", None), ASSISTANT),
 )
 _R1 = replace(_V3, white="\n", results=(_RESULTS, "", _END_RESULTS), splits_at="last")
-_V3_1 = Version(_calls(_CALL, _SEPARATOR, _END_CALL), splits_at="first")
+_V3_1 = Version(*_calls(_CALL, _SEPARATOR, _END_CALL), splits_at="first")
 
 
 def check_arguments(text: str) -> dict[str, Any]:
@@ -244,12 +254,8 @@ class DeepSeekV3Renderer(Renderer):
         return BlockReader((thinking, calls), inside=thinking)
 
     def answer_form(self) -> AnswerForm:
-        """Returns the form of V3.1; calls of the other versions have none with JSON alone."""
-        form = super().answer_form()
-        if self._version is not _V3_1:
-            return form
-        around = {"begin": CALLS, "end": END_CALLS, "marker": CALLS}
-        return replace(form, calls=CallForm(_CALL, _SEPARATOR, _END_CALL, **around))
+        """Returns the form, with the calls of the version."""
+        return replace(super().answer_form(), calls=self._version.call_form)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         # The header of the next message depends on the one before it: render an empty one.

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, ArgumentForm, CallForm
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, system_message
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
@@ -115,9 +117,25 @@ def _write_calls(message: Message, idx: int) -> str:
     return "".join(f"\n\n{block}" for block in blocks)
 
 
+_CALL_FORM = CallForm(
+    before=f'<{_MARK}invoke name="',
+    between='">\n',
+    after=f"{_END_INVOKE}\n",
+    begin=f"{_CALLS}\n",
+    end=_END_CALLS,
+    arguments=ArgumentForm(
+        before=f'<{_MARK}parameter name="',
+        between='" string="false">',
+        after=f"{_END_PARAMETER}\n",
+        marks=(f"</{_MARK}",),
+        string_between='" string="true">',
+    ),
+    marker=_CALLS,
+)
 _VERSION = Version(
     # The blank line before calls belongs to the format.
     (Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",)), _write_calls),
+    _CALL_FORM,
     # After results the blank line is part of the result: it merges with what it follows.
     openings={"user": ASSISTANT, "tool": ""},
 )
@@ -135,6 +153,10 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor=image_processor, version="3.2")
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the form, in which a blank line precedes calls."""
+        return replace(super().answer_form(), leading="\n")
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools after the system prompt, as the template does with ``tools=``."""

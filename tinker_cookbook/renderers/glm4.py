@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, ArgumentForm, CallForm
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, split_thinking
 from tinker_cookbook.renderers.core.messages import (
@@ -51,6 +52,22 @@ _ARGUMENT = re.compile(
     r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
     r"(?=\s*(?:<arg_key>|\Z))",
     re.DOTALL,
+)
+
+
+_CALL_FORM = CallForm(
+    before="<tool_call>",
+    between="\n",
+    after="</tool_call>",
+    separator="\n",
+    arguments=ArgumentForm(
+        before="<arg_key>",
+        between="</arg_key>\n<arg_value>",
+        after="</arg_value>\n",
+        marks=("</arg_value>", "</tool_call>"),
+        string_between="</arg_key>\n<arg_value>",
+    ),
+    marker="<tool_call>",
 )
 
 
@@ -118,6 +135,14 @@ class Glm46Renderer(Renderer):
     def _reader(self) -> MessageReader:
         # The format has a line break before the first block or the text.
         return BlockReader(self._blocks, skip="\n")
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the form, whose parts begin with a line break."""
+        form = replace(super().answer_form(), leading="\n", calls=_CALL_FORM)
+        if form.thinking is None:
+            return form
+        opening, closing = form.thinking
+        return replace(form, thinking=(f"\n{opening}", closing))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         thinking, text = split_thinking(message, ctx.idx, self._name)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinker_cookbook.renderers.core.answer_form import CallForm
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
 from tinker_cookbook.renderers.core.images import Segments, encode_segments
@@ -81,6 +82,15 @@ class KimiK2InstructRenderer(Renderer):
     _special_tokens = (_MIDDLE,)
     _history_as_sampled = True
     _blocks = (KIMI_CALLS,)
+    _call_form = CallForm(
+        before=f"{_CALL}functions.",
+        number="/:[0-9]{1,4}/",
+        between=_ARGUMENTS,
+        after=_END_CALL,
+        begin=_CALLS,
+        end=_END_CALLS,
+        marker=_CALLS,
+    )
     _after_default = "\n"
     """Text after the default system message."""
 

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers import mistral_messages
+from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -156,6 +157,20 @@ class MistralRenderer(Renderer):
 
     def _reader(self) -> MessageReader:
         return _TextThenCalls(_CALLS, self._space)
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the form: text, or a list of calls."""
+        calls = CallForm(
+            before='{"name": "',
+            between='", "arguments": ',
+            call_id='/(, "id": "[a-zA-Z0-9]{9}")?/',
+            after="}",
+            begin=f"{_CALLS}{self._space}[",
+            end="]",
+            separator=", ",
+            marker=_CALLS,
+        )
+        return AnswerForm(text=self._space, calls=calls)
 
     @property
     def _bos_tokens(self) -> list[int]:

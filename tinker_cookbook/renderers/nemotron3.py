@@ -14,6 +14,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.chatml import END, ChatMLBase
+from tinker_cookbook.renderers.core.answer_form import AnswerForm
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -108,6 +109,10 @@ class Nemotron3Renderer(ChatMLBase):
 
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
         return json.loads(arguments)
+
+    def answer_form(self) -> AnswerForm:
+        """Returns the form, in which a line break precedes a call."""
+        return replace(super().answer_form(), leading="\n")
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         answer = self._thinking_and_text(message, ctx.idx)

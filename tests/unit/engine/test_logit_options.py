@@ -18,7 +18,11 @@ from transformers import (
 )
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster, adjusted_logits
+from tinker_cookbook.engine.sampling.adjust_logits import (
+    LogitAdjuster,
+    adjusted_logits,
+    unpacked_by_shifts,
+)
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sample_tokens import BatchSamplingParams, sample_tokens
@@ -52,6 +56,13 @@ class AllowState:
 
     def add(self, token):
         self.tokens.append(token)
+
+
+def test_masks_are_unpacked_on_other_devices_as_by_numpy():
+    packed = np.random.default_rng(0).integers(0, 256, (3, 7), dtype=np.uint8)
+    found = unpacked_by_shifts(packed, 51, torch.device("cpu"))
+    expected = np.unpackbits(packed, axis=1, count=51, bitorder="little")
+    assert np.array_equal(found.numpy(), expected.astype(bool))
 
 
 def adjuster(prompt, sampled, stop=(2,), **options):

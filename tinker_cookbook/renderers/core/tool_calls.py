@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -254,6 +254,58 @@ def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> s
     if rest := text[end:].strip():
         raise ValueError(f"tool call: expected {expected}, got {rest[:100]!r}")
     return to_json(arguments)
+
+
+def typed_arguments(arguments: str, schema: Mapping[str, Any]) -> str:
+    """Returns the arguments of a call with the types of the tool's schema.
+
+    For chat formats that write strings without quotes, where the parser can only guess: ``12`` is a
+    number, but the text "12" if the schema says string. A value that fits no type is unchanged.
+    """
+    values, properties = json.loads(arguments), schema.get("properties") or {}
+    return to_json(
+        {name: _typed(value, properties.get(name, True), schema) for name, value in values.items()}
+    )
+
+
+def _typed(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    candidates = [value]
+    if isinstance(value, str):
+        try:
+            candidates.append(_WORDS[value] if value in _WORDS else json.loads(value))
+        except (ValueError, RecursionError):
+            return value
+    else:
+        candidates.append(to_json(value))
+    return next((one for one in candidates if _fits(one, schema, root)), value)
+
+
+def _fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
+    """Returns whether a value has a type, or is one of the values, of a schema."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return True
+    if "$ref" in schema:
+        found: Any = root
+        for key in str(schema["$ref"]).removeprefix("#/").split("/"):
+            found = found.get(key, {}) if isinstance(found, Mapping) else {}
+        return _fits(value, found, root, depth + 1)
+    if "enum" in schema or "const" in schema:
+        allowed = schema.get("enum", [schema.get("const")])
+        return any(type(one) is type(value) and one == value for one in allowed)
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return any(_fits(value, option, root, depth + 1) for option in options)
+    kinds = schema.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return not kinds or any(_has_type(value, kind) for kind in kinds)
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    if kind == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds = {"string": str, "number": (int, float), "array": list, "object": dict}
+    return isinstance(value, kinds.get(kind, ()))
 
 
 # The line breaks before a block belong to the format.

@@ -204,7 +204,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
-    calls = CallPolicy.of(body)
+    calls = CallPolicy.of(body, renderer)
     mask = chat_mask(body, calls, renderer, model.eos_ids)
     # Without a limit as many as the context has space for.
     # OpenAI renamed max_tokens; the newer name has precedence.

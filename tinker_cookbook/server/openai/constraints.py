@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tinker_cookbook.renderers import Renderer, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.tool_calls import tool_call, typed_arguments
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, SamplingBody, Tool
@@ -27,16 +28,26 @@ from tinker_cookbook.structured_output import (
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """Which tool calls an answer may have: ``tools`` that may be called, and how many."""
+    """Which tool calls an answer may have: ``tools`` that may be called, and how many.
+
+    ``untyped``: the chat format writes arguments without types, so that those of the schema hold.
+    """
 
     use: ToolUse = "auto"
     tools: Sequence[Tool] = ()
     parallel: bool = True
     named: bool = False
+    untyped: bool = False
 
     @classmethod
-    def of(cls, body: ChatBody) -> CallPolicy:
+    def of(cls, body: ChatBody, renderer: Renderer) -> CallPolicy:
         """Returns the policy of a request; raises ``ApiError`` for an invalid ``tool_choice``."""
+        form = renderer.answer_form().calls
+        untyped = form is not None and form.arguments is not None and not form.arguments.typed
+        return replace(cls._of(body), untyped=untyped)
+
+    @classmethod
+    def _of(cls, body: ChatBody) -> CallPolicy:
         tools, choice = body.tools or [], body.tool_choice
         parallel = body.parallel_tool_calls is not False
         if choice in (None, "auto") or (choice == "none" and not tools):
@@ -74,7 +85,16 @@ class CallPolicy:
         """
         if self.use == "none":
             return [], "".join(call.function.model_dump_json() for call in calls)
+        if self.untyped:
+            calls = [self._typed(call) for call in calls]
         return (calls if self.parallel else calls[:1]), ""
+
+    def _typed(self, call: ToolCall) -> ToolCall:
+        schemas = {tool.function.name: tool.function.parameters for tool in self.tools}
+        name, schema = call.function.name, schemas.get(call.function.name)
+        if not schema:
+            return call
+        return tool_call(name, typed_arguments(call.function.arguments, schema), call.id)
 
 
 def tool_spec(tool: Tool) -> ToolSpec:

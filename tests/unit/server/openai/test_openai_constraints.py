@@ -115,7 +115,9 @@ def test_any_object(chat):
     assert ended
 
 
-@pytest.mark.parametrize("renderer_name", ["qwen2_5", "qwen3", "qwen3_disable_thinking"])
+@pytest.mark.parametrize(
+    "renderer_name", ["qwen2_5", "qwen3", "qwen3_disable_thinking", "qwen3_5_disable_thinking"]
+)
 def test_a_call_is_demanded(chat, renderer_name):
     for seed in SEEDS:
         more = {"tools": TOOLS, "seed": seed, "parallel_tool_calls": False}
