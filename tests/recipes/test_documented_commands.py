@@ -317,6 +317,8 @@ class Reader:
         typed = dict(word.split("=", 1) for word in command.words if word not in words)
         if "--help" in words:
             return list(command.words)
+        if command.program == "tinker_cookbook.sandbox":
+            return list(command.words)
         if command.program == "tinker_cookbook.weights":
             return self.weights_words(command)
         return words + [f"{k}={v}" for k, v in {**typed, **self.values(command, typed)}.items()]

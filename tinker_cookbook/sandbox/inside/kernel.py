@@ -206,6 +206,7 @@ _UNCOUNTED_MEMORY = {
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _SOCKET = (41, 198)
+_PRLIMIT = (302, 261)
 _FORKS_X86 = (57, 58)  # fork, vfork
 
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
@@ -247,6 +248,14 @@ def filter_system_calls(*, forks: bool, sockets: bool, shared_memory: bool) -> N
     ]
     for number in sorted(n for n in denied if n is not None):
         program += [(_JUMP_EQUAL, 0, 1, number), refuse]
+    # A process may limit itself only, not others of its user.
+    program += [
+        (_JUMP_EQUAL, 0, 4, _PRLIMIT[column]),
+        (_LOAD, 0, 0, 16),
+        (_JUMP_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        refuse,
+    ]
     # The C library falls back to clone, whose flags a filter can see.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     program += [

@@ -60,8 +60,11 @@ class StdioProgram:
             _load(self._code, "__main__")
         except SystemExit as error:
             status = _exit_status(error)
-        except BaseException:
-            traceback.print_exc(limit=-5)
+        except BaseException as error:
+            # Without the frames of this file.
+            frames = error.__traceback__.tb_next if error.__traceback__ else None
+            frames = frames.tb_next if frames else None
+            traceback.print_exception(type(error), error, frames, limit=-20)
             status = 1
         # As at the end of the interpreter, whose other steps take longer than the program.
         threading._shutdown()  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Sandboxes: programs graded a second, and attacks on graders."""

@@ -1,0 +1,110 @@
+"""Says how this machine isolates programs, and tries it.
+
+    python -m tinker_cookbook.sandbox
+    python -m tinker_cookbook.sandbox tier=landlock
+    python -m tinker_cookbook.sandbox program=solution.py    # runs a program there
+
+It ends with status 1 if no tier works or a check fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.sandbox import (
+    LocalSandbox,
+    PythonGrader,
+    SandboxTier,
+    SandboxUnavailableError,
+    launch,
+)
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+# What each command of the self-test must not be able to do.
+_FORBIDDEN = {
+    "read files of the host": "cat /etc/shadow /etc/hostname /root/.bashrc",
+    "change the system": "touch /usr/x",
+    "reach the network": (
+        "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'"
+    ),
+    "signal other processes": "kill -9 1",
+    "make namespaces": "unshare -Ur true",
+    "use more memory than allowed": "python3 -c 'bytearray(8 << 30)'",
+}
+
+
+@chz.chz
+class Config:
+    """Settings of the self-test."""
+
+    tier: SandboxTier | None = chz.field(default=None, doc="Which tier; default: the strongest")
+    program: str | None = chz.field(default=None, doc="File with Python code to run instead")
+    timeout: float = chz.field(default=10.0, doc="Seconds of CPU time that the program may use")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.program is not None and not Path(self.program).is_file():
+            raise ConfigurationError(f"program: {self.program!r} is no file")
+
+
+async def run_program(config: Config) -> int:
+    """Runs a program in the sandbox with its output here, and returns its exit status."""
+    assert config.program is not None
+    code = Path(config.program).read_text(encoding="utf-8")
+    stdin = "" if sys.stdin.isatty() else sys.stdin.read()
+    async with PythonGrader(tier=config.tier, test_seconds=config.timeout, workers=1) as grader:
+        run = await grader.run(code, stdin)
+    sys.stdout.write(run.stdout)
+    sys.stderr.write(run.stderr)
+    if run.timed_out or run.truncated:
+        print("killed: it used too much time, or printed too much", file=sys.stderr)
+    return run.exit_code
+
+
+async def self_test(tier: SandboxTier) -> bool:
+    """Prints one line for each check, and returns whether all passed."""
+    passed = True
+    box = await LocalSandbox.create(60, tier=tier)
+    try:
+        for what, command in _FORBIDDEN.items():
+            held = (await box.run_command(command, timeout=10)).exit_code != 0
+            passed &= held
+            print(f"  {'ok    ' if held else 'FAILED'} a program cannot {what}")
+    finally:
+        await box.cleanup()
+    async with PythonGrader(tier=tier) as grader:
+        program, tests = "def f(x): return x + 1", ["assert f(1) == 2", "assert f(1) == 3"]
+        scores = [test.passed for test in (await grader.grade(program, tests)).tests]
+        started = time.perf_counter()
+        await asyncio.gather(*(grader.grade(program, tests) for _ in range(60)))
+        speed = 60 / (time.perf_counter() - started)
+    passed &= scores == [True, False]
+    print(f"  {'ok    ' if scores == [True, False] else 'FAILED'} programs are graded test by test")
+    print(f"  {speed:.0f} programs graded a second")
+    return passed
+
+
+def main(config: Config) -> None:
+    """Prints which tiers work here and tries one."""
+    if config.program is not None:
+        sys.exit(asyncio.run(run_program(config)))
+    problems = launch.tier_problems()
+    for tier, problem in problems.items():
+        print(f"{tier}: {problem or 'works'}")
+    if problems[SandboxTier.BUBBLEWRAP]:
+        print(f"{launch.INSTALL}.")
+    tier = config.tier or launch.available_tier()
+    if problems[tier]:
+        raise SandboxUnavailableError(f"tier: {tier} does not work here: {problems[tier]}")
+    print(f"\nself-test of {tier}:")
+    sys.exit(0 if asyncio.run(self_test(tier)) else 1)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)
