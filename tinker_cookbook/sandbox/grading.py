@@ -122,6 +122,10 @@ class PythonGrader:
         self.settings = GraderSettings(**{**base, **changes})
         self._pool = WorkerPool(self.settings)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has sandboxes of its own."""
+        return PythonGrader, (self.settings,)
+
     @property
     def tier(self) -> SandboxTier:
         """How programs are isolated."""

@@ -66,6 +66,8 @@ class GraderSettings:
         for name in ("test_seconds", "total_seconds", "memory_mb", "disk_mb", "threads"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name}: {getattr(self, name)!r} is not positive")
+        if self.tier is not None:
+            launch.parse_tier(self.tier)
         if self.attempts < 1 or self.workers < 0:
             raise ConfigurationError("attempts must be at least 1, workers at least 0")
         for path in self.python_path:
@@ -142,7 +144,6 @@ class WorkerPool:
 
         Raises:
             SandboxInfrastructureError: The pool is closed.
-            SandboxUnavailableError: This machine cannot isolate programs.
         """
         with self._lock:
             if self._closed:
@@ -152,9 +153,8 @@ class WorkerPool:
                 self._workers, self._process = [], os.getpid()
                 self._jobs = queue.SimpleQueue()
             if not self._workers:
-                tier = self.tier
                 count = self._settings.workers or (os.cpu_count() or 1) + 1
-                self._workers = [_Worker(self._settings, tier, self._jobs) for _ in range(count)]
+                self._workers = [_Worker(self._settings, self._jobs) for _ in range(count)]
         future: Future[JobResult] = Future()
         self._jobs.put((job, future))
         return future
@@ -177,12 +177,9 @@ class WorkerPool:
 
 
 class _Worker(threading.Thread):
-    def __init__(
-        self, settings: GraderSettings, tier: SandboxTier, jobs: queue.SimpleQueue[Any]
-    ) -> None:
+    def __init__(self, settings: GraderSettings, jobs: queue.SimpleQueue[Any]) -> None:
         super().__init__(name="sandbox-grader", daemon=True)
         self._settings = settings
-        self._tier = tier
         self._jobs = jobs
         self._inside: SandboxProcess | None = None
         self._stopped = False
@@ -239,7 +236,7 @@ class _Worker(threading.Thread):
             self._inside = launch.start(
                 "zygote",
                 limits,
-                self._tier,
+                settings.tier,
                 settings=own,
                 read_only=settings.python_path,
                 writable_root=False,

@@ -268,7 +268,9 @@ def _bubblewrap(
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for name, descriptor in zip(("passwd", "group"), accounts, strict=True):
         command += ["--perms", "0444", "--ro-bind-data", str(descriptor), f"/etc/{name}"]
-    command += ["--dev", "/dev", "--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"]
+    command += ["--dev", "/dev"]
+    if writable_root:
+        command += ["--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"]
     # Otherwise a program could fill /dev, whose size has no limit.
     command += ["--remount-ro", "/dev"]
     for folder in ("/tmp", WORKSPACE, "/home", "/home/sandbox"):
@@ -450,9 +452,17 @@ def _refusal(problems: dict[SandboxTier, str]) -> str:
     return f"sandbox: this machine cannot isolate programs ({reasons}). {INSTALL}"
 
 
-@functools.cache
 def tier_problems() -> dict[SandboxTier, str]:
     """Returns why each tier does not work here; an empty text where it works."""
+    with _tiers_lock:
+        return _tried_tiers()
+
+
+_tiers_lock = threading.Lock()
+
+
+@functools.cache
+def _tried_tiers() -> dict[SandboxTier, str]:
     return {tier: _problem(tier) for tier in SandboxTier}
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shlex
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -115,7 +116,8 @@ class LocalSandbox:
     def _end(self, reason: str) -> None:
         if not self._ended:
             self._ended = reason
-            self._inside.stop()
+            # It waits for the processes, which would block the event loop.
+            threading.Thread(target=self._inside.stop, daemon=True).start()
 
     def _check_alive(self) -> None:
         if not self._ended and time.monotonic() >= self._expires:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
+import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +179,9 @@ def test_tests_that_cannot_be_used_are_errors(grader):
         grader.grade_sync("", [CallTest("f", [object()], 1)])
     with pytest.raises(ConfigurationError, match="memory"):
         PythonGrader(memory=3)
+    with pytest.raises(ConfigurationError, match="did you mean 'landlock'"):
+        PythonGrader(tier="landlok")
+    assert pickle.loads(pickle.dumps(grader)).settings == grader.settings
     with pytest.raises(ConfigurationError, match="test_seconds"):
         PythonGrader(test_seconds=0)
 
@@ -216,6 +224,77 @@ def test_many_programs_from_many_event_loops(grader):
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(lambda i: asyncio.run(main(i)), range(3)))
     assert results == [[i == j for j in range(4)] for i in range(3)]
+
+
+def test_a_program_leaves_nothing_for_the_next(grader):
+    folders = "['/tmp', '/dev/shm', '/dev', '/var/tmp', '/', '.', '/home/sandbox', '/workspace']"
+    write = f"""
+def f():
+    for folder in {folders}:
+        try: open(folder + '/left', 'w').write('x')
+        except OSError: pass
+    return 1
+"""
+    read = f"import os\ndef f(): return [d for d in {folders} if os.path.exists(d + '/left')]"
+    assert grader.grade_sync(write, ["assert f() == 1"]).passed
+    assert grader.grade_sync(read, ["assert f() == []"]).passed
+
+
+def test_further_packages_can_be_imported(grader):
+    program = "import own_package\ndef f(): return own_package.value"
+    # Not in tmp_path, whose parents other users cannot read: a sandbox of root is one.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "own_package.py").write_text("value = 7")
+        Path(folder).chmod(0o755)
+        settings = {"python_path": (folder,), "preload": ("own_package",), "workers": 1}
+        with PythonGrader(tier=grader.tier, **settings) as own:
+            assert own.grade_sync(program, ["assert f() == 7"]).passed
+    with pytest.raises(ConfigurationError, match="python_path"):
+        PythonGrader(python_path=("relative",))
+
+
+_PARENT = """
+import sys
+from tinker_cookbook.sandbox import PythonGrader
+grader = PythonGrader(tier=sys.argv[1], workers=1)
+grader.grade_sync("x = 1", ["assert True"])
+print(flush=True)
+grader.grade_sync("import time\\ndef f(): time.sleep(50)", ["assert f()"])
+"""
+
+
+def _descendants(pid: int) -> set[int]:
+    """Processes below one, of which the kernel lists the children."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found |= {child} | _descendants(child)
+    return found
+
+
+def test_kill_9_of_the_program_ends_what_it_grades(grader):
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, grader.tier], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    deadline = time.monotonic() + 5
+    while len(running := _descendants(program.pid)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(running) >= 5  # the zygote, and for the program and its tests two each
+    program.kill()
+    program.wait()
+    while any(map(_is_alive, running)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in running if _is_alive(pid)] == []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_a_pool_gives_each_command_a_fresh_sandbox():
 
 
 def test_without_any_tier_nothing_runs(monkeypatch):
-    launch.tier_problems.cache_clear()
+    launch._tried_tiers.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(launch.kernel, "landlock_version", lambda: 3)
     try:
@@ -277,7 +277,7 @@ def test_without_any_tier_nothing_runs(monkeypatch):
         assert "bwrap is not installed" in str(error.value)
         assert "Landlock version 3" in str(error.value)
     finally:
-        launch.tier_problems.cache_clear()
+        launch._tried_tiers.cache_clear()
 
 
 def test_wrong_settings_are_named():
