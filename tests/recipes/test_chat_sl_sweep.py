@@ -7,6 +7,7 @@ import json
 import pytest
 
 from recipes.chat_sl import sweep
+from recipes.chat_sl.sweep import cli
 from recipes.chat_sl.train import CLIConfig, cli_main
 from recipes.start import example_data
 from tinker_cookbook.exceptions import ConfigurationError
@@ -74,3 +75,101 @@ def test_runs_are_trained_collected_and_left_out_the_second_time(tmp_path, stori
     assert again.equals(table)
     keys = ["lora_rank", "dataset_builder.common_config.batch_size"]
     assert sweep.collect(tmp_path / "sweep", config_keys=keys)["batch_size"].tolist() == [2, 2]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sweep_command(tmp_path, monkeypatch):
+    """Runs the command with made-up runs; gives the words of the sweep that it starts."""
+    given: list[str] = []
+
+    def sweep_main(words):
+        given.extend(words)
+        rows = [
+            {"run": f"{rate},{rank}", "metric": "test/nll", "value": rate * rank, "state": "done"}
+            | {"learning_rate": rate, "lora_rank": rank}
+            for rate in (1e-4, 3e-4)
+            for rank in (8, 32)
+        ]
+        # A run that failed is no recommendation, whatever it logged.
+        rows.append({**rows[0], "value": 0.0, "state": "failed"})
+        (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return 0
+
+    monkeypatch.setattr(cli, "sweep_main", sweep_main)
+
+    def run(*words):
+        cli.main([*words, f"sweep_dir={tmp_path}"])
+        return given
+
+    return run
+
+
+def test_the_command_is_a_sweep_of_the_recipe(sweep_command, tmp_path, capsys):
+    words = sweep_command(
+        "recipe=sft", "base.model_name=m", "base.dataset=a,b.jsonl", "base.batch_size=16",
+        "base.device=cpu", "learning_rates=[1e-4, 3e-4]", "lora_ranks=[8,32]",
+        "training_budget_examples=1000", "max_parallel=2", "metric=test/nll",
+    )  # fmt: skip
+    assert words[0] == "tinker_cookbook.recipes.chat_sl.train"
+    assert set(words[1:]) == {
+        "model_name=m", r"dataset=a\,b.jsonl", "batch_size=16", "device=cpu", "max_steps=62",
+        "learning_rate=0.0001,0.0003", "lora_rank=8,32", f"log_dir={tmp_path}", "jobs=2",
+        "metric=test/nll",
+    }  # fmt: skip
+    written = json.loads((tmp_path / "recommendations.json").read_text())
+    assert written == {
+        "recipe": "sft",
+        "model_name": "m",
+        "metric": "test/nll",
+        "recommendations": {
+            "rank_8": {"learning_rate": 1e-4, "lora_rank": 8, "test/nll": 8e-4},
+            "rank_32": {"learning_rate": 1e-4, "lora_rank": 32, "test/nll": 32e-4},
+        },
+    }
+    assert "best for rank 8: learning_rate=0.0001 (test/nll 0.0008)" in capsys.readouterr().out
+
+
+def test_other_recipes_have_their_own_settings_and_metric(sweep_command):
+    words = sweep_command("recipe=math_rl", "base.groups_per_batch=50", "base.model_name=m")
+    assert words[0] == "tinker_cookbook.recipes.math_rl.train"
+    assert {"groups_per_batch=50", "max_steps=2000"} <= set(words)
+    assert not any(word.startswith("metric=") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe=sfd"], "no module sfd; did you mean 'sft'"),
+        (["recipe=json"], "has no CLIConfig and cli_main"),
+        (["base.bathc_size=3"], "did you mean 'base.batch_size'"),
+        (["training_budget_examples=3"], "expected at least the examples of one step, 256"),
+        (["learning_rates=[x]"], "learning_rates"),
+    ],
+)
+def test_settings_of_the_command_that_cannot_work(sweep_command, capsys, words, message):
+    with pytest.raises(SystemExit):
+        sweep_command(*words)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow  # a server and two runs: 20 s
+def test_the_command_trains_compares_and_leaves_finished_runs_out(tmp_path, stories_model, capsys):
+    words = [
+        "recipe=sft", f"base.model_name={stories_model}", "base.renderer_name=role_colon",
+        f"base.dataset={example_data('conversations.jsonl')}", "base.test_size=4",
+        "base.batch_size=4", "base.max_length=128", "base.device=cpu", "base.dtype=float32",
+        "training_budget_examples=8", "learning_rates=[1e-3, 1e-2]", "lora_ranks=[4]",
+        f"sweep_dir={tmp_path}", "max_parallel=2",
+    ]  # fmt: skip
+    cli.main(words)
+    found = json.loads((tmp_path / "recommendations.json").read_text())["recommendations"]
+    (best,) = found.values()
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert best["train_mean_nll"] == min(row["value"] for row in rows)
+    assert [row["step"] for row in rows] == [2, 2]
+    capsys.readouterr()
+    cli.main([*words, "skip_existing=True"])
+    assert "server" not in capsys.readouterr().out

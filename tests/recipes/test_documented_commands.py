@@ -63,6 +63,7 @@ NOT_RUN = (
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
+OFFICIAL_SWEEP = "recipes.chat_sl.sweep"
 RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
 ROLE_COLON = {"renderer_name": "role_colon"}
 RL = {**RUN, **ROLE_COLON, "groups_per_batch": "2", "group_size": "2", "max_tokens": "4"}
@@ -94,6 +95,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.prompt_distillation.create_data": {"max_tokens": "4", "renderer_name": "role_colon"},
     "recipes.prompt_distillation.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "tinker_cookbook.supervised.train": {"device": "cpu", "dtype": "float32", "lora_rank": "4"},
+    OFFICIAL_SWEEP: {
+        "base.renderer_name": "role_colon",
+        "base.device": "cpu",
+        "base.dtype": "float32",
+    },
     "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
     "tinker_cookbook.renderers.show": ROLE_COLON,
 }
@@ -363,13 +369,15 @@ class Reader:
                 values[key] = "sums"
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
-        if command.program != "recipes.prompt_distillation.create_data":
+        if command.program not in ("recipes.prompt_distillation.create_data", OFFICIAL_SWEEP):
             values.setdefault("model_name", self.model)
         if typed.get("test_size"):
             values["test_size"] = "2"
         place = str(self.folder / f"run-{self.runs}")
         if command.program == "tinker_cookbook.sweep":
             values |= {"lora_rank": "4,8", "log_dir": place}
+        elif command.program == OFFICIAL_SWEEP:
+            values["sweep_dir"] = place
         elif command.program not in WITHOUT_RUN:
             values["log_path"] = place
         return values

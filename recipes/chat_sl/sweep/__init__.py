@@ -1,4 +1,4 @@
-"""Sweeps from Python: ``sweep.run(cli_main, CLIConfig(…), learning_rate=[1e-4, 3e-4])``."""
+"""Sweeps: ``python -m recipes.chat_sl.sweep``, and ``sweep.run(cli_main, CLIConfig(…), …)``."""
 
 from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
 from tinker_cookbook.recipes.chat_sl.sweep.results import collect
