@@ -183,16 +183,19 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         return self._base_model
 
     def weights_digest(self) -> str:
-        """Returns the base model's name and a hash of the adapter, if any; blocks until loaded.
+        """Returns the base model's name, a hash of its files if it is a local folder, and a hash of
+        the adapter, if any; blocks until loaded.
 
         Clients of the same weights have the same one, and others do not.
         """
-        digest, terms = hashlib.sha256(), self.sampler().terms()
+        sampler = self.sampler()
+        digest, terms = hashlib.sha256(), sampler.terms()
         for name in sorted(terms):
             digest.update(name.encode())
             for factor in (terms[name].a, terms[name].b):
                 digest.update(factor.detach().float().cpu().numpy().tobytes())
-        return f"{self._base_model} {digest.hexdigest()[:16]}" if terms else self._base_model
+        adapter = digest.hexdigest()[:16] if terms else ""
+        return " ".join(filter(None, (self._base_model, sampler.base.files_digest, adapter)))
 
     def _sample_after(
         self,

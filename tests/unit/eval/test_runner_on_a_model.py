@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 
 import pytest
 
+from tinker_cookbook.engine.model.loading import files_digest
 from tinker_cookbook.eval.benchmarks import (
     BenchmarkBuilder,
     BenchmarkConfig,
@@ -177,3 +180,32 @@ def test_the_identity_of_weights_follows_the_adapter(client, stories_model):
     same = trainer.save_weights_and_get_sampling_client().result().weights_digest()
     assert same in digests
     service.close()
+
+
+def test_other_weights_in_the_same_folder_are_another_model(stories_model, tmp_path):
+    import safetensors.torch
+
+    from tinker_cookbook.backends import connect
+
+    model = tmp_path / "model"
+    shutil.copytree(stories_model, model, copy_function=shutil.copyfile)
+    file = next(model.glob("*.safetensors"))
+    before = file.stat()
+    digests = []
+    for number in (0, 0, 1):
+        if number:
+            # The same size and the same time: one value in the middle of the file differs.
+            tensors = safetensors.torch.load_file(file)
+            name = sorted(tensors)[len(tensors) // 2]
+            tensors[name].view(-1)[0] += 1
+            safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+            assert file.stat().st_size == before.st_size
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        service = connect("local", device="cpu", dtype="float32").service
+        client = service.create_sampling_client(base_model=str(model)).result()
+        digests.append(client.weights_digest())
+        service.close()
+    assert digests[0] == digests[1] != digests[2]
+    # A later time alone is another key, too: not all values are read of large files.
+    os.utime(file)
+    assert files_digest(model) != digests[2].split()[1]

@@ -22,6 +22,7 @@ from tinker_cookbook.engine.model.attention_support import (
     probe_tokens,
 )
 from tinker_cookbook.engine.model.head import Head
+from tinker_cookbook.engine.model.loading import files_digest
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
@@ -39,11 +40,14 @@ class BaseModel:
     """A transformers causal language model with hooks for adapters and a chunked head.
 
     Attributes: ``name`` as the user gave it, ``folder``, ``device``, ``dtype``, ``targets`` (the
-    layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``.
+    layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``,
+    ``files_digest`` (a hash of the files of a local folder; empty for a name of the Hub).
     """
 
     def __init__(self, name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
+        # A user may write other weights into a folder; a copy of the Hub's does not change.
+        self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
         model = self._model = _load(folder, device, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
