@@ -257,7 +257,8 @@ class TinkerTokenCompleter(TokenCompleter):
 class TinkerMessageCompleter(MessageCompleter):
     """Policy over messages that uses a sampling client and a renderer.
 
-    ``stop_condition`` replaces the renderer's stop sequences.
+    ``stop_condition`` replaces the renderer's stop sequences. ``context_window`` is as in
+    ``TinkerTokenCompleter``.
     """
 
     sampling_client: SamplingClient
@@ -265,12 +266,15 @@ class TinkerMessageCompleter(MessageCompleter):
     max_tokens: int
     stop_condition: StopCondition | None = None
     temperature: float = 1.0
+    context_window: int | None = None
 
     def __post_init__(self) -> None:
         self._policy()  # checks the settings
 
     def _policy(self) -> TinkerTokenCompleter:
-        return TinkerTokenCompleter(self.sampling_client, self.max_tokens, self.temperature)
+        return TinkerTokenCompleter(
+            self.sampling_client, self.max_tokens, self.temperature, self.context_window
+        )
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the parsed response, even if it was truncated or has parse errors."""

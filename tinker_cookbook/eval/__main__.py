@@ -101,6 +101,9 @@ class Config(SamplingModelSettings):
         default=None, doc="tinker:// path of the model that grades, for tasks with a judge"
     )
     judge_name: str | None = chz.field(default=None, doc="Base model that grades; as judge_path")
+    judge_renderer_name: str | None = chz.field(
+        default=None, doc="Chat format of the judge; default: the recorded one, or the model's"
+    )
 
     def check(self) -> None:
         """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
@@ -132,7 +135,12 @@ class Config(SamplingModelSettings):
         if self.judge_path is None and self.judge_name is None:
             return None
         same = {name: getattr(self, name) for name in ("backend", "base_url", "device", "dtype")}
-        return SamplingModelSettings(model_path=self.judge_path, model_name=self.judge_name, **same)
+        return SamplingModelSettings(
+            model_path=self.judge_path,
+            model_name=self.judge_name,
+            renderer_name=self.judge_renderer_name,
+            **same,
+        )
 
     def benchmark_config(self, **more: Any) -> BenchmarkConfig:
         """Returns the settings of the benchmarks."""
@@ -195,7 +203,11 @@ async def _open(
     if config.judge is not None:
         config.judge.check()
         opened = await open_sampling_model(connection, config.judge)
-        judge = {"judge_sampling_client": opened.client, "judge_renderer": opened.renderer}
+        judge = {
+            "judge_sampling_client": opened.client,
+            "judge_renderer": opened.renderer,
+            "judge_id": await _identity(connection, opened),
+        }
         console.print(f"judge: {opened.name}", markup=False)
     config = chz.replace(config, max_tokens=max_tokens)
     settings = config.benchmark_config(
@@ -257,9 +269,10 @@ def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -
         if "acc_norm" in result.metrics:
             console.print(f"{name}: acc_norm {result.metrics['acc_norm']:.1%}", markup=False)
         if result.num_errors:
+            errors = [row.error for row in load_trajectories(str(folder), name) if row.error]
             console.print(
                 f"{name}: {result.num_errors} answers have errors and are not in the score; the "
-                "same command tries them again",
+                f"same command tries them again. The first one: {errors[0] if errors else ''}",
                 markup=False,
                 soft_wrap=True,
             )

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.eval.benchmarks._run import Run, answer_turn
+from tinker_cookbook.eval.benchmarks._run import Run, answer_turn, prompt_turns
 from tinker_cookbook.eval.benchmarks._sources import RendererSource, example_seed, prompt_key
 from tinker_cookbook.eval.benchmarks._types import (
     METRIC_CONTEXT_OVERFLOW,
@@ -71,6 +71,9 @@ class EnvRun(Run):
             raise
         except Exception as error:
             row.error = self.failed(error)
+            # What was answered before, such as the conversation that a judge could not rate.
+            if messages := getattr(env, "messages", None):
+                row.turns = prompt_turns(messages, None)
         else:
             self.succeeded()
         finally:

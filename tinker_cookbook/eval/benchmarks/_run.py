@@ -27,7 +27,12 @@ from tinker_cookbook.eval.benchmarks._types import (
     StoredTurn,
 )
 from tinker_cookbook.eval.benchmarks.example import Example, grade_response
-from tinker_cookbook.exceptions import ConfigurationError, EvalError, EvalTimeoutError
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    EvalError,
+    EvalGradingError,
+    EvalTimeoutError,
+)
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
 
@@ -105,13 +110,14 @@ class Run:
     def failed(self, error: Exception) -> str:
         """Returns the text of a failed request; raises if no request ever succeeds."""
         self._failed += 1
-        text = f"{_SAMPLING}{type(error).__name__}: {error}"
+        ungraded = isinstance(error, EvalGradingError)
         if self._failed >= _HOPELESS and not self._succeeded:
+            what = "answers could not be graded" if ungraded else "requests failed"
             raise EvalError(
-                f"{self.builder.name}: the first {self._failed} requests failed, the last one "
-                f"with {type(error).__name__}: {error}"
+                f"{self.builder.name}: the first {self._failed} {what}, the last one with "
+                f"{type(error).__name__}: {error}"
             ) from error
-        return text
+        return f"{_GRADING if ungraded else _SAMPLING}{type(error).__name__}: {error}"
 
     def succeeded(self) -> None:
         """Notes that requests can succeed."""

@@ -101,7 +101,7 @@ class RendererSource(AnswerSource):
             # Without files nothing is looked up by it, and reading the weights takes a while.
             model_id = "" if config.save_dir is None else await identify(client)
         if context is None:
-            context = await asyncio.to_thread(_context_of, client)
+            context = await asyncio.to_thread(context_of, client)
         return cls(client, renderer, config, model_id, context)
 
     def description(self) -> dict[str, Any]:
@@ -200,7 +200,8 @@ async def identify(client: SamplingClient) -> str:
     return f"{base} {path or uuid.uuid4().hex}"
 
 
-def _context_of(client: SamplingClient) -> int | None:
+def context_of(client: SamplingClient) -> int | None:
+    """Returns the context window of a client's model, or None if it is not known."""
     from tinker_cookbook.model_info import resolve_max_length
 
     base = getattr(client, "get_base_model", None)

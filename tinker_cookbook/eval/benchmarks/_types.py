@@ -127,6 +127,8 @@ class BenchmarkConfig:
     """``logprob`` compares log-probabilities of the choices instead of sampling an answer."""
     model_id: str | None = None
     """What is evaluated, as part of the key of stored answers; default: read from the client."""
+    judge_id: str | None = None
+    """As ``model_id``, of the model that grades."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "agent_concurrency", "num_samples", "max_tokens"):

@@ -14,6 +14,7 @@ from typing import Any
 from tinker_cookbook.completers import MessageCompleter, StopCondition, TinkerMessageCompleter
 from tinker_cookbook.eval.benchmarks._data import Row, Source, column, mean_by_key
 from tinker_cookbook.eval.benchmarks._registry import register
+from tinker_cookbook.eval.benchmarks._sources import context_of
 from tinker_cookbook.eval.benchmarks._types import (
     METRIC_MAX_TOKENS_REACHED,
     BenchmarkBuilder,
@@ -21,7 +22,7 @@ from tinker_cookbook.eval.benchmarks._types import (
     BenchmarkResult,
     Metrics,
 )
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, EvalGradingError
 from tinker_cookbook.judges.judge import TextJudge, read_number
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, Observation, StepResult
@@ -120,7 +121,10 @@ class MTBenchEnv(Env):
         turns = [m for m in self.messages[: end + 1] if m["role"] != "system"]
         reference = self.references[answer] if answer < len(self.references) else ""
         prompt = Message(role="user", content=judge_prompt(turns, reference or ""))
-        found = await TextJudge(self.judge)([prompt], read_verdict)
+        try:
+            found = await TextJudge(self.judge)([prompt], read_verdict)
+        except DataValidationError as error:  # the conversation does not fit into its context
+            raise EvalGradingError(f"judge: {error}") from error
         return found.score, found.text
 
 
@@ -155,7 +159,13 @@ class MTBenchBenchmarkBuilder(BenchmarkBuilder):
                 f"{self.name}: got judge_sampling_client={client!r} and judge_renderer="
                 f"{judge_renderer!r}, expected both, since a model rates the answers"
             )
-        judge = TinkerMessageCompleter(client, judge_renderer, JUDGE_MAX_TOKENS, temperature=0.0)
+        judge = TinkerMessageCompleter(
+            client,
+            judge_renderer,
+            JUDGE_MAX_TOKENS,
+            temperature=0.0,
+            context_window=context_of(client),
+        )
         return [
             MTBenchEnv(renderer=renderer, judge=judge, system_prompt=config.system_prompt, **row)
             for row in self.load_rows(config)[: config.max_examples]
