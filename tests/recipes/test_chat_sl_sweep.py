@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 from recipes.chat_sl import sweep
-from recipes.chat_sl.sweep import cli
+from recipes.chat_sl.sweep import analyze, cli, launch_all
 from recipes.chat_sl.train import CLIConfig, cli_main
 from recipes.start import example_data
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 def test_a_grid_is_the_product_and_names_its_folders():
@@ -173,3 +175,45 @@ def test_the_command_trains_compares_and_leaves_finished_runs_out(tmp_path, stor
     capsys.readouterr()
     cli.main([*words, "skip_existing=True"])
     assert "server" not in capsys.readouterr().out
+
+
+def test_all_models_of_the_lineup_have_a_sweep_of_their_tier(capsys):
+    launch_all.main(["--dry-run", "--tier", "large"])
+    printed = capsys.readouterr().out
+    assert "base.model_name=moonshotai/Kimi-K2.6" in printed
+    assert "'lora_ranks=[1, 2, 4]'" in printed
+    assert "Qwen3-8B" not in printed
+    launch_all.main(["--dry-run", "--only", "Qwen/Qwen3-8B"])
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "python" in x]
+    words = shlex.split(line)[3:]
+    # The command takes its own words.
+    config = parse_arguments(cli.sweep_config(CLIConfig), words)
+    assert (config.base.model_name, config.lora_ranks) == ("Qwen/Qwen3-8B", [4, 16, 64, 128])
+    with pytest.raises(SystemExit):
+        launch_all.main(["--dry-run", "--only", "Qwen/Qwen3-8"])
+    assert "did you mean" in capsys.readouterr().err.lower()
+
+
+def test_sweeps_of_several_models_become_a_page(tmp_path, capsys):
+    for model, rate, end in (("o/a", 1e-4, 1.5), ("o/a", 1e-3, 1.2), ("o/a", 1e-2, 7.0),
+                             ("o/b", 1e-4, float("nan"))):  # fmt: skip
+        run = tmp_path / "sweeps" / model.replace("/", "-") / f"learning_rate={rate}"
+        run.mkdir(parents=True)
+        config = {"model_name": model, "lora_rank": 8, "learning_rate": rate}
+        (run / "config.json").write_text(json.dumps(config))
+        rows = [{"step": 0, "test/nll": 3.0}, {"step": 1, "train_mean_nll": 2.0, "time/step": 90}]
+        rows.append({"step": 2, "test/nll": end})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sweeps" / "o-c" / "unfinished").mkdir(parents=True)
+    words = ["--local-dir", str(tmp_path / "sweeps"), "--output-dir", str(tmp_path / "out")]
+    analyze.main(words)
+    page = (tmp_path / "out" / "sft_sweep.md").read_text()
+    assert "| o/a | 8 | 0.001 | 1.2000 |" in page
+    assert "| 8 | 0.001 | **1.2000** |  | 2.0000 | 1.5 |" in page
+    assert "| 8 | 0.01 | 7.0000 |" in page
+    assert "| o/b | 8 |" not in page
+    assert (tmp_path / "out" / "o-a_nll_curves.png").stat().st_size > 1000
+    assert page in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        analyze.main(["--local-dir", str(tmp_path / "none")])
+    assert "expected a folder with finished runs" in capsys.readouterr().err

@@ -60,13 +60,13 @@ def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], None]]:
             f"{nearest_sentence(name, RECIPES)} Expected one of {', '.join(RECIPES)}, or a module "
             "such as recipes.sl_basic"
         ) from error
-    found = getattr(module, "CLIConfig", None), getattr(module, "cli_main", None)
-    if None in found:
+    config, main_fn = getattr(module, "CLIConfig", None), getattr(module, "cli_main", None)
+    if config is None or main_fn is None:
         raise ConfigurationError(
             f"recipe: got {name!r}, whose module {module_name} has no CLIConfig and cli_main; "
             f"expected one of {', '.join(RECIPES)}"
         )
-    return found
+    return config, main_fn
 
 
 def sweep_config(recipe_config: type[Any]) -> type[Any]:

@@ -1,0 +1,129 @@
+"""MBPP and HumanEval in the local sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, Grade
+from tinker_cookbook.eval.benchmarks._code import extract_program
+
+pytestmark = [
+    pytest.mark.shared,
+    pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux"),
+]
+COUNTS = {"mbpp": 500, "humaneval": 164}
+# In these problems a program of another problem passes all tests.
+SAME_PROGRAM: dict[str, list[str]] = {"mbpp": [], "humaneval": []}
+
+
+def load(name, shared_dir):
+    benchmark = REGISTRY[name]
+    return benchmark, benchmark.load_examples(BenchmarkConfig(data_path=str(shared_dir / "data")))
+
+
+def grade(benchmark, response, example) -> Grade:
+    return asyncio.run(benchmark.grade_async(response, example, BenchmarkConfig()))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_gold_answers_and_those_of_other_problems(shared_dir, name):
+    """Each tenth problem; the slow test has all of them."""
+    benchmark, examples = load(name, shared_dir)
+    assert len(examples) == COUNTS[name]
+    for example in examples[::20]:
+        right = grade(benchmark, f"Here it is:\n{example.gold}\nIt works.", example)
+        assert (right.reward, right.metrics["tests_passed"], right.logs) == (1.0, 1.0, {})
+        wrong = grade(benchmark, benchmark.foreign_answer(example, examples), example)
+        assert wrong.reward == 0.0
+        assert wrong.logs["program_error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNTS)
+def test_all_gold_answers_get_1_and_all_others_0(shared_dir, name):
+    """Some 15 s each."""
+    config = BenchmarkConfig(data_path=str(shared_dir / "data"))
+    assert REGISTRY[name].validate(config) == SAME_PROGRAM[name]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nos._exit(0)",
+        "import sys\nsys.exit(0)",
+        "class Yes:\n    def __eq__(self, other): return True\n"
+        "    def __getattr__(self, name): return self\n"
+        "    def __call__(self, *a): return self\ndef {name}(*a): return Yes()",
+        "import builtins\nbuiltins.AssertionError = SystemExit\n"
+        "def {name}(*a): raise SystemExit(0)",
+        "def {name}(*a): return",
+        "",
+    ],
+)
+@pytest.mark.parametrize("name", COUNTS)
+def test_programs_that_cheat_get_0(shared_dir, name, program):
+    benchmark, examples = load(name, shared_dir)
+    example = examples[0]
+    (called,) = benchmark.program_tests(example).entry_points
+    response = f"```python\n{program.replace('{name}', called)}\n```"
+    assert grade(benchmark, response, example).reward == 0.0
+
+
+def test_the_helpers_in_a_prompt_of_humaneval_belong_to_the_tests(shared_dir):
+    benchmark, examples = load("humaneval", shared_dir)
+    # The tests of find_zero evaluate the polynomial with a function that is in the prompt.
+    (example,) = [e for e in examples if e.expected["entry_point"] == "find_zero"]
+    cheat = "def poly(xs, x): return 0\ndef find_zero(xs): return 0.5"
+    assert grade(benchmark, f"```python\n{cheat}\n```", example).reward == 0.0
+    assert grade(benchmark, str(example.gold), example).reward == 1.0
+
+
+def test_which_block_is_the_program():
+    answer = (
+        "First an idea:\n```python\ndef helper(): pass\n```\nNow:\n"
+        "```py\ndef area(r):\n    return 3\n```\nUse it:\n```\nprint(area(2))\n```"
+    )
+    assert extract_program(answer, ["area"]) == "def area(r):\n    return 3\n"
+    assert extract_program(answer) == "print(area(2))\n"
+    assert extract_program("def area(r): return 1", ["area"]) == "def area(r): return 1"
+    cut = "```python\ndef area(r):\n    return 3 *"
+    assert extract_program(cut, ["area"]) == "def area(r):\n    return 3 *"
+
+
+def test_pass_at_k_of_a_benchmark_with_programs(shared_dir, tmp_path):
+    """Four answers to two problems, of which three and none are right."""
+    import math
+
+    from tinker_cookbook.eval.benchmarks import load_trajectories
+    from tinker_cookbook.eval.benchmarks._runner import evaluate
+    from tinker_cookbook.eval.benchmarks._sources import Answer, AnswerSource, Prompt
+
+    benchmark, examples = load("humaneval", shared_dir)
+    gold = str(examples[0].gold)
+
+    class Given(AnswerSource):
+        model_id = "given"
+
+        def description(self):
+            return {}
+
+        def render(self, messages):
+            return Prompt(messages[-1]["content"], messages, 1)
+
+        async def sample(self, prompt, num_samples, seed):
+            texts = [gold, gold, "```python\nimport os; os._exit(0)\n```", gold]
+            return [Answer(text, 1, False) for text in texts[:num_samples]]
+
+    config = BenchmarkConfig(
+        max_examples=2, num_samples=4, data_path=str(shared_dir / "data"), save_dir=str(tmp_path)
+    )
+    result = asyncio.run(evaluate(benchmark, Given(), config))
+    assert (result.num_correct, result.num_errors) == (3, 0)
+    expected = {k: (1 - math.comb(1, k) / math.comb(4, k)) / 2 for k in (1, 2, 3, 4)}
+    assert result.pass_at_k == pytest.approx(expected)
+    rows = load_trajectories(str(tmp_path), "humaneval", incorrect_only=True)
+    assert len(rows) == 5
+    assert all(row.logs["program_error"] for row in rows)
