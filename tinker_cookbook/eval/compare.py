@@ -83,7 +83,8 @@ def compare(run_a: str, run_b: str, task: str | None = None) -> dict[str, Paired
             f"{', '.join(tasks)}"
         )
     if not tasks:
-        raise DataError(f"{run_a} and {run_b} have no task in common")
+        found = (f"{run}: {', '.join(tasks_of(run)) or 'none'}" for run in (run_a, run_b))
+        raise DataError(f"{run_a} and {run_b} have no task in common; {'; '.join(found)}")
     return {name: compare_runs(run_a, run_b, name)[0] for name in ([task] if task else tasks)}
 
 

@@ -106,7 +106,10 @@ def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
             interval = f"{metrics['ci_low']:.1%} to {metrics['ci_high']:.1%}"
         counts = (str(result.num_errors), str(result.num_truncated))
         seconds = format_seconds(result.time_seconds)
-        table.add_row(name, n, f"{result.score:.1%}", interval, *counts, seconds)
+        # Errors have no score, and without a score 0% would be read as one.
+        graded = result.num_examples > result.num_errors
+        score = f"{result.score:.1%}" if graded else "-"
+        table.add_row(name, n, score, interval, *counts, seconds)
     return table
 
 

@@ -44,8 +44,8 @@ def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[flo
     middle = share + spread / 2
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
-    # Rounding may put the ends slightly outside 0 and 1.
-    return max(0.0, low), min(1.0, high)
+    # The ends are exact for no and for all successes; rounding would move them a little.
+    return 0.0 if share == 0 else max(0.0, low), 1.0 if share == 1 else min(1.0, high)
 
 
 def describe_share(successes: int, total: int) -> str:
