@@ -20,7 +20,7 @@ from tinker_cookbook.eval.benchmarks._files import (
 from tinker_cookbook.eval.benchmarks._logprob_run import LogprobRun
 from tinker_cookbook.eval.benchmarks._registry import find_benchmark
 from tinker_cookbook.eval.benchmarks._run import ExampleRun, Progress, Run
-from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
+from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource, identify
 from tinker_cookbook.eval.benchmarks._summary import summarize
 from tinker_cookbook.eval.benchmarks._types import (
     BenchmarkBuilder,
@@ -151,6 +151,11 @@ async def _run(
         kind = LogprobRun
     else:
         kind = ExampleRun
+    if builder.requires_judge and config.judge_sampling_client is not None:
+        # Ratings of another judge are other scores.
+        known = config.save_dir is None or config.judge_id is not None
+        judge = config.judge_id if known else await identify(config.judge_sampling_client)
+        description |= {"judge": judge, "judge_renderer": type(config.judge_renderer).__name__}
     file = await asyncio.to_thread(AnswerFile, folder, description)
     rows = await kind(builder, source, config, file, progress).run()
     result = summarize(builder.name, rows, builder.aggregate, time.monotonic() - started)
