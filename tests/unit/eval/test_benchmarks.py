@@ -212,12 +212,6 @@ def test_rows_without_the_expected_columns_are_an_error(tmp_path):
         _example("aime", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mbpp", "humaneval"])
-def test_tasks_with_programs_are_refused(name: str):
-    with pytest.raises(ConfigurationError, match="no sandbox"):
-        REGISTRY[name].examples(BenchmarkConfig())  # type: ignore[attr-defined]
-
-
 def test_an_unknown_task_is_an_error_with_the_nearest_name():
     with pytest.raises(BenchmarkNotFoundError, match="did you mean 'gsm8k'"):
         find_benchmark("gsm8")

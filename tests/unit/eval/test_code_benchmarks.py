@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux"),
 ]
 COUNTS = {"mbpp": 500, "humaneval": 164}
-# In these problems a program of another problem passes all tests.
-SAME_PROGRAM: dict[str, list[str]] = {"mbpp": [], "humaneval": []}
 
 
 def load(name, shared_dir):
@@ -30,7 +28,7 @@ def grade(benchmark, response, example) -> Grade:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_gold_answers_and_those_of_other_problems(shared_dir, name):
-    """Each tenth problem; the slow test has all of them."""
+    """Each twentieth problem; the slow test has all of them."""
     benchmark, examples = load(name, shared_dir)
     assert len(examples) == COUNTS[name]
     for example in examples[::20]:
@@ -44,9 +42,9 @@ def test_gold_answers_and_those_of_other_problems(shared_dir, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_all_gold_answers_get_1_and_all_others_0(shared_dir, name):
-    """Some 15 s each."""
+    """20 s and 7 s."""
     config = BenchmarkConfig(data_path=str(shared_dir / "data"))
-    assert REGISTRY[name].validate(config) == SAME_PROGRAM[name]
+    assert REGISTRY[name].validate(config) == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +76,14 @@ def test_the_helpers_in_a_prompt_of_humaneval_belong_to_the_tests(shared_dir):
     (example,) = [e for e in examples if e.expected["entry_point"] == "find_zero"]
     cheat = "def poly(xs, x): return 0\ndef find_zero(xs): return 0.5"
     assert grade(benchmark, f"```python\n{cheat}\n```", example).reward == 0.0
+    assert grade(benchmark, str(example.gold), example).reward == 1.0
+
+
+def test_the_setup_of_tests_may_use_a_class_of_the_program(shared_dir):
+    benchmark, examples = load("mbpp", shared_dir)
+    # Its tests begin with trees of the program's class Node.
+    (example,) = [e for e in examples if e.example_id == "mbpp_367"]
+    assert benchmark.program_tests(example).entry_points == ("Node", "is_tree_balanced")
     assert grade(benchmark, str(example.gold), example).reward == 1.0
 
 

@@ -20,6 +20,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,
 )
+from tinker_cookbook.sandbox import launch
 
 QUESTIONS = [("2 + 2", 4), ("3 + 4", 7), ("5 + 5", 10), ("1 + 8", 9)]
 
@@ -70,10 +71,12 @@ def test_a_base_model_is_evaluated_and_the_same_command_samples_nothing(
     assert len((tmp_path / "out/gsm8k/trajectories.jsonl").read_bytes()) > len(before)
 
 
-def test_errors_come_before_a_model_is_loaded(stories_model, data, tmp_path):
+def test_errors_come_before_a_model_is_loaded(stories_model, data, tmp_path, monkeypatch):
     with pytest.raises(BenchmarkNotFoundError, match=r"'gsm9k'.*did you mean 'gsm8k'"):
         asyncio.run(main(Config(tasks="gsm9k", model_name="no/model")))
-    with pytest.raises(ConfigurationError, match="needs a sandbox"):
+    problems = {"bubblewrap": "the program bwrap is not installed"}
+    monkeypatch.setattr(launch, "tier_problems", lambda: problems)
+    with pytest.raises(ConfigurationError, match=r"humaneval: runs programs .*bwrap is not inst"):
         asyncio.run(main(Config(tasks="humaneval", model_name="no/model")))
     with pytest.raises(ConfigurationError, match="limit: got 0"):
         asyncio.run(main(Config(tasks="gsm8k", model_name="no/model", limit=0)))

@@ -1,28 +1,106 @@
-"""What MBPP and HumanEval share: their programs may run only in a sandbox."""
+"""What MBPP and HumanEval share: answers are Python programs, graded in the local sandbox."""
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from tinker_cookbook import sandbox
+
+# The last block may be cut off at max_tokens.
+_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ProgramTests:
+    """How the program of an example is tested."""
+
+    tests: tuple[str, ...]
+    """Python code of each test, which raises if the program is wrong."""
+    entry_points: tuple[str, ...]
+    """Functions and classes that the program must define; the tests use them."""
+    setup: str = ""
+    """Code that runs before the tests, in their process."""
+    preamble: str = ""
+    """Code that runs before the program, such as the imports in the prompt."""
+
+
+def extract_program(response: str, names: Sequence[str] = ()) -> str:
+    """Returns the code of the last block that defines one of ``names``, else of the last block.
+
+    A response without a block is code as a whole.
+    """
+    blocks: list[str] = _BLOCK.findall(response)
+    defines = re.compile(rf"^\s*(?:async\s+def|def|class)\s+(?:{'|'.join(names)})\b", re.MULTILINE)
+    defining = [block for block in blocks if names and defines.search(block)]
+    return (defining or blocks or [response])[-1]
 
 
 class CodeBenchmark(ExampleBenchmark):
-    """Benchmark whose answers are programs. Data can be loaded; answers cannot be graded yet."""
+    """Benchmark whose answers are programs. An answer is right if it passes all tests.
+
+    Programs run in ``tinker_cookbook.sandbox`` (docs/sandbox.md); their tests run in another
+    process, so that no program can see or change a verdict. A failure of the sandbox is an error
+    of the answer, and no score.
+    """
 
     requires_sandbox = True
+    grader_version = "2"
 
-    def examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Raises ConfigurationError before anything is sampled; see ``load_examples``."""
-        raise ConfigurationError(self._refusal())
+    @abstractmethod
+    def program_tests(self, example: Example) -> ProgramTests:
+        """Returns the tests of an example."""
+
+    async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
+        """Grades in a sandbox that is kept warm, without a thread."""
+        from tinker_cookbook.sandbox import default_grader
+
+        tests = self.program_tests(example)
+        graded = await default_grader().grade(
+            _program(response, tests),
+            tests.tests,
+            setup=tests.setup,
+            entry_points=tests.entry_points,
+        )
+        return _grade_of(graded)
 
     def grade(self, response: str, example: Example) -> Grade:
-        """Raises ConfigurationError: a program of a model must not run without a sandbox."""
-        raise ConfigurationError(self._refusal())
+        """As ``grade_async``; blocks the calling thread.
 
-    def _refusal(self) -> str:
-        return (
-            f"tasks: got {self.name!r}, which runs programs that a model wrote. This release has "
-            "no sandbox to run them in, so the task is refused; a later release will run it. "
-            "Expected a task without programs, for example gsm8k, mmlu or ifeval"
+        Raises:
+            SandboxUnavailableError: this machine cannot isolate programs.
+            SandboxInfrastructureError: the program could not be graded.
+        """
+        from tinker_cookbook.sandbox import grade_program
+
+        tests = self.program_tests(example)
+        graded = grade_program(
+            _program(response, tests),
+            tests.tests,
+            setup=tests.setup,
+            entry_points=tests.entry_points,
         )
+        return _grade_of(graded)
+
+
+def _program(response: str, tests: ProgramTests) -> str:
+    program = extract_program(response, tests.entry_points)
+    return f"{tests.preamble}\n\n{program}" if tests.preamble else program
+
+
+def _grade_of(graded: sandbox.Grade) -> Grade:
+    # The first failure says most: later tests often fail for the same reason.
+    messages = [test.message for test in graded.tests if not test.passed]
+    error = graded.program_error or (messages[0] if messages else "")
+    return Grade(
+        float(graded.passed),
+        {"tests_passed": graded.score, "program_seconds": graded.metrics["seconds"]},
+        {"program_error": error} if error else {},
+    )

@@ -123,17 +123,21 @@ def is_task_complete(text: str) -> bool:
 
 
 def get_sandbox_factory(config: BenchmarkConfig, *, packages: list[str] | None = None) -> object:
-    """Returns ``config.sandbox_factory``.
+    """Returns ``config.sandbox_factory``, by default ``LocalSandbox.create``.
 
     Raises:
-        ConfigurationError: it is not set. This release has no sandbox of its own.
+        ConfigurationError: it is not set, and ``packages`` must be installed in the sandbox.
     """
-    if config.sandbox_factory is None:
-        wanted = f" with the packages {', '.join(packages)}" if packages else ""
+    if config.sandbox_factory is not None:
+        return config.sandbox_factory
+    if packages:
         raise ConfigurationError(
-            f"sandbox_factory: got None, expected a function that makes a sandbox{wanted}"
+            "sandbox_factory: got None, expected a function that makes a sandbox with the packages "
+            f"{', '.join(packages)}; the local sandbox installs none"
         )
-    return config.sandbox_factory
+    from tinker_cookbook.sandbox import LocalSandbox
+
+    return LocalSandbox.create
 
 
 class SandboxMixin:

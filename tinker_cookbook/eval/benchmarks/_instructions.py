@@ -195,7 +195,7 @@ class InstructionBenchmark(ExampleBenchmark):
             instructions = {
                 "instruction_id_list": names,
                 # Columns with missing values turn integers into floats, which index no list.
-                "kwargs": [{key: _whole(value) for key, value in x.items()} for x in kwargs],
+                "kwargs": [{key: whole(value) for key, value in x.items()} for x in kwargs],
             }
             examples.append(
                 Example(
@@ -254,7 +254,8 @@ class InstructionBenchmark(ExampleBenchmark):
         return result
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """Returns a float that is a whole number as an integer, and other values as they are."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -92,11 +92,15 @@ async def run_benchmarks(
 def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> None:
     """Raises ConfigurationError for a benchmark that cannot run with these settings."""
     if builder.requires_sandbox and config.sandbox_factory is None:
-        raise ConfigurationError(
-            f"{builder.name}: runs programs that a model writes, which needs a sandbox. This "
-            "release has none, so the task is refused; own benchmarks can use sandbox_factory of "
-            "BenchmarkConfig"
-        )
+        from tinker_cookbook.sandbox import SandboxUnavailableError, available_tier
+
+        try:
+            available_tier()
+        except SandboxUnavailableError as error:
+            raise SandboxUnavailableError(
+                f"{builder.name}: runs programs that a model writes, and this machine cannot "
+                f"isolate them: {error}"
+            ) from error
     if builder.requires_judge and config.judge_sampling_client is None:
         raise ConfigurationError(
             f"{builder.name}: answers are graded by a model, a judge; set judge_sampling_client "

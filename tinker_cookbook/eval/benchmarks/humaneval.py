@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tinker_cookbook.eval.benchmarks._code import CodeBenchmark
+import re
+
+from tinker_cookbook.eval.benchmarks._code import CodeBenchmark, ProgramTests
 from tinker_cookbook.eval.benchmarks._common import build_messages
 from tinker_cookbook.eval.benchmarks._data import Source, column
 from tinker_cookbook.eval.benchmarks._registry import register
@@ -44,6 +46,26 @@ class HumanEvalBenchmarkBuilder(CodeBenchmark):
                 )
             )
         return examples
+
+    def program_tests(self, example: Example) -> ProgramTests:
+        """Returns one test for each assertion."""
+        from tinker_cookbook.sandbox import split_check
+
+        name, start = example.expected["entry_point"], example.expected["prompt"]
+        # Imports and helper functions before the function. Tests have a copy of them, which the
+        # program cannot change.
+        preamble = start[: _start_of(start, name)]
+        return ProgramTests(
+            tests=tuple(split_check(example.expected["test"], name)),
+            entry_points=(name,),
+            setup=preamble,
+            preamble=preamble,
+        )
+
+
+def _start_of(code: str, name: str) -> int:
+    found = re.search(rf"^def {re.escape(name)}\b", code, re.MULTILINE)
+    return found.start() if found else 0
 
 
 register(HumanEvalBenchmarkBuilder())

@@ -6,7 +6,7 @@ to 510 are the test split.
 
 from __future__ import annotations
 
-from tinker_cookbook.eval.benchmarks._code import CodeBenchmark
+from tinker_cookbook.eval.benchmarks._code import CodeBenchmark, ProgramTests
 from tinker_cookbook.eval.benchmarks._common import build_messages
 from tinker_cookbook.eval.benchmarks._data import Source, column
 from tinker_cookbook.eval.benchmarks._registry import register
@@ -42,17 +42,29 @@ class MBPPBenchmarkBuilder(CodeBenchmark):
                 f"{text}\n\nThe function must pass this test:\n{tests[0]}\n\n"
                 "Answer with a Python code block that contains the complete function."
             )
+            code = column(row, "code", where=self.name).replace("\r\n", "\n")
             imports = row.get("test_imports") or [row.get("test_setup_code") or ""]
             examples.append(
                 Example(
                     example_id=f"{self.name}_{task_id}",
                     messages=build_messages(prompt),
-                    expected={"imports": list(imports), "tests": list(tests)},
-                    gold=f"```python\n{column(row, 'code', where=self.name)}\n```",
+                    expected={"imports": list(imports), "tests": list(tests), "code": code},
+                    gold=f"```python\n{code}\n```",
                     logs={"input": text, "tests": list(tests)},
                 )
             )
         return examples
+
+    def program_tests(self, example: Example) -> ProgramTests:
+        """Returns the three tests; the names that they use are those of the gold program."""
+        from tinker_cookbook.sandbox import names_in_tests
+
+        code, tests = example.expected["code"], tuple(example.expected["tests"])
+        setup = "\n".join(example.expected["imports"]).replace("\r\n", "\n")
+        if names_in_tests(code, [setup]):
+            # Problem 367 builds trees from the class of the program, so only tests can run it.
+            tests, setup = tuple(f"{setup}\n{test}" for test in tests), ""
+        return ProgramTests(tests, tuple(names_in_tests(code, tests)), setup)
 
 
 register(MBPPBenchmarkBuilder())
