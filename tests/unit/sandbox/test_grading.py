@@ -1,4 +1,4 @@
-"""Programs graded in real sandboxes, in both tiers (about 3 s)."""
+"""Programs graded in real sandboxes (about 3 s; as much again with the slow tests)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need 
 TIERS = [tier for tier, problem in launch.tier_problems().items() if not problem]
 
 
-@pytest.fixture(scope="module", params=TIERS)
+# The weaker tier has its turn with the slow tests.
+STRONGEST_FIRST = [*TIERS[:1], *(pytest.param(t, marks=pytest.mark.slow) for t in TIERS[1:])]
+
+
+@pytest.fixture(scope="module", params=STRONGEST_FIRST)
 def grader(request):
     with PythonGrader(tier=request.param, workers=1, test_seconds=0.3, memory_mb=256) as made:
         yield made
