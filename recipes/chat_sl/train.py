@@ -66,10 +66,10 @@ class CLIConfig(RecipeSettings):
         "separated by commas (gsm8k,ifeval)",
     )
     inline_evals_limit: int | None = number(
-        100, "First examples of each benchmark; None: all", low=1
+        100, "First examples of each benchmark or task; None: all", low=1
     )
     inline_evals_data: str | None = chz.field(
-        default=None, doc="Local folder or file with a benchmark's data; default: the Hub"
+        default=None, doc="Local folder with the data of benchmarks or tasks; default: the Hub"
     )
     eval_every: int = number(20, "Steps between evaluations on the held-out part; 0 is never")
     submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
@@ -157,6 +157,8 @@ def get_infrequent_evaluator_builders(
             model_name=model_name,
             temperature=0.6,
             max_tokens=1000,
+            limit=max_examples,
+            data_path=data_path,
         )
         # A missing package is an error now, not at the first evaluation.
         builder.check()

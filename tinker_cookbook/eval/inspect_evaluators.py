@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import chz
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.eval.inspect_data import check_packages, local_data, unknown_task
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
 from tinker_cookbook.utils.imports import missing_extra
 from tinker_cookbook.utils.run_folder.current import current_run_folder
@@ -72,6 +73,9 @@ class InspectEvaluatorBuilder:
     epochs: int | None = chz.field(
         default=None, doc="Samples of each problem; default: the task's own number"
     )
+    data_path: str | None = chz.field(
+        default=None, doc="Local folder with copies of Hub datasets of tasks; default: the Hub"
+    )
     task_args: str | None = chz.field(
         default=None, doc='Arguments of the tasks as JSON: {"split": "test"}'
     )
@@ -91,6 +95,7 @@ class InspectEvaluatorBuilder:
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name}: got {value}, expected at least 1, or none")
         self.task_arguments()
+        check_packages(self.task_list())
 
     def task_list(self) -> list[Any]:
         """Returns the tasks one by one; raises ConfigurationError for a file that is missing."""
@@ -154,35 +159,43 @@ class InspectEvaluator(SamplingClientEvaluator):
             metadata: Written into the logs with those of the settings.
 
         Raises:
+            ConfigurationError: Inspect knows no task of a name.
             EvalError: a task could not be finished.
             CancelledError: after Ctrl-C; ``last_logs`` then has what was done.
         """
         inspect_ai = import_inspect()
+        from inspect_ai._util.error import PrerequisiteError
         from inspect_ai.log import list_eval_logs, read_eval_log
 
         config, log_dir = self.config, str(ensure_writable_dir(self.log_dir(), "log_dir"))
         before = {info.name for info in list_eval_logs(log_dir)}
-        with _inspect_console(display):
-            logs = await inspect_ai.eval_async(
-                tasks=config.task_list(),
-                model=[model],
-                task_args=config.task_arguments(),
-                metadata={**metadata, **(config.metadata or {})} or None,
-                log_dir=log_dir,
-                log_level=config.log_level.lower(),
-                limit=config.limit,
-                epochs=config.epochs,
-                debug_errors=config.debug_errors,
-                # The engine retries nothing: an error would be the same again.
-                retry_on_error=0,
-                fail_on_error=config.debug_errors,
-                max_connections=config.max_connections,
-                # Each sample is in the log as soon as it is done.
-                log_buffer=1,
-                log_header_only=True,
-                # No socket for other programs.
-                ctl_server=False,
-            )
+        with _inspect_console(display), local_data(config.data_path):
+            try:
+                logs = await inspect_ai.eval_async(
+                    tasks=config.task_list(),
+                    model=[model],
+                    task_args=config.task_arguments(),
+                    metadata={**metadata, **(config.metadata or {})} or None,
+                    log_dir=log_dir,
+                    log_level=config.log_level.lower(),
+                    limit=config.limit,
+                    epochs=config.epochs,
+                    debug_errors=config.debug_errors,
+                    # The engine retries nothing: an error would be the same again.
+                    retry_on_error=0,
+                    fail_on_error=config.debug_errors,
+                    max_connections=config.max_connections,
+                    # Each sample is in the log as soon as it is done.
+                    log_buffer=1,
+                    log_header_only=True,
+                    # No socket for other programs.
+                    ctl_server=False,
+                )
+            except (PrerequisiteError, LookupError) as error:
+                # A KeyError or an IndexError is of a task's own code.
+                if type(error) not in (PrerequisiteError, LookupError):
+                    raise
+                raise unknown_task(config.task_list(), error) from error
         if not logs or any(log.status == "cancelled" for log in logs):
             # Inspect ends a cancelled evaluation as if it had succeeded, without logs. Its caller,
             # such as a training loop, would go on after Ctrl-C.

@@ -41,7 +41,7 @@ def test_ifeval_of_inspect_evals_has_the_verdicts_of_ours(
         value = sample.scores["instruction_following"].value
         assert value["inst_level_strict"] == grade.metrics["num_strict"]
         assert value["inst_level_loose"] == grade.metrics["num_loose"]
-    assert metrics["IFEval/prompt_strict_acc"] == sum(g.reward for g in grades) / 12
+    assert metrics["google/IFEval/prompt_strict_acc"] == sum(g.reward for g in grades) / 12
     assert "instruction_following_eval" not in sys.modules
 
 
@@ -51,7 +51,7 @@ def test_gsm8k_of_inspect_evals_reads_local_files(stories, stories_model, shared
         stories_model, "gsm8k", data, tmp_path, limit=3, task_args='{"fewshot": 0}'
     )()
     metrics = asyncio.run(evaluator(stories))
-    assert (metrics["gsm8k/num_examples"], metrics["gsm8k/num_errors"]) == (3, 0)
+    assert (metrics["openai/gsm8k/num_examples"], metrics["openai/gsm8k/num_errors"]) == (3, 0)
     lines = (data / "gsm8k" / "test.jsonl").read_text().splitlines()[:3]
     samples = read_eval_log(evaluator.last_logs[0].location).samples
     assert [s.input for s in samples] == [json.loads(line)["question"] for line in lines]
