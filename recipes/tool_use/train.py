@@ -38,17 +38,17 @@ class CLIConfig(RLSettings):
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe trains first"
     )
     tiny_right_share: float = chz.field(
-        default=0.4, doc="model_name=tiny: share of right calls in its example episodes"
+        default=0.5, doc="model_name=tiny: share of right calls in its example episodes"
     )
-    tiny_steps: int = chz.field(default=1000, doc="model_name=tiny: steps of its training")
+    tiny_steps: int = chz.field(default=400, doc="model_name=tiny: steps of its training")
     max_turns: int = chz.field(default=5, doc="Answers of an episode, calls included")
     call_coef: float = chz.field(default=0.2, doc="Reward of making all calls that are needed")
     max_tokens: int = chz.field(default=32, doc="Maximum tokens of a response")
     num_batches: int = chz.field(default=200, doc="Steps an epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=100, doc="Steps of the run")
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations")
+    max_steps: int | None = chz.field(default=60, doc="Steps of the run")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations")
     save_every: int = chz.field(default=50, doc="Steps between checkpoints")
 
 

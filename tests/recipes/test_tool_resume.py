@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 
 JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
-OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 
 
 class ToolRuns(RecipeRuns):
@@ -53,7 +52,6 @@ def runs(tmp_path_factory, stories_model):
 @pytest.mark.parametrize(
     ("point", "count", "when"),
     [
-        pytest.param(OPTIM_STEP, 2, "after", id="before the first checkpoint"),
         pytest.param(GROUP_DONE, 5, "after", id="in the middle of sampling"),
         pytest.param(JSON_LOGGER, 3, "after", id="after an evaluation"),
     ],

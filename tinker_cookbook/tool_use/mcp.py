@@ -257,7 +257,7 @@ class _Server:
 
     async def _open(self) -> list[Any]:
         async with self._opening:
-            if self._connection is None or self._connection.ended.done():
+            if self._connection is None or not self._connection.usable:
                 connection = _Connection(self)
                 await connection.start()
                 self._connection = connection
@@ -289,6 +289,11 @@ class _Connection:
         self._ready = asyncio.Event()
         # The end of the session; its result is the reason.
         self.ended: asyncio.Task[str] = asyncio.create_task(self._run())
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can be sent: the server has not ended, as far as is known."""
+        return not (self.ended.done() or self._asked_to_close.is_set())
 
     async def start(self) -> None:
         """Waits until the tools are known."""
@@ -323,7 +328,8 @@ class _Connection:
     async def close(self) -> None:
         """Ends the session; one that does not end is cancelled."""
         self._asked_to_close.set()
-        await asyncio.wait({self.ended}, timeout=_CLOSE_SECONDS)
+        if self._ready.is_set():
+            await asyncio.wait({self.ended}, timeout=_CLOSE_SECONDS)
         if not self.ended.done():
             self.ended.cancel()
             await asyncio.wait({self.ended}, timeout=_CLOSE_SECONDS)
@@ -349,7 +355,8 @@ class _Connection:
         with suppress(OSError, ValueError):
             size = self._stderr.seek(0, os.SEEK_END)
             self._stderr.seek(max(0, size - _STDERR_CHARS))
-            stderr = self._stderr.read().decode("utf-8", "replace").strip()
+            text = self._stderr.read().decode("utf-8", "replace")
+            stderr = " | ".join(filter(None, map(str.strip, text.splitlines()[-3:])))
             reason = f"{reason}; its stderr ends with: {stderr}" if stderr else reason
         return f"the MCP server {self._server.description} {what}" + (
             f" ({reason})" if reason else ""

@@ -1,7 +1,7 @@
 """Every prompt of an episode with tools begins with the prompt and the answer before it.
 
 Token by token, for every renderer that declares tools, on real vocabularies, and whichever tokens
-the model has sampled for the text of its answer. Three renderers run always (2 s), all of them
+and spelling of a call the model has sampled. Three renderers run always (2 s), all of them
 with the slow tests (20 s, mostly to load vocabularies).
 """
 
@@ -58,6 +58,14 @@ def another_split(renderer, tokens, choose):
     return changed if codec.decode(changed) == codec.decode(tokens) else tokens
 
 
+def another_spelling(renderer, tokens):
+    """The same calls as JSON without a space, where the format has such."""
+    codec = renderer.codec
+    text = codec.decode(tokens[:-1])
+    squeezed = text.replace('", "arguments": ', '","arguments":', 1)
+    return [*codec.encode(squeezed), tokens[-1]] if squeezed != text else tokens
+
+
 def as_sampled(renderer, messages, answer):
     """The tokens that the answer adds to the prompt, up to its end; None where it has no such."""
     try:
@@ -96,13 +104,16 @@ def run_episode(renderer, answers, texts, splits):
         action = as_sampled(renderer, messages, answer)
         if action is None:
             continue
-        if split:
+        if split % 4 == 1:
+            action = another_spelling(renderer, action)
+        elif split:
             action = another_split(renderer, action, split)
         said, ending = renderer.parse_response(action)
         if not ending.is_clean or not said.get("tool_calls"):
             continue
-        messages = [*messages, said, *results_of(said, text)]
-        after = prompts.build(messages, action).to_ints()
+        answered = [*messages, said]
+        messages = [*answered, *results_of(said, text)]
+        after = prompts.build(messages, (answered, action)).to_ints()
         whole = whole is not False and after[: len(before) + len(action)] == [*before, *action]
         before = after
     return whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sys
 import threading
 import time
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ from tinker_cookbook.tool_use import (
     ToolInput,
     ToolResult,
     handle_tool_call,
+    mcp_tools,
     simple_tool_result,
     tool,
 )
@@ -373,3 +375,9 @@ def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
         tool(timeout_second=3)
     with pytest.raises(ConfigurationError, match="max_concurrency: got 0"):
         tool(max_concurrency=0)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[mcp\]'"):
+        asyncio.run(mcp_tools("python server.py"))

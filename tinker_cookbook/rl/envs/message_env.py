@@ -172,8 +172,8 @@ class EnvFromMessageEnv(Env):
         self._config = RolloutConfig()
         self._history = History()
         self._prompts = EpisodePrompts(self.renderer)
-        # Tokens of the newest answer, until the next prompt.
-        self._answer: Action | None = None
+        # The conversation up to the newest answer, and its tokens, until the next prompt.
+        self._answered: tuple[list[Message], Action] | None = None
         self._stop: StopCondition | None = None
         self._errors_in_a_row = 0
         self._tool_calls = 0
@@ -235,7 +235,7 @@ class EnvFromMessageEnv(Env):
             )
         # Parsed in a thread, so that a long answer does not delay other episodes.
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
-        self._answer = action
+        self._answered = ([*self._history.seen, message], action)
         if cut:
             observed = await self.message_env.observe_truncated_response(message)
             if isinstance(observed, list):
@@ -295,8 +295,8 @@ class EnvFromMessageEnv(Env):
 
     async def _render(self) -> Observation:
         # Rendered in a thread, as parsing is: long conversations must not delay other episodes.
-        answer, self._answer = self._answer, None
-        return await asyncio.to_thread(self._prompts.build, self._history.seen, answer)
+        answered, self._answered = self._answered, None
+        return await asyncio.to_thread(self._prompts.build, self._history.seen, answered)
 
     def _overflows(self, ob: Observation) -> bool:
         if self.max_trajectory_tokens is None:
