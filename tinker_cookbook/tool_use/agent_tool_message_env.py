@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
     Message,
     Renderer,
     ToolCall,
@@ -95,6 +96,11 @@ class AgentToolMessageEnv(MessageEnv):
             raise ConfigurationError(f"tools: got {', '.join(names)}, expected names that differ")
         for name, low in (("max_turns", 1), ("max_tool_calls", 0)):
             check_range(name, getattr(self, name), low)
+        if self.tool_execution == "concurrent_safe":
+            raise NotImplementedError(
+                "tool_execution: got 'concurrent_safe', expected 'parallel' or 'sequential': tools "
+                "do not declare whether they may run concurrently"
+            )
         for name, known in (
             ("tool_execution", ("parallel", "sequential")),
             ("on_unavailable", ("fail", "report")),
@@ -252,6 +258,7 @@ class AgentToolMessageEnv(MessageEnv):
             ends = self._errors_in_a_row > policy.max_consecutive or at_max_turns
             reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
             template = policy.retry_message_template
+            logs["parse_failure_kind"] = "content"
             if policy.mask_error_turns:
                 metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
         if at_max_turns:
@@ -260,7 +267,7 @@ class AgentToolMessageEnv(MessageEnv):
         if ends:
             metrics[f"{STOP_METRIC_PREFIX}{StopReason.PARSE_ERROR}"] = 1.0
         else:
-            details = "; ".join(call.error for call in malformed)
+            details = "; ".join(call.error for call in malformed)[:PARSE_FAILURE_DETAIL_MAX_CHARS]
             self.history.append(Message(role="user", content=template.format(details=details)))
         return MessageStepResult(reward, ends, self.history, metrics, logs, stop_reason=reason)
 

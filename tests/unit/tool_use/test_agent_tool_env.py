@@ -227,13 +227,15 @@ def test_rewards_of_several_forms_and_what_they_see():
     ("options", "said"),
     [
         ({"max_turns": 0}, "max_turns: got 0"),
-        ({"tool_execution": "concurrent_safe"}, "tool_execution: got 'concurrent_safe'"),
+        ({"tool_execution": "both"}, "tool_execution: got 'both'"),
         ({"on_unavailable": "skip"}, "on_unavailable: got 'skip'"),
     ],
 )
 def test_wrong_settings(options, said):
     with pytest.raises(ConfigurationError, match=said):
         make(**options)
+    with pytest.raises(NotImplementedError, match="concurrent_safe"):
+        make(tool_execution="concurrent_safe")
     counter = Counter()
     with pytest.raises(ConfigurationError, match="names that differ"):
         AgentToolMessageEnv([counter.add, counter.add], [USER], 5, counts)
