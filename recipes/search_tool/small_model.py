@@ -63,7 +63,7 @@ class CLIConfig:
     """Settings of the small model."""
 
     model_path: str = chz.field(doc="New folder to write the model to")
-    num_steps: int = chz.field(default=600, doc="Steps of training")
+    num_steps: int = chz.field(default=450, doc="Steps of training")
     batch_size: int = chz.field(default=32, doc="Episodes a step")
     num_worlds: int = chz.field(default=12, doc="Invented worlds; each has 588 questions")
     right_share: float = chz.field(default=0.3, doc="Share of the episodes that are right")

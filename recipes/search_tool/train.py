@@ -11,7 +11,7 @@ The model calls ``search`` as often as it needs, up to ``max_turns`` answers, an
 server.
 
 Without ``model_name`` the command first makes a small model for the example data (see
-``recipes.search_tool.small_model``), which takes two to three minutes, and keeps it.
+``recipes.search_tool.small_model``), which takes about four minutes, and keeps it.
 """
 
 from __future__ import annotations
