@@ -1,19 +1,14 @@
-"""Runs a recipe and kills its own process, without warning, at one exact point.
-
-    python kill_at.py MODULE:NAME COUNT before|after RECIPE key=value ...
-
-The process gets SIGKILL before or after the COUNT-th call of MODULE:NAME.
-"""
+"""Kills the process itself, without warning, at one exact point."""
 
 import functools
 import importlib
 import os
-import runpy
 import signal
 import sys
 
 
 def kill_at(point: str, count: int, when: str) -> None:
+    """The process gets SIGKILL before or after the ``count``-th call of ``MODULE:NAME``."""
     module_name, _, path = point.partition(":")
     owner = importlib.import_module(module_name)
     *parents, name = path.split(".")
@@ -38,12 +33,3 @@ def kill_at(point: str, count: int, when: str) -> None:
         return result
 
     setattr(owner, name, wrapped)
-
-
-if __name__ == "__main__":
-    point, count, when, recipe, *arguments = sys.argv[1:]
-    import tinker_cookbook  # noqa: F401  (its process settings come before torch)
-
-    kill_at(point, int(count), when)
-    sys.argv = [recipe, *arguments]
-    runpy.run_module(recipe, run_name="__main__", alter_sys=True)

@@ -1,7 +1,8 @@
-"""A folder in which recipes run as a user runs them: processes of their own, a small real model."""
+"""A folder in which recipes run as a user runs them: in real processes, with a small real model."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -9,12 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+
+from warm_starts import WarmStarts
 
 from recipes.start import example_data
 
 REPO = Path(__file__).resolve().parents[2]
-KILL_AT = Path(__file__).with_name("kill_at.py")
+
+
+@cache
+def warm_starts() -> WarmStarts:
+    """The process that starts the recipes of all tests of this worker."""
+    started = WarmStarts()
+    atexit.register(started.close)
+    return started
 
 
 def of_the_moment(key: str) -> bool:
@@ -89,10 +100,8 @@ class RecipeRuns:
         self, name: str, behavior: str = "raise", *extra: str, kill: list[str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs the recipe to its end, or to the point named by ``kill``."""
-        program = [str(KILL_AT), *kill] if kill else ["-m"]
-        return finish(
-            self.start([sys.executable, *program, self.recipe, *self.words(name, behavior, *extra)])
-        )
+        words = [self.recipe, *self.words(name, behavior, *extra)]
+        return warm_starts().run(words, kill, self.environment(), REPO)
 
     def check_killed_and_resumed(self, name: str, point: str, count: int, when: str) -> None:
         """Kills a run at a point, goes on, and holds the end against the run ``straight``."""
