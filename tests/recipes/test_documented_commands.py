@@ -76,6 +76,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.rl_basic": {**RL, **SHORT_EVAL},
     "recipes.rl_loop": RL,
     "recipes.math_rl.train": {**RL, **SHORT_EVAL},
+    "recipes.code_rl.train": {**RL, **SHORT_EVAL},
     "recipes.tool_use.train": {
         **{**RL, **SHORT_EVAL, "renderer_name": "qwen3_instruct"},
         "model_name": "tiny",
@@ -271,6 +272,10 @@ class Reader:
         for name, part in (("train", problems[:6]), ("test", problems[6:])):
             rows_of_part = "".join(json.dumps(row) + "\n" for row in part)
             (folder / "problems" / f"{name}.jsonl").write_text(rows_of_part)
+        for name in ("tasks.jsonl", "held_out.jsonl"):
+            test = {"input": "1 2", "output": "3", "testtype": "stdin_stdout"}
+            task = json.dumps({"problem": "Print the sum.", "tests": [test]})
+            (folder / name).write_text(f"{task}\n" * 4)
         lines = [f"What is {i}?,It is {i}." for i in range(8)]
         (folder / "questions.csv").write_text("\n".join(["question,answer", *lines]))
         (folder / "my_package").mkdir()

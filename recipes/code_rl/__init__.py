@@ -1,0 +1,1 @@
+"""Reinforcement learning on programs that are graded in a sandbox."""

@@ -1,0 +1,208 @@
+"""Environments of programming tasks, and datasets of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from tinker_cookbook import model_info
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+from tinker_cookbook.recipes.code_rl.deepcoder_tool import (
+    DeepcoderReward,
+    DeepcoderTask,
+    DeepcoderTool,
+)
+from tinker_cookbook.recipes.code_rl.tasks import (
+    HUB_DATASETS,
+    ONE_LINE,
+    load_tasks,
+    one_line_tasks,
+)
+from tinker_cookbook.renderers import Message, get_renderer
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.sandbox import SandboxBackend
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tool_use import Tool, build_agent_tool_env
+
+DATASETS = (ONE_LINE, *HUB_DATASETS)
+
+
+def load_deepcoder_tasks(
+    split: Literal["train", "test"] = "train", seed: int = 0
+) -> list[DeepcoderTask]:
+    """Returns the tasks of DeepCoder; those of the training split are shuffled by ``seed``."""
+    tasks = load_tasks("deepcoder", split)
+    if split == "train":
+        random.Random(seed).shuffle(tasks)
+    return tasks
+
+
+@chz.chz
+class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
+    """Group of episodes on one task.
+
+    With ``max_turns=1`` the model answers at once; else it may call ``check_solution`` in
+    ``max_turns - 1`` answers before.
+    """
+
+    task: DeepcoderTask = chz.field(doc="The problem and its tests")
+    model_name: str = chz.field(doc="Model of the tokenizer")
+    renderer_name: str | None = chz.field(doc="Chat format; default: the model's")
+    max_turns: int = chz.field(doc="Maximum answers of an episode")
+    group_size: int = chz.field(doc="Episodes of a problem")
+    sandbox_backend: SandboxBackend | None = chz.field(doc="Where programs run; default: local")
+    timeout: int = chz.field(default=6, doc="Seconds of a test")
+    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
+    max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
+    context_overflow_reward: float = chz.field(
+        default=-0.1, doc="Reward of an episode that exceeds the tokens"
+    )
+    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
+    code_block: bool = chz.field(default=True, doc="Only code in a fenced block counts")
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Returns ``group_size`` environments of the task."""
+        name = self.renderer_name or model_info.get_recommended_renderer_name(self.model_name)
+        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        reward = DeepcoderReward(
+            self.task,
+            self.sandbox_backend,
+            self.timeout,
+            self.format_coef,
+            self.partial_credit,
+            self.code_block,
+        )
+        envs: list[Env] = []
+        for _ in range(self.group_size):
+            tools: list[Tool] = []
+            messages: list[Message] = []
+            if self.max_turns > 1:
+                checker = DeepcoderTool(self.task, self.sandbox_backend, self.timeout)
+                tools = [checker.check_solution]
+                messages = renderer.create_conversation_prefix_with_tools(
+                    tools=[checker.check_solution.to_spec()]
+                )
+            envs.append(
+                build_agent_tool_env(
+                    renderer=renderer,
+                    tools=tools,
+                    initial_messages=[*messages, {"role": "user", "content": self.task.problem}],
+                    reward_fn=reward,
+                    max_turns=self.max_turns,
+                    max_trajectory_tokens=self.max_trajectory_tokens,
+                    max_generation_tokens=self.max_generation_tokens,
+                    context_overflow_reward=self.context_overflow_reward,
+                )
+            )
+        return envs
+
+    def logging_tags(self) -> list[str]:
+        """Returns the name under which metrics are logged."""
+        return ["deepcoder"]
+
+
+class DeepcoderDataset(ProblemDataset[DeepcoderEnvGroupBuilder]):
+    """Each task once, in batches of ``batch_size``; the last one may be smaller."""
+
+    def __init__(self, env_group_builders: list[DeepcoderEnvGroupBuilder], batch_size: int) -> None:
+        super().__init__(env_group_builders, lambda builder: builder, batch_size)
+
+
+@chz.chz
+class DeepcoderDatasetBuilder(RLDatasetBuilder):
+    """Programming tasks to train on and to evaluate on."""
+
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
+    batch_size: int = chz.field(doc="Problems a step")
+    group_size: int = chz.field(doc="Episodes of a problem")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
+    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    timeout: int = chz.field(default=6, doc="Seconds of a test")
+    sandbox_backend: SandboxBackend | None = chz.field(
+        default=None, doc="local, sandboxfusion or modal; default: local"
+    )
+    seed: int = chz.field(default=0, doc="Seed of the order of training tasks")
+    max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
+    context_overflow_reward: float = chz.field(
+        default=-0.1, doc="Reward of an episode that exceeds the tokens"
+    )
+    dataset: str = chz.field(default="deepcoder", doc=f"One of {', '.join(DATASETS)}")
+    dataset_path: str | None = chz.field(default=None, doc="Tasks to train on: a file or a folder")
+    test_path: str | None = chz.field(default=None, doc="Tasks to evaluate on")
+    num_test: int | None = chz.field(
+        default=None, doc="Maximum tasks to evaluate on; 0: no evaluation; default: all"
+    )
+    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
+
+    def check(self) -> None:
+        """Raises for a setting that cannot work, and for a missing file."""
+        if self.dataset not in DATASETS:
+            raise ConfigurationError(
+                f"dataset: got {self.dataset!r}, expected one of {', '.join(DATASETS)}"
+                f"{nearest(self.dataset, DATASETS)}; your own tasks go into dataset_path=FILE"
+            )
+        for name in ("dataset_path", "test_path"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).expanduser().exists():
+                raise DataValidationError(
+                    f"{name}: there is no file or folder {path} (searched from {Path.cwd()})"
+                )
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Reads both parts; the test part has one episode of each task."""
+        self.check()
+        return await asyncio.to_thread(self._build)
+
+    def _build(self) -> tuple[RLDataset, RLDataset | None]:
+        train, test = self._tasks()
+        if self.num_test is not None:
+            test = test[: self.num_test]
+        random.Random(self.seed).shuffle(train)
+        group = partial(
+            DeepcoderEnvGroupBuilder,
+            model_name=self.model_name_for_tokenizer,
+            renderer_name=self.renderer_name,
+            max_turns=self.max_turns,
+            sandbox_backend=self.sandbox_backend,
+            timeout=self.timeout,
+            format_coef=self.format_coef,
+            max_generation_tokens=self.max_generation_tokens,
+            context_overflow_reward=self.context_overflow_reward,
+            partial_credit=self.partial_credit,
+            # A small model writes one line without a block.
+            code_block=self.dataset != ONE_LINE or self.dataset_path is not None,
+        )
+
+        def dataset(tasks: list[DeepcoderTask], size: int) -> RLDataset:
+            builders = [group(task=task, group_size=size) for task in tasks]
+            return DeepcoderDataset(builders, self.batch_size)
+
+        return dataset(train, self.group_size), dataset(test, 1) if test else None
+
+    def _tasks(self) -> tuple[list[DeepcoderTask], list[DeepcoderTask]]:
+        """Returns the tasks to train on and to evaluate on."""
+        if self.dataset_path is None and self.dataset == ONE_LINE:
+            tasks = one_line_tasks()
+            return tasks[:80], tasks[80:]
+        if self.dataset_path is None and not HUB_DATASETS[self.dataset][1]["train"]:
+            raise ConfigurationError(
+                f"dataset={self.dataset}: it has no training split; expected dataset_path=FILE "
+                "with tasks to train on"
+            )
+        train = load_tasks(self.dataset, "train", self.dataset_path)
+        if self.num_test == 0:
+            return train, []
+        if self.test_path is not None:
+            return train, load_tasks(self.dataset, "test", self.test_path)
+        if self.dataset_path is not None:
+            return train, []
+        return train, load_tasks(self.dataset, "test")

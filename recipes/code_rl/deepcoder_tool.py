@@ -1,0 +1,121 @@
+"""A programming task, the tool that tries a solution, and the reward of the final answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tinker_cookbook.recipes.code_rl.code_grading import (
+    describe,
+    extract_code_from_model,
+    grade_solution,
+)
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.sandbox import SandboxBackend
+from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
+from tinker_cookbook.utils import logtree
+
+
+@dataclass(frozen=True)
+class DeepcoderTask:
+    """A problem and its tests.
+
+    Attributes:
+        problem: Text of the user message.
+        tests: Tests of the final answer; see ``code_grading``.
+        starter_code: Code to complete.
+        setup: Code before the program, such as imports that the problem gives.
+        public_tests: Tests that the tool runs. By default those whose input and output are both
+            in the problem's text: the model has seen them.
+    """
+
+    problem: str
+    tests: list[dict[str, Any]]
+    starter_code: str | None = None
+    setup: str = ""
+    public_tests: tuple[dict[str, Any], ...] | None = None
+
+    def visible_tests(self) -> list[dict[str, Any]]:
+        """Returns the public tests; there may be none."""
+        if self.public_tests is not None:
+            return list(self.public_tests)
+        return [test for test in self.tests if self._shows(test)]
+
+    def _shows(self, test: dict[str, Any]) -> bool:
+        given, expected = str(test["input"]).strip(), str(test["output"]).strip()
+        return bool(given) and given in self.problem and expected in self.problem
+
+
+class DeepcoderTool:
+    """The tool ``check_solution`` of a task. It runs public tests only.
+
+    With the hidden tests it would tell the model, try by try, what the reward wants.
+    """
+
+    def __init__(
+        self,
+        task: DeepcoderTask,
+        sandbox_backend: SandboxBackend | None = None,
+        timeout: int = 6,
+    ) -> None:
+        self._task, self._backend, self._timeout = task, sandbox_backend, timeout
+
+    @tool
+    async def check_solution(
+        self,
+        code: Annotated[str, "Python code implementing the solution."],
+    ) -> ToolResult:
+        """Runs a solution on the example tests of the problem, before the final answer."""
+        tests = self._task.visible_tests()
+        if not tests:
+            return simple_tool_result(json.dumps({"message": "This problem has no example tests."}))
+        grade = await grade_solution(
+            tests, f"{self._task.setup}\n{code}", self._timeout, self._backend
+        )
+        return simple_tool_result(
+            json.dumps({"passed": grade.passed, "details": describe(grade)}, ensure_ascii=False),
+            metrics={"passed": float(grade.passed)},
+        )
+
+
+@dataclass
+class DeepcoderReward:
+    """Reward of an episode: ``format_coef * (has_code_block - 1) + correct``.
+
+    ``correct`` is 1 if all tests pass, else 0, or the share of tests passed with
+    ``partial_credit``. The metrics are ``format``, ``correct`` and ``tests_passed``. A sandbox that
+    fails raises an error: it is no reward of 0.
+    """
+
+    task: DeepcoderTask
+    sandbox_backend: SandboxBackend | None = None
+    timeout: int = 6
+    format_coef: float = 0.1
+    partial_credit: bool = False
+    code_block: bool = True
+    """Whether the code must be in a fenced block. Else an answer without one is all code."""
+
+    async def __call__(self, history: list[Message]) -> tuple[float, dict[str, float]]:
+        """Grades the last answer of the conversation."""
+        answers = [message for message in history if message["role"] == "assistant"]
+        content = get_text_content(answers[-1]) if answers else ""
+        code = extract_code_from_model(content)
+        if code is None and not self.code_block:
+            code = content
+        has_block = float(code is not None)
+        correct = share = 0.0
+        if code is not None:
+            program = f"{self.task.setup}\n{code}"
+            grade = await grade_solution(
+                self.task.tests, program, self.timeout, self.sandbox_backend
+            )
+            share, correct = grade.score, float(grade.passed)
+            if grade.program_error:
+                logtree.log_text(f"Program: {grade.program_error}")
+        earned = share if self.partial_credit else correct
+        reward = self.format_coef * (has_block - 1.0) + earned
+        logtree.log_text(
+            f"Code block: {bool(has_block)}, tests passed: {share:.0%}, reward: {reward:.2f}"
+        )
+        return reward, {"format": has_block, "correct": correct, "tests_passed": share}

@@ -1,0 +1,81 @@
+"""Reinforcement learning on programs that are graded by tests in a sandbox.
+
+    python -m recipes.code_rl.train                         # one-line functions, the demo model
+    python -m recipes.code_rl.train dataset=deepcoder model_name=… group_size=16
+    python -m recipes.code_rl.train dataset_path=tasks.jsonl test_path=held_out.jsonl
+
+``deepcoder``, ``mbpp`` and ``humaneval`` come from the Hub, or from files in their formats
+(``dataset_path``, ``test_path``). Programs run in a sandbox on this machine: docs/sandbox.md.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from tinker_cookbook.recipes.code_rl.code_env import DATASETS, DeepcoderDatasetBuilder
+from tinker_cookbook.recipes.code_rl.tasks import ONE_LINE
+from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.rollouts.limits import check_range
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
+from tinker_cookbook.sandbox import SandboxBackend, available_tier
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe, in addition to those of every RL recipe."""
+
+    dataset: str = chz.field(default=ONE_LINE, doc=f"One of {', '.join(DATASETS)}")
+    dataset_path: str | None = chz.field(
+        default=None, doc="Tasks to train on instead of the Hub's: a JSONL file or a folder"
+    )
+    test_path: str | None = chz.field(
+        default=None, doc="Tasks to evaluate on: a JSONL file or a folder"
+    )
+    num_test: int | None = chz.field(
+        default=28, doc="Maximum tasks to evaluate on; 0: no evaluation; None: all"
+    )
+    max_turns: int = chz.field(
+        default=1, doc="Maximum answers of an episode; from 2 the model has the tool check_solution"
+    )
+    timeout: int = chz.field(default=6, doc="Seconds of a test")
+    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
+    sandbox_backend: SandboxBackend = chz.field(
+        default=SandboxBackend.LOCAL, doc="Where programs run: local, sandboxfusion or modal"
+    )
+    group_size: int = chz.field(default=8, doc="Answers to a problem, compared with each other")
+    groups_per_batch: int = chz.field(default=4, doc="Problems a step")
+    max_tokens: int = chz.field(default=32, doc="Maximum tokens of an answer")
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    check_model(cli)
+    for name in ("max_turns", "timeout"):
+        check_range(name, getattr(cli, name), 1)
+    if cli.sandbox_backend == SandboxBackend.LOCAL:
+        # Before anything else: without a sandbox no program may run.
+        available_tier()
+    dataset = fill(
+        DeepcoderDatasetBuilder,
+        cli,
+        batch_size=cli.groups_per_batch,
+        max_generation_tokens=cli.max_tokens,
+    )
+    dataset.check()
+    return rl_config(cli, "code_rl", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Trains a model to write programs."""
+    await run(config, build_config(config))
+
+
+cli_main = main
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

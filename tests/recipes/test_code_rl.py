@@ -1,0 +1,277 @@
+"""Programming tasks of known formats, their grading, and the recipe.
+
+About 6 s; the slow test another 20 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from recipe_runs import RecipeRuns
+
+from recipes.code_rl import code_grading
+from recipes.code_rl.code_env import DeepcoderDatasetBuilder
+from recipes.code_rl.code_grading import (
+    extract_code_from_model,
+    postprocess_lcb_sample,
+    sandbox_check_correctness,
+    taco_to_lcb_format,
+)
+from recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask, DeepcoderTool
+from recipes.code_rl.tasks import load_tasks, one_line_tasks, task_of
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.sandbox import (
+    SandboxBackend,
+    SandboxInfrastructureError,
+    SandboxUnavailableError,
+    available_tier,
+)
+from tinker_cookbook.tool_use import ToolInput
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _sandbox():
+    try:
+        available_tier()
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+
+
+ADD = {"input": "1\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "add"}}
+SUM = {"input": "1 2\n", "output": "3\n", "testtype": "stdin_stdout", "metadata": {}}
+
+
+def check(tests, code, backend=None):
+    return asyncio.run(sandbox_check_correctness(tests, code, 6, backend))
+
+
+def answer(text):
+    return [{"role": "user", "content": "…"}, {"role": "assistant", "content": text}]
+
+
+def test_gold_programs_of_mbpp_and_humaneval_pass_and_those_of_others_do_not(shared_dir):
+    mbpp = shared_dir / "data" / "mbpp" / "mbpp.jsonl"
+    humaneval = shared_dir / "data" / "humaneval" / "HumanEval.jsonl.gz"
+    tasks = load_tasks("mbpp", "train", str(mbpp))[:12]
+    programs = [json.loads(line)["code"] for line in mbpp.read_text().splitlines()[:12]]
+    tasks += load_tasks("humaneval", "test", str(humaneval))[:8]
+    with gzip.open(humaneval, "rt") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(8), strict=False)]
+    programs += [row["prompt"] + row["canonical_solution"] for row in rows]
+
+    async def rewards(order):
+        graded = (
+            DeepcoderReward(task)(answer(f"```python\n{programs[i]}\n```"))
+            for task, i in zip(tasks, order, strict=True)
+        )
+        return [reward for reward, _ in await asyncio.gather(*graded)]
+
+    own = list(range(20))
+    assert asyncio.run(rewards(own)) == [1.0] * 20
+    assert asyncio.run(rewards(own[1:] + own[:1])) == [0.0] * 20
+
+
+@pytest.mark.parametrize("backend", [None, SandboxBackend.LOCAL])
+@pytest.mark.parametrize(
+    ("tests", "right", "wrong"),
+    [
+        ([ADD], "def add(a, b): return a + b", "def add(a, b): return a - b"),
+        (
+            [ADD],
+            "class Solution:\n    def add(self, a, b): return a + b",
+            "class Solution:\n    def add(self, a, b): return '3'",
+        ),
+        ([SUM], "print(sum(map(int, input().split())))", "print(input())"),
+    ],
+    ids=["function", "method", "program"],
+)
+def test_a_right_program_passes_and_a_wrong_one_does_not(tests, right, wrong, backend):
+    assert check(tests, right, backend)[0]
+    passed, details = check(tests, wrong, backend)
+    assert not passed
+    assert details["num_passed"] == 0
+    assert check(tests, "import os; os._exit(0)", backend)[0] is False
+    assert check(tests, "import sys; sys.exit(0)", backend)[0] is False
+
+
+def test_a_wrong_program_learns_no_expected_output():
+    test = {**ADD, "output": "987654"}
+    _, details = check([test], "def add(a, b): return a + b")
+    assert "987654" not in json.dumps(details)
+
+
+class FusionServer:
+    """Runs the program that is sent to SandboxFusion, as its server does, in a bare process."""
+
+    def __init__(self, down: bool = False) -> None:
+        self.down = down
+
+    async def run(self, code, files, timeout, language="python"):
+        if self.down:
+            return False, {"error": "HTTP 502"}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text)
+            assert '"output"' not in files["job.json"]
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-c", code],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        return True, {"run_result": {"stdout": done.stdout}}
+
+
+def test_a_remote_sandbox_gives_the_same_verdicts(monkeypatch):
+    server = FusionServer()
+    monkeypatch.setattr(code_grading, "_sandbox_fusion", lambda: server)
+    fusion = SandboxBackend.SANDBOXFUSION
+    assert check([ADD, SUM], "def add(a, b): return a + b\nprint(3)", fusion)[0]
+    passed, details = check([ADD, SUM], "def add(a, b): return a + b\nprint(4)", fusion)
+    assert not passed
+    assert details["num_passed"] == 1
+    assert not check([ADD], "import os; os._exit(0)", fusion)[0]
+    with pytest.raises(ConfigurationError, match="sandbox_backend=sandboxfusion"):
+        check([{"input": "assert True", "output": "", "testtype": "code"}], "", fusion)
+    # A server that is down says nothing about the program, so there is no reward.
+    server.down = True
+    task = DeepcoderTask("…", [ADD])
+    with pytest.raises(SandboxInfrastructureError, match="HTTP 502"):
+        asyncio.run(DeepcoderReward(task, fusion)(answer("```\nx = 1\n```")))
+
+
+def test_the_reward_follows_the_formula():
+    task = DeepcoderTask("…", [ADD, {**ADD, "input": "2\n2", "output": "4"}])
+    half = "```python\ndef add(a, b): return 3\n```"
+
+    def reward(text, **settings):
+        return asyncio.run(DeepcoderReward(task, **settings)(answer(text)))
+
+    assert reward("I do not know.") == (
+        -0.1,
+        {"format": 0.0, "correct": 0.0, "tests_passed": 0.0},
+    )
+    assert reward(half) == (0.0, {"format": 1.0, "correct": 0.0, "tests_passed": 0.5})
+    assert reward(half, partial_credit=True)[0] == 0.5
+    assert reward("def add(a, b): return a + b", code_block=False)[0] == 1.0
+
+
+def test_the_tool_runs_public_tests_only():
+    hidden = {**ADD, "input": "2\n2", "output": "5"}  # no sum passes it
+    task = DeepcoderTask("Add. Example: 1\n2 gives 3", [ADD, hidden])
+    assert task.visible_tests() == [ADD]
+    tool = DeepcoderTool(task).check_solution
+    call = ToolInput(arguments={"code": "def add(a, b): return a + b"}, call_id="1")
+    result = asyncio.run(tool.run(call))
+    seen = json.loads(result.messages[0]["content"])
+    assert seen == {
+        "passed": True,
+        "details": {"num_tests": 1, "num_passed": 1, "program_error": "", "failures": []},
+    }
+    assert DeepcoderTask("Add.", [ADD]).visible_tests() == []
+
+
+def test_rows_of_deepcoder_are_read():
+    lcb = {"question": "Add.", "tests": json.dumps([ADD]), "starter_code": "def add(a, b):"}
+    task = task_of(lcb, "row 0")
+    assert task.tests == [ADD]
+    assert "def add(a, b):" in task.problem
+    taco = {
+        "problem": "Add.",
+        "ground_truth": {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"},
+    }
+    assert task_of(taco, "row 0").tests == [{**ADD, "input": [1, 2], "output": 3}]
+    assert check(task_of(taco, "row 0").tests, "def add(a, b): return a + b")[0]
+    named = {
+        "question": "Add.",
+        "tests": [{"input": "1\n2", "output": "3", "testtype": "functional"}],
+    }
+    named["metadata"] = {"func_name": "add"}
+    assert task_of(named, "row 0").tests == [ADD]
+    assert taco_to_lcb_format({"inputs": ["1 2\n"], "outputs": ["3\n"]}) == [SUM]
+    assert json.loads(postprocess_lcb_sample([ADD])["input_output"]) == {
+        "inputs": ["1\n2"],
+        "outputs": ["3"],
+        "fn_name": "add",
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "Add."}, "no tests"),
+        ({"question": "Add.", "tests": "[{"}, "Expecting"),
+        ({"tests": [ADD]}, "no text of a problem"),
+        ({"text": "Add.", "test_list": []}, "index"),
+        ([1], "got list"),
+    ],
+)
+def test_a_bad_row_is_named(row, reason):
+    with pytest.raises(DataFormatError, match=rf"file.jsonl:3: .*{reason}"):
+        task_of(row, "file.jsonl:3")
+
+
+def test_the_last_code_block_counts():
+    text = "```python\nx = 1\n```\nBetter:\n```\nx = 2\n```"
+    assert extract_code_from_model(text) == "x = 2"
+    assert extract_code_from_model("no code") is None
+
+
+def test_one_line_functions_can_be_solved():
+    tasks = one_line_tasks()
+    assert len({task.problem for task in tasks}) == len(tasks) == 108
+    solutions = {
+        "adds 3 to x": "x + 3",
+        "subtracts x from 3": "3 - x",
+        "adds 3 to the square of x": "x ** 2 + 3",
+    }
+    for text, code in solutions.items():
+        (task,) = (t for t in tasks if re.search(rf"that {text}\.", t.problem))
+        assert check(task.tests, f"def f(x):\n    return {code}")[0]
+        assert not check(task.tests, "def f(x):\n    return x")[0]
+
+
+def test_wrong_settings_are_refused():
+    settings = {"model_name_for_tokenizer": "m", "batch_size": 1, "group_size": 2}
+    with pytest.raises(ConfigurationError, match="deepcoder"):
+        DeepcoderDatasetBuilder(**settings, dataset="deepcoders").check()
+    with pytest.raises(ConfigurationError, match="no training split"):
+        asyncio.run(DeepcoderDatasetBuilder(**settings, dataset="humaneval")())
+
+
+@pytest.mark.slow
+def test_the_recipe_trains(tmp_path, stories_model):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "Add.", "tests": [ADD]}) + "\n")
+    runs = RecipeRuns(tmp_path, stories_model, "recipes.code_rl.train")
+    words = [
+        f"model_name={stories_model}",
+        "renderer_name=role_colon",
+        f"dataset_path={tasks}",
+        "group_size=2",
+        "groups_per_batch=1",
+        "max_steps=1",
+        "device=cpu",
+        "dtype=float32",
+        "lora_rank=4",
+        f"log_path={tmp_path / 'run'}",
+    ]
+    runs.arguments = lambda name, behavior="raise": words
+    done = runs.run("run")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [row["step"] for row in runs.rows("run")] == [1]
+    # A chat format without tools is refused before anything is sampled.
+    words[-1:] = [f"log_path={tmp_path / 'tools'}", "max_turns=2"]
+    refused = runs.run("tools")
+    assert refused.returncode == 1
+    assert "role_colon: this chat format declares no tools" in refused.stderr
