@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.sandbox.grading_worker import (
+from tinker_cookbook.sandbox.grading_types import (
     CallsJob,
     GraderSettings,
     ProgramRun,
+    RunJob,
     StdioJob,
-    WorkerPool,
 )
+from tinker_cookbook.sandbox.grading_worker import WorkerPool
 from tinker_cookbook.sandbox.inside import values
 from tinker_cookbook.sandbox.launch import SandboxTier
 
@@ -138,6 +139,7 @@ class PythonGrader:
         *,
         setup: str = "",
         entry_points: Sequence[str] | None = None,
+        stop_at_failure: bool = False,
     ) -> Grade:
         """Runs the tests against a program.
 
@@ -150,6 +152,8 @@ class PythonGrader:
             entry_points: Names in the tests that mean the program's, whatever else defines them;
                 see ``names_in_tests``. By default each name that a test uses and that neither the
                 test, ``setup``, Python nor its standard library defines.
+            stop_at_failure: Whether the tests after one that failed are not run, and count as
+                failed: for rewards that only a program without any failure gets.
 
         Raises:
             DataValidationError: There are no tests, or they or ``setup`` do not compile, or
@@ -157,7 +161,7 @@ class PythonGrader:
             SandboxInfrastructureError: The program could not be graded. This is no reward of 0.
             SandboxUnavailableError: This machine cannot isolate programs.
         """
-        futures, order = self._submit(program, tests, setup, entry_points)
+        futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
         return _assemble(await asyncio.gather(*map(asyncio.wrap_future, futures)), order)
 
     def grade_sync(
@@ -167,9 +171,10 @@ class PythonGrader:
         *,
         setup: str = "",
         entry_points: Sequence[str] | None = None,
+        stop_at_failure: bool = False,
     ) -> Grade:
         """As ``grade``, for code that is not asynchronous. It blocks the calling thread."""
-        futures, order = self._submit(program, tests, setup, entry_points)
+        futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
         return _assemble([future.result() for future in futures], order)
 
     async def run(self, program: str, stdin: str = "") -> ProgramRun:
@@ -178,7 +183,7 @@ class PythonGrader:
         Raises:
             SandboxInfrastructureError: It could not be run.
         """
-        return (await asyncio.wrap_future(self._pool.submit(StdioJob(program, stdin)))).run
+        return (await asyncio.wrap_future(self._pool.submit(RunJob(program, stdin)))).run
 
     def _submit(
         self,
@@ -186,6 +191,7 @@ class PythonGrader:
         tests: Sequence[Test],
         setup: str,
         entry_points: Sequence[str] | None,
+        stop_at_failure: bool,
     ) -> tuple[list[Any], list[list[int]]]:
         """Returns the futures of the jobs, and which tests each job has."""
         _check_tests(tests, setup)
@@ -194,13 +200,14 @@ class PythonGrader:
         if called:
             encoded = [_encode_test(tests[i]) for i in called]
             names = None if entry_points is None else list(entry_points)
-            futures.append(self._pool.submit(CallsJob(program, encoded, setup, names)))
+            job = CallsJob(program, encoded, setup, names, stop_at_failure)
+            futures.append(self._pool.submit(job))
             order.append(called)
-        for index, test in enumerate(tests):
-            if isinstance(test, StdioTest):
-                job = StdioJob(program, test.stdin, test.stdout, same_output)
-                futures.append(self._pool.submit(job))
-                order.append([index])
+        cases = {i: (t.stdin, t.stdout) for i, t in enumerate(tests) if isinstance(t, StdioTest)}
+        if cases:
+            stdio = StdioJob(program, list(cases.values()), same_output, stop_at_failure)
+            futures.append(self._pool.submit(stdio))
+            order.append(list(cases))
         return futures, order
 
     def close(self) -> None:
@@ -360,6 +367,13 @@ def grade_program(
     *,
     setup: str = "",
     entry_points: Sequence[str] | None = None,
+    stop_at_failure: bool = False,
 ) -> Grade:
     """Grades one program with ``default_grader``; see ``PythonGrader.grade``."""
-    return default_grader().grade_sync(program, tests, setup=setup, entry_points=entry_points)
+    return default_grader().grade_sync(
+        program,
+        tests,
+        setup=setup,
+        entry_points=entry_points,
+        stop_at_failure=stop_at_failure,
+    )

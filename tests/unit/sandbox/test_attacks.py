@@ -32,8 +32,8 @@ def grader(tier) -> PythonGrader:
 def test_no_attack_on_the_verdict_scores():
     assert len(ATTACKS) >= 60
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
-    large = {"result of 200 MB", "settrace jumps over the assertion"}
-    attacks = [a for a in ATTACKS if a.group in QUICK and a.name not in large]
+    large = {"result of 200 MB", "a million small objects", "settrace jumps over the assertion"}
+    attacks = [a for a in ATTACKS if a.group in QUICK and a.name not in large and not a.slow]
     with grader(None) as made:
         assert robbed_by(ours(made), attacks) == []
 

@@ -105,6 +105,35 @@ def test_programs_with_input_and_output(grader):
     assert (run.stdout, run.exit_code) == ("hello\n", 3)
 
 
+def test_the_rest_can_be_left_out_after_a_failure(grader):
+    program = (
+        "import time\ndef f(x):\n    time.sleep(0.05 * x)\n    return 1\nprint(f(int(input())))"
+    )
+    cases = [StdioTest("0", "1"), StdioTest("0", "2"), StdioTest("0", "1")]
+    first = grader.grade_sync(program, cases, stop_at_failure=True)
+    assert outcomes(first) == [True, False, False]
+    assert first.tests[2].message == "not run: an earlier test failed"
+    assert outcomes(grader.grade_sync(program, cases)) == [True, False, True]
+    function = program.rpartition("\n")[0]
+    tests = ["assert f(0) == 1", "assert f(0) == 2", "assert f(0) == 1"]
+    second = grader.grade_sync(function, tests, stop_at_failure=True)
+    assert [t.message for t in second.tests][1:] == ["AssertionError", first.tests[2].message]
+
+
+def test_all_tests_together_have_a_time_limit(grader):
+    program = (
+        "import time\ndef f(x):\n    time.sleep(0.1 * x)\n    return 1\nprint(f(int(input())))"
+    )
+    with PythonGrader(tier=grader.tier, workers=1, total_seconds=0.25) as hurried:
+        grade = hurried.grade_sync(program, [StdioTest("2", "1")] * 4)
+        assert outcomes(grade) == [True, True, False, False]
+        assert "together" in grade.tests[2].message
+        function = program.rpartition("\n")[0]
+        grade = hurried.grade_sync(function, ["assert f(2) == 1"] * 4)
+        assert outcomes(grade)[2:] == [False, False]
+        assert "together" in grade.program_error
+
+
 def test_solution_classes_are_found(grader):
     program = "class Solution:\n    def twice(self, x): return (x, x)"
     assert grader.grade_sync(program, [CallTest("twice", [2], [2, 2])]).passed

@@ -135,6 +135,8 @@ class Tests:
         for index, test in enumerate(job["tests"]):
             started = time.monotonic()
             message = failed or self._program_error or self._run_test(test)
+            if message and job["stop_at_failure"]:
+                failed = failed or "not run: an earlier test failed"
             self._report(index=index, message=message, seconds=time.monotonic() - started)
         self._program.close()
         self._report(done=True, lost=self._program_error)
