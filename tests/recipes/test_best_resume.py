@@ -15,13 +15,12 @@ PATIENCE = 3
 
 
 class StoppedRuns(RecipeRuns):
-    """Runs whose held-out loss falls, then rises, so that they stop early."""
+    """Runs with a learning rate that rises until they diverge, so that they stop early."""
 
     def words(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:
         stopping = [
             "eval_every=1", "best_metric=test/nll", f"early_stopping_patience={PATIENCE}",
-            "learning_rate=0.05", "lr_schedule=constant", "warmup_steps=0", "num_epochs=4",
-            "data_report=0",
+            "learning_rate=0.05", "lr_schedule=constant", "warmup_steps=12", "num_epochs=4",
         ]  # fmt: skip
         return super().words(name, behavior, *stopping, *extra)
 
