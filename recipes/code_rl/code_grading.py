@@ -13,6 +13,7 @@ are compared here.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -279,8 +280,7 @@ def _sandbox_fusion() -> SandboxFusionClient:
 
 @cache
 def _modal_pool() -> Any:
-    import modal
-
+    modal = importlib.import_module("modal")  # an extra
     return ModalSandboxPool(image=modal.Image.debian_slim().pip_install("numpy"))
 
 

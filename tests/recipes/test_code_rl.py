@@ -17,17 +17,22 @@ from pathlib import Path
 import pytest
 from recipe_runs import RecipeRuns
 
-from recipes.code_rl import code_grading
-from recipes.code_rl.code_env import DeepcoderDatasetBuilder
-from recipes.code_rl.code_grading import (
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.recipes.code_rl import code_grading
+from tinker_cookbook.recipes.code_rl.code_env import DeepcoderDatasetBuilder
+from tinker_cookbook.recipes.code_rl.code_grading import (
     extract_code_from_model,
     postprocess_lcb_sample,
     sandbox_check_correctness,
     taco_to_lcb_format,
 )
-from recipes.code_rl.deepcoder_tool import DeepcoderReward, DeepcoderTask, DeepcoderTool
-from recipes.code_rl.tasks import load_tasks, one_line_tasks, task_of
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.recipes.code_rl.deepcoder_tool import (
+    DeepcoderReward,
+    DeepcoderTask,
+    DeepcoderTool,
+)
+from tinker_cookbook.recipes.code_rl.tasks import load_tasks, one_line_tasks, task_of
+from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sandbox import (
     SandboxBackend,
     SandboxInfrastructureError,
@@ -53,7 +58,7 @@ def check(tests, code, backend=None):
     return asyncio.run(sandbox_check_correctness(tests, code, 6, backend))
 
 
-def answer(text):
+def answer(text: str) -> list[Message]:
     return [{"role": "user", "content": "…"}, {"role": "assistant", "content": text}]
 
 
@@ -173,7 +178,7 @@ def test_the_tool_runs_public_tests_only():
     tool = DeepcoderTool(task).check_solution
     call = ToolInput(arguments={"code": "def add(a, b): return a + b"}, call_id="1")
     result = asyncio.run(tool.run(call))
-    seen = json.loads(result.messages[0]["content"])
+    seen = json.loads(get_text_content(result.messages[0]))
     assert seen == {
         "passed": True,
         "details": {"num_tests": 1, "num_passed": 1, "program_error": "", "failures": []},
