@@ -102,16 +102,18 @@ class Agent:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             self._give_up_rights()
+        except BaseException:
+            # Not the command's fault, so it must not look like one.
+            channel.write_and_close(status, {"error": traceback.format_exc()})
+            os._exit(1)
+        try:
             os.makedirs(request["workdir"], exist_ok=True)
             os.chdir(request["workdir"])
             os.closerange(3, 256)
             os.execvpe(request["argv"][0], request["argv"], request["env"])
-        except OSError as error:
+        except BaseException as error:
             os.write(2, f"{request['argv'][0]}: {error}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-        except BaseException:
-            channel.write_and_close(status, {"error": traceback.format_exc()})
-            os._exit(1)
 
     def _give_up_rights(self) -> None:
         settings = self._settings
