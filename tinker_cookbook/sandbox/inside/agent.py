@@ -117,7 +117,11 @@ class Agent:
 
     def _give_up_rights(self) -> None:
         settings = self._settings
-        kernel.limit_resources(settings["limits"])
+        limits = dict(settings["limits"])
+        if settings["landlock"] and not settings["uid"]:
+            # The limit then counts all that the user runs, also outside of the sandbox.
+            limits["processes"] += kernel.tasks_of_user()
+        kernel.limit_resources(limits)
         kernel.become_user(settings["uid"])
         kernel.die_with_parent()
         if settings["landlock"]:
