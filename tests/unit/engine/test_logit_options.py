@@ -25,7 +25,11 @@ from tinker_cookbook.engine.sampling.adjust_logits import (
 )
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampling.sample_tokens import BatchSamplingParams, sample_tokens
+from tinker_cookbook.engine.sampling.sample_tokens import (
+    BatchSamplingParams,
+    Exponentials,
+    sample_tokens,
+)
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -56,6 +60,19 @@ class AllowState:
 
     def add(self, token):
         self.tokens.append(token)
+
+
+def test_exponentials_of_far_and_excluded_tokens_are_zero():
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    logits[0, 5:200], logits[1, 7], logits[1, 8] = -torch.inf, -90.0, -1000.0
+    found = Exponentials.of(logits)
+    expected = (logits.double() - logits.double().amax(-1, keepdim=True)).exp()
+    weights = found.weights.view(3, -1)[:, :300].double()
+    assert torch.allclose(weights, expected, rtol=1e-5, atol=1e-37)
+    assert (weights[expected < 1e-38] == 0).all()
+    assert torch.allclose(found.sums.sum(-1), expected.sum(-1), rtol=1e-6)
+    logits[2, 3] = torch.nan
+    assert Exponentials.of(logits).weights[2].flatten()[:300].isnan().all()
 
 
 def test_masks_are_unpacked_on_other_devices_as_by_numpy():

@@ -22,6 +22,8 @@ from tinker_cookbook.engine.sampling.sampler import segments_of
 from tinker_cookbook.exceptions import ConfigurationError
 
 _BLOCK = 256
+_LEAST, _LEAST_EXP = -87.0, 1.65e-38
+"""Below it the exponential is not a normal number in fp32; no token of such a weight is sampled."""
 _COLDEST = 1e-30
 """Below this temperature a quotient may overflow; the most probable token is sampled anyway."""
 
@@ -64,7 +66,13 @@ class Exponentials:
     def of(cls, logits: torch.Tensor) -> Exponentials:
         """Computes the exponentials of fp32 ``logits`` [R, V]."""
         top = logits.amax(-1, keepdim=True)
-        weights = logits.sub(top).exp_()
+        weights = logits.sub(top)
+        # Of masked tokens, or at a low temperature. CPUs need up to 500 times as long for
+        # exponentials that are no normal numbers of fp32.
+        if weights.device.type == "cpu" and weights.amin() < _LEAST:
+            weights = F.threshold_(weights.clamp_(min=_LEAST).exp_(), _LEAST_EXP, 0.0)
+        else:
+            weights.exp_()
         rest = -weights.shape[-1] % _BLOCK
         weights = F.pad(weights, (0, rest)) if rest else weights  # padding by nothing copies
         weights = weights.view(len(weights), -1, _BLOCK)
