@@ -49,6 +49,7 @@ NOT_RUN = (
     "wait",
     "python tests/conformance/official_cookbook.py",
     "python -m tests.conformance.compatibility",
+    "python -m recipes.verifiers_rl",  # tests/conformance/test_verifiers.py
     "python -m pytest",
     "python -m tinker_cookbook.eval.run_inspect_evals",
     "python -m tinker_cookbook.eval.inspect_logs",
@@ -199,7 +200,8 @@ COMMANDS = documented()
 OF_SERVERS = [c for c in COMMANDS if c.program == "tinker_cookbook.server"]
 OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
 PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
-EXAMPLES = blocks("python")
+# Those that import verifiers run in its own environment: tests/conformance/test_verifiers.py.
+EXAMPLES = [(page, text) for page, text in blocks("python") if "verifiers." not in text]
 # Text that stands before an example, where a page shows only the part that matters.
 PRELUDES = {
     "docs/evaluations.md": """

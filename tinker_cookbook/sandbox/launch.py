@@ -16,14 +16,16 @@ import contextlib
 import functools
 import json
 import os
+import queue
 import random
-import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +34,6 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, SandboxError, nearest
 from tinker_cookbook.sandbox.inside import channel, kernel
 from tinker_cookbook.sandbox.sandbox_interface import SandboxUnavailableError
-from tinker_cookbook.sandbox.spawn import spawn
 
 __all__ = ["SandboxLimits", "SandboxProcess", "SandboxTier", "available_tier", "tier_problems"]
 
@@ -201,7 +202,7 @@ def start(
         command = _bubblewrap(python, limits, accounts, read_only, writable_root) + command
     errors = _memory_file("")
     try:
-        process = spawn(command, [sources, theirs.fileno(), *accounts], errors)
+        process = _spawn(command, [sources, theirs.fileno(), *accounts], errors)
     except OSError as error:
         ours.close()
         os.close(errors)
@@ -351,6 +352,63 @@ def _runtime_paths(python: str) -> list[str]:
     return paths + [f"/etc/{name}" for name in _SETTINGS if os.path.exists(f"/etc/{name}")]
 
 
+# Starting processes -----------------------------------------------------------------------------
+
+
+class _Spawner(threading.Thread):
+    """Starts all processes from one thread that lives as long as the program.
+
+    The kernel ends ``--die-with-parent`` processes with the *thread* that started them, so a
+    thread of a pool, or of an event loop, would take its sandboxes along.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="sandbox-spawner", daemon=True)
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self.process = os.getpid()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            function, future = self._work.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._work.put((function, future))
+        return future.result()
+
+
+_spawner: _Spawner | None = None
+_spawner_lock = threading.Lock()
+
+
+def _spawn(command: list[str], descriptors: list[int], errors: int) -> subprocess.Popen[bytes]:
+    global _spawner
+    with _spawner_lock:
+        # A fork has the object, but not its thread.
+        if _spawner is None or _spawner.process != os.getpid():
+            _spawner = _Spawner()
+    return _spawner.call(
+        lambda: subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=descriptors,
+            env={
+                "LANG": "C.UTF-8",
+                "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+                "PYTHONHASHSEED": "0",
+            },
+            start_new_session=True,
+        )
+    )
+
+
 # Which tier -------------------------------------------------------------------------------------
 
 
@@ -419,33 +477,7 @@ def _problem(tier: SandboxTier) -> str:
     if tier is SandboxTier.LANDLOCK and kernel.landlock_version() < 6:
         return f"the kernel has Landlock version {kernel.landlock_version()}, version 6 is needed"
     try:
-        inside = start("agent", SandboxLimits(memory_mb=256, disk_mb=8), tier)
-        try:
-            return _try_command(inside)
-        finally:
-            inside.stop()
+        start("agent", SandboxLimits(memory_mb=256, disk_mb=8), tier).stop()
     except (SandboxError, OSError) as error:
         return str(error)
-
-
-def _try_command(inside: SandboxProcess) -> str:
-    """Runs ``true``, since giving up rights may fail where starting does not."""
-    nothing = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
-    status, theirs = os.pipe()
-    request = {
-        "id": 0,
-        "argv": ["true"],
-        "workdir": inside.work_folder,
-        "env": environment(None, inside.work_folder),
-        "timeout": _START_SECONDS,
-    }
-    try:
-        inside.send(request, [*nothing, theirs])
-        ready, _, _ = select.select([status], [], [], _START_SECONDS)
-        result = json.loads(os.read(status, 1 << 16) or b"{}") if ready else {}
-    finally:
-        os.close(status)
-    if result.get("exit_code") == 0:
-        return ""
-    problem = str(result.get("error") or f"a first command gave {result or 'no answer'}")
-    return problem.strip().rpartition("\n")[2]
+    return ""

@@ -102,26 +102,20 @@ class Agent:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             self._give_up_rights()
-        except BaseException:
-            # Not the command's fault, so it must not look like one.
-            channel.write_and_close(status, {"error": traceback.format_exc()})
-            os._exit(1)
-        try:
             os.makedirs(request["workdir"], exist_ok=True)
             os.chdir(request["workdir"])
             os.closerange(3, 256)
             os.execvpe(request["argv"][0], request["argv"], request["env"])
-        except BaseException as error:
+        except OSError as error:
             os.write(2, f"{request['argv'][0]}: {error}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        except BaseException:
+            channel.write_and_close(status, {"error": traceback.format_exc()})
+            os._exit(1)
 
     def _give_up_rights(self) -> None:
         settings = self._settings
-        limits = dict(settings["limits"])
-        if settings["landlock"] and not settings["uid"]:
-            # The limit then counts all that the user runs, also outside of the sandbox.
-            limits["processes"] += kernel.tasks_of_user()
-        kernel.limit_resources(limits)
+        kernel.limit_resources(settings["limits"])
         kernel.become_user(settings["uid"])
         kernel.die_with_parent()
         if settings["landlock"]:

@@ -90,18 +90,6 @@ def limit_resources(limits: dict[str, int]) -> None:
         resource.setrlimit(name, (value, value))
 
 
-def tasks_of_user() -> int:
-    """Returns how many processes and threads the user of this process has."""
-    count, uid = 0, os.getuid()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid == uid:
-                count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue  # it has ended
-    return count
-
-
 def become_user(uid: int) -> None:
     """Changes root to user ``uid``: rlimits on processes hold for all users except root."""
     if os.getuid() == 0 and uid:

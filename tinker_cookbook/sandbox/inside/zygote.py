@@ -114,11 +114,7 @@ class Zygote:
 
     def _give_up_rights(self, request: dict[str, Any]) -> None:
         settings = self._settings
-        limits = dict(request["limits"])
-        if settings["landlock"] and not settings["uid"]:
-            # The limit then counts all that the user runs, also outside of the sandbox.
-            limits["processes"] += kernel.tasks_of_user()
-        kernel.limit_resources(limits)
+        kernel.limit_resources(request["limits"])
         # Another user than the program's, so that nothing of the program reaches the tests.
         kernel.become_user(settings["uid"] and settings["uid"] + (request["role"] == "tests"))
         kernel.die_with_parent()

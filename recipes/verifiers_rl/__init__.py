@@ -1,0 +1,1 @@
+"""Reinforcement learning on environments of the verifiers library, both generations of it."""

@@ -1,0 +1,153 @@
+"""Reinforcement learning on an environment of the verifiers library.
+
+    python -m recipes.verifiers_rl.train vf_env_id=reverse-text
+    python -m recipes.verifiers_rl.train vf_env_id=my-taskset vf_env_args='{"taskset": {…}}'
+
+The installed version decides: with verifiers 0.4 ``vf_env_id`` is a taskset, with 0.1.9 an
+environment of ``load_environment``. The environment runs in this process and uses the model that is
+trained; tokens and log-probabilities are those that were sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.verifiers_rl.library import has_v1
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+
+@chz.chz
+class VerifiersSettings:
+    """Settings that name an environment and its tasks."""
+
+    vf_env_id: str = chz.field(default="reverse-text", doc="Environment or taskset; installed")
+    vf_env_args: str | None = chz.field(
+        default=None,
+        doc="JSON: arguments of load_environment (0.1.9), or the [env] settings (0.4)",
+    )
+    dataset_n: int = chz.field(default=-1, doc="First tasks that are used; -1: all")
+    dataset_seed: int | None = chz.field(
+        default=None, doc="Shuffles the tasks of 0.1.9 before the choice of dataset_n"
+    )
+    direct: str = chz.field(
+        default="auto",
+        doc="Score one-turn tasks of 0.4 without the library's runtime: auto, always, never",
+    )
+    max_concurrent_generation: int = chz.field(
+        default=-1, doc="Rollouts of a group that run at once (0.1.9); -1: all"
+    )
+    max_concurrent_scoring: int = chz.field(
+        default=-1, doc="Reward functions of a group that run at once (0.1.9); -1: all"
+    )
+
+    def env_args(self) -> dict[str, Any]:
+        """Returns ``vf_env_args``; raises ``ConfigurationError`` if it is no JSON object."""
+        try:
+            arguments = json.loads(self.vf_env_args or "{}")
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(
+                f"vf_env_args: got {self.vf_env_args!r}, expected a JSON object: {error}"
+            ) from error
+        if not isinstance(arguments, dict):
+            raise ConfigurationError(
+                f"vf_env_args: got {self.vf_env_args!r}, expected a JSON object such as "
+                '{"split": "train"}'
+            )
+        return arguments
+
+
+@chz.chz
+class CLIConfig(VerifiersSettings, RLSettings):
+    """Settings of the recipe, in addition to those of every RL recipe."""
+
+    num_test: int = chz.field(
+        default=0, doc="Tasks held out (0.4) or of the eval dataset (0.1.9) to evaluate on"
+    )
+    groups_per_batch: int = chz.field(default=32, doc="Tasks a step")
+    max_tokens: int = chz.field(default=512, doc="Maximum tokens of a response")
+
+
+def dataset_builder(
+    cli: VerifiersSettings, model_name: str, renderer_name: str, **shape: int
+) -> RLDatasetBuilder:
+    """Returns the dataset of the installed generation; ``shape`` has sizes of groups and batches.
+
+    Raises:
+        ConfigurationError: verifiers is not installed, or a setting is not that generation's.
+    """
+    arguments, group_size = cli.env_args(), shape.pop("group_size")
+    if cli.direct not in ("auto", "always", "never"):
+        raise ConfigurationError(
+            f"direct: got {cli.direct!r}, expected 'auto', 'always' or 'never'"
+        )
+    if not has_v1():
+        from tinker_cookbook.recipes.verifiers_rl import verifiers_env
+
+        rollouts = fill(
+            verifiers_env.VerifiersRollouts,
+            cli,
+            model_name=model_name,
+            renderer_name=renderer_name,
+            group_size=group_size,
+        )
+        return fill(
+            verifiers_env.VerifiersRLDatasetBuilder,
+            cli,
+            vf_env_args=arguments,
+            rollouts=rollouts,
+            **shape,
+        )
+    from tinker_cookbook.recipes.verifiers_rl.v1 import env
+
+    if cli.dataset_seed is not None:
+        raise ConfigurationError(
+            "dataset_seed: is a setting of verifiers 0.1.9; with 0.4 tasks are shuffled by seed="
+        )
+    spec = env.VerifiersSpec(
+        taskset_id=cli.vf_env_id,
+        settings=json.dumps(arguments),
+        model_name=model_name,
+        renderer_name=renderer_name,
+        num_tasks=cli.dataset_n,
+        direct=cli.direct,  # type: ignore[arg-type]
+    )
+    return env.VerifiersTaskDatasetBuilder(spec=spec, group_size=group_size, **shape)
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Builds the dataset and the config of the run."""
+    check_model(cli)
+    shape = {
+        "group_size": cli.group_size,
+        "groups_per_batch": cli.groups_per_batch,
+        "num_test": cli.num_test,
+    }
+    dataset = dataset_builder(cli, cli.model_name, cli.renderer, **shape)
+    return rl_config(cli, "verifiers_rl", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Trains a model on the environment."""
+    await run(config, build_config(config))
+
+
+async def cli_main(cli_config: CLIConfig, env: Any | None) -> None:
+    """Trains on ``env``, an environment of verifiers 0.1.9, or on the one of the settings."""
+    if env is not None:
+        from tinker_cookbook.recipes.verifiers_rl.verifiers_env import set_vf_env
+
+        set_vf_env(env)
+    await main(cli_config)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,98 @@
+"""Token endpoint in this process: requests of verifiers become calls of the policy.
+
+It has the two routes that the library's train client uses, as the server has them. Each rollout
+names itself by a header, so concurrent rollouts get the policy and the random numbers of their own
+episode.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+from aiohttp import web
+
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.rl.envs.driven_env import ModelCall
+
+MODEL = "policy"
+SESSION_HEADER = "X-Session-ID"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Rollout of one agent: how it samples, where its responses end, and if they are trained."""
+
+    call: ModelCall
+    stop_of: Callable[[list[int]], StopCondition]
+    """Stop condition for the stop tokens of a request."""
+    trained: Callable[[], bool]
+
+
+class TokenEndpoint:
+    """HTTP server on a free local port; ``sessions`` are the open rollouts by their ids."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Begins to serve."""
+        # Prompts of long episodes are larger than the default of 1 MiB.
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/v1"
+
+    async def stop(self) -> None:
+        """Ends the server."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        # Without max_model_len: the limits of the run decide about long prompts.
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        session = self.sessions.get(request.headers.get(SESSION_HEADER, ""))
+        if session is None:
+            message = f"{SESSION_HEADER}: no open rollout has this id"
+            return web.json_response({"error": {"message": message}}, status=400)
+        body = await request.json()
+        prompt = tinker.ModelInput.from_ints(body["token_ids"])
+        stop = session.stop_of(body["sampling_params"]["stop_token_ids"])
+        response = await session.call(prompt, stop, trained=session.trained())
+        return web.json_response(generate_response(response.tokens, response.maybe_logprobs,
+                                                   response.stop_reason))  # fmt: skip
+
+
+def generate_response(
+    tokens: list[int], logprobs: list[float] | None, stop_reason: str
+) -> dict[str, Any]:
+    """Returns the body of a response of ``/inference/v1/generate``."""
+    if logprobs is None or not all(map(math.isfinite, logprobs)):
+        raise BackendError(
+            "the policy returned no finite log-probability for a token, and verifiers needs one "
+            "for each; sample with a completer that returns them"
+        )
+    content = [
+        {"token": f"token_id:{token}", "logprob": logprob}
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    ]
+    choice = {
+        "index": 0,
+        "token_ids": tokens,
+        "finish_reason": "length" if stop_reason == "length" else "stop",
+        "logprobs": {"content": content},
+    }
+    return {"request_id": secrets.token_hex(8), "choices": [choice]}
