@@ -58,7 +58,7 @@ class CLIConfig(RecipeSettings):
     )
     batch_size: int = number(32, "Criteria a step", low=1)
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
-    num_epochs: int = number(4, "Passes over the training data", low=1)
+    num_epochs: int = number(6, "Passes over the training data", low=1)
     eval_every: int = number(60, "Steps between measurements; 0 is never")
 
 

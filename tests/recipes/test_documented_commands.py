@@ -104,11 +104,42 @@ SETTINGS: dict[str, dict[str, str]] = {
     },
     "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
     "tinker_cookbook.renderers.show": ROLE_COLON,
+    "recipes.rubric.agreement": {**ROLE_COLON, "device": "cpu"},
+    "recipes.rubric.debug_env": {**ROLE_COLON, "device": "cpu", "max_tokens": "4"},
+    "recipes.rubric.generate_data": {"num_train": "4", "num_test": "2"},
+    "recipes.rubric.train_judge": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.rubric.train": {**RL, "eval_every": "0"},
+    "recipes.decisions.demo": {**ROLE_COLON, "device": "cpu"},
+    "recipes.decisions.table": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.decisions.forecasting": {**RUN, **ROLE_COLON, "max_validation_questions": "2"},
+    "recipes.forecasting.data": {},
+    "recipes.forecasting.synthetic": {"num_format_examples": "2"},
+    "recipes.forecasting.train": {**RL, "max_validation_questions": "2"},
+    # Documents that fit into the context of the small model.
+    "recipes.rl_numerics_check.train": {
+        **RL,
+        "task.num_pages_min": "1",
+        "task.num_pages_max": "1",
+        "task.page_chars": "40",
+    },
 }
 # Programs without a run's folder.
 WITHOUT_RUN = (
     "recipes.prompt_distillation.create_data",
+    "recipes.rubric.agreement",
+    "recipes.rubric.debug_env",
+    "recipes.rubric.generate_data",
+    "recipes.decisions.demo",
+    "recipes.forecasting.data",
+    "recipes.forecasting.synthetic",
     "tinker_cookbook.supervised.data_report",
+)
+WITHOUT_MODEL = (
+    OFFICIAL_SWEEP,
+    "recipes.prompt_distillation.create_data",
+    "recipes.rubric.generate_data",
+    "recipes.forecasting.data",
+    "recipes.forecasting.synthetic",
 )
 OF_THE_READER = """
 import json
@@ -366,7 +397,7 @@ class Reader:
         for key in typed:
             if key.endswith(("model_name", "teacher_model")):
                 values[key] = self.model
-            elif key == "teacher_checkpoint":
+            elif key in ("teacher_checkpoint", "grader_model_path"):
                 values[key] = self.checkpoint()
             elif key == "file_path":
                 values[key] = str(self.folder / "answers.jsonl")
@@ -376,7 +407,7 @@ class Reader:
                 values[key] = "sums"
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
-        if command.program not in ("recipes.prompt_distillation.create_data", OFFICIAL_SWEEP):
+        if command.program not in WITHOUT_MODEL:
             values.setdefault("model_name", self.model)
         if typed.get("test_size"):
             values["test_size"] = "2"
