@@ -44,8 +44,9 @@ def run(folder: Path) -> None:
             found = {key: row.get(f"test/env/all/{key}") for key in METRICS}
             if None not in found.values():
                 points.append({"run": name, "step": row["step"], **found})
-    text = "".join(json.dumps(point) + "\n" for point in points)
-    (HERE / "tool-use.jsonl").write_text(text)
+        # After each run, so that an interruption keeps the finished ones.
+        text = "".join(json.dumps(point) + "\n" for point in points)
+        (HERE / "tool-use.jsonl").write_text(text)
 
 
 def draw() -> None:

@@ -47,7 +47,7 @@ class CLIConfig(RLSettings):
     num_batches: int = chz.field(default=200, doc="Steps an epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=60, doc="Steps of the run")
+    max_steps: int | None = chz.field(default=40, doc="Steps of the run")
     eval_every: int = chz.field(default=5, doc="Steps between evaluations")
     save_every: int = chz.field(default=50, doc="Steps between checkpoints")
 

@@ -85,12 +85,12 @@ def test_a_command_is_started_used_from_other_loops_and_ended():
 
 def test_a_server_that_dies_or_hangs_gives_a_clear_result_and_is_started_again():
     async def main():
-        async with await mcp_tools(COMMAND, timeout_seconds=5) as tools:
+        async with await mcp_tools(COMMAND, timeout_seconds=30) as tools:
             first, _ = await called(tools, "pid")
             began = time.monotonic()
             # One call kills the server while another waits for it.
             waiting, died = await asyncio.gather(called(tools, "hang"), called(tools, "die"))
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 20
             for text, kind in (waiting, died):
                 assert kind == "unavailable"
                 assert "shop_server.py ended during the call" in text
