@@ -2,7 +2,7 @@
 
     python -m recipes.search_tool.small_model model_path=FOLDER
 
-A Llama of 0.5 million parameters with a tokenizer for the words of the example data. It is trained
+A Llama of 0.8 million parameters with a tokenizer for the words of the example data. It is trained
 from random weights on episodes about invented worlds other than the example's, so it copies answers
 out of documents and knows none by heart. Only some of the episodes are right: in the others the
 model answers without a search, searches for the wrong name, misreads the document, stops before the
