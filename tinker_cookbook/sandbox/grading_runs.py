@@ -19,7 +19,7 @@ from tinker_cookbook.sandbox.grading_types import (
     StdioJob,
 )
 from tinker_cookbook.sandbox.inside import channel
-from tinker_cookbook.sandbox.inside.remote import WALL_FACTOR
+from tinker_cookbook.sandbox.inside.remote import MOST_WALL_FACTOR, WALL_FACTOR
 from tinker_cookbook.sandbox.launch import SandboxProcess
 from tinker_cookbook.sandbox.sandbox_interface import SandboxInfrastructureError
 
@@ -39,7 +39,6 @@ class GradedProcess:
         inside: SandboxProcess,
         settings: GraderSettings,
         role: str,
-        seconds: float,
         cpu_seconds: float,
         descriptors: list[int],
         job: dict[str, Any],
@@ -48,7 +47,8 @@ class GradedProcess:
         ours, job_socket = socket.socketpair()
         request = {
             "role": role,
-            "seconds": seconds,
+            "seconds": WALL_FACTOR * cpu_seconds,
+            "most_seconds": MOST_WALL_FACTOR * cpu_seconds,
             "disk": settings.disk_mb << 20,
             "limits": {
                 "memory": settings.memory_mb << 20,
@@ -111,7 +111,7 @@ def _program_run(report: dict[str, Any], settings: GraderSettings, **fields: Any
 def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -> JobResult:
     """Runs the cases one after the other, until their time together is over."""
     tests: list[tuple[str, float]] = []
-    run, error, skip = ProgramRun(), "", ""
+    run, error, skip, used = ProgramRun(), "", "", 0.0
     for stdin, expected in job.cases:
         if skip:
             tests.append((skip, 0.0))
@@ -124,8 +124,9 @@ def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -
         tests.append((message, run.seconds))
         if message and job.stop_at_failure:
             skip = NOT_RUN
-        elif sum(seconds for _, seconds in tests) > settings.total_seconds:
-            skip = _total_limit(settings)
+        used += max(run.cpu_seconds, run.seconds / WALL_FACTOR)
+        if used > settings.total_seconds:
+            skip = skip or _total_limit(settings)
     return JobResult(tests, run, error)
 
 
@@ -133,7 +134,6 @@ def run_program(
     inside: SandboxProcess, settings: GraderSettings, program: str, stdin: str
 ) -> ProgramRun:
     """Runs the whole program with a text as its input."""
-    seconds = WALL_FACTOR * settings.test_seconds
     stdout, stdout_theirs = os.pipe()
     stderr, stderr_theirs = os.pipe()
     process = None
@@ -142,12 +142,12 @@ def run_program(
             inside,
             settings,
             "stdio",
-            seconds,
             settings.test_seconds,
             [stdout_theirs, stderr_theirs],
             {"code": program, "stdin": stdin},
         )
-        deadline = time.monotonic() + seconds + _GRACE_SECONDS
+        seconds = MOST_WALL_FACTOR * settings.test_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + seconds
         printed, errors, truncated = _read_outputs(stdout, stderr, settings.output_bytes, deadline)
         if truncated:
             return ProgramRun(printed, errors, exit_code=1, truncated=True)
@@ -217,7 +217,6 @@ class CallsRun:
             settings,
             "calls",
             seconds + 1,  # so that the tests' process is the first to notice
-            seconds,
             [program_peer.detach()],
             {"code": job.program, **timing},
         )
@@ -226,7 +225,6 @@ class CallsRun:
                 inside,
                 settings,
                 "tests",
-                seconds,
                 seconds,
                 [tests_peer.detach(), tests_host.detach()],
                 {
@@ -271,7 +269,8 @@ class CallsRun:
             self._close()
 
     def _collect(self) -> None:
-        self._host.settimeout(self._settings.total_seconds + _GRACE_SECONDS)
+        most = MOST_WALL_FACTOR * self._settings.total_seconds
+        self._host.settimeout(most + _GRACE_SECONDS)
         while not self._done:
             try:
                 report, _ = channel.receive(self._host)

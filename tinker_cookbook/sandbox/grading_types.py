@@ -32,9 +32,9 @@ class GraderSettings:
     """None takes the strongest that works here."""
     test_seconds: float = 6.0
     """CPU time of one call into the program, and of one run with a text as input. On the clock it
-    may take three times as long, so that a busy machine fails no program."""
+    may take three times as long, or ten times if it computes: a busy machine fails no program."""
     total_seconds: float = 60.0
-    """Time on the clock of all tests of a program; those that it does not reach have failed."""
+    """The same for all tests of a program; those that it does not reach have failed."""
     memory_mb: int = 512
     """Address space of a program."""
     disk_mb: int = 16

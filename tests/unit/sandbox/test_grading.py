@@ -125,11 +125,11 @@ def test_all_tests_together_have_a_time_limit(grader):
         "import time\ndef f(x):\n    time.sleep(0.1 * x)\n    return 1\nprint(f(int(input())))"
     )
     with PythonGrader(tier=grader.tier, workers=1, total_seconds=0.25) as hurried:
-        grade = hurried.grade_sync(program, [StdioTest("2", "1")] * 4)
+        grade = hurried.grade_sync(program, [StdioTest("4", "1")] * 4)
         assert outcomes(grade) == [True, True, False, False]
         assert "together" in grade.tests[2].message
         function = program.rpartition("\n")[0]
-        grade = hurried.grade_sync(function, ["assert f(2) == 1"] * 4)
+        grade = hurried.grade_sync(function, ["assert f(4) == 1"] * 4)
         assert outcomes(grade)[2:] == [False, False]
         assert "together" in grade.program_error
 

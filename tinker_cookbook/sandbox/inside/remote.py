@@ -10,6 +10,7 @@ import builtins
 import operator
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -17,7 +18,11 @@ from typing import Any
 from tinker_cookbook.sandbox.inside import channel, values
 
 MAX_VALUE_BYTES = 16 << 20
+# Of a program's CPU time: what it may take on the clock if it mostly sleeps, and in any case. A
+# program that computes on a busy machine gets the longer time.
 WALL_FACTOR = 3.0
+MOST_WALL_FACTOR = 10.0
+BUSY_SHARE = 0.05
 
 
 class ProgramError(Exception):
@@ -188,32 +193,36 @@ def find(names: dict[str, Any], name: str) -> Any:
 
 def answer_seconds(call_seconds: float) -> float:
     """How long a caller waits: longer than the other end, which interrupts the call itself."""
-    return WALL_FACTOR * call_seconds + 2
+    return MOST_WALL_FACTOR * call_seconds + 2
 
 
 class _Timer:
-    """Interrupts a call in the main thread after some CPU time, or three times that on the clock.
+    """Interrupts a call in the main thread after some CPU time, or when it sleeps too long.
 
     CPU time does not depend on what else the machine does, so a busy machine fails no program.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._timers = {
-            signal.ITIMER_PROF: (signal.SIGPROF, seconds),
-            signal.ITIMER_REAL: (signal.SIGALRM, WALL_FACTOR * seconds),
-        }
+        self._seconds = seconds
 
     def __enter__(self) -> None:
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            raise _Interrupt
+        started, cpu_started = time.monotonic(), time.process_time()
 
-        for timer, (number, seconds) in self._timers.items():
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            elapsed = time.monotonic() - started
+            computes = time.process_time() - cpu_started > BUSY_SHARE * elapsed
+            patient = computes and elapsed < MOST_WALL_FACTOR * self._seconds
+            if number == signal.SIGPROF or not patient:
+                raise _Interrupt
+
+        for number in (signal.SIGPROF, signal.SIGALRM):
             signal.signal(number, interrupt)
-            # It fires again, in case the program catches the first one.
-            signal.setitimer(timer, seconds, 0.1)
+        # They fire again, in case the program catches the first one.
+        signal.setitimer(signal.ITIMER_PROF, self._seconds, 0.1)
+        signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * self._seconds, 0.1)
 
     def __exit__(self, *exc: object) -> None:
-        for timer in self._timers:
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
 
 
