@@ -42,7 +42,7 @@ def test_gold_answers_and_those_of_other_problems(shared_dir, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_all_gold_answers_get_1_and_all_others_0(shared_dir, name):
-    """20 s and 7 s."""
+    """Both together 30 s of processor time."""
     config = BenchmarkConfig(data_path=str(shared_dir / "data"))
     assert REGISTRY[name].validate(config) == []
 

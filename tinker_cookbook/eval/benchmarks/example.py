@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import random
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.eval.benchmarks._types import (
@@ -145,14 +148,20 @@ class ExampleBenchmark(BenchmarkBuilder):
     def validate(self, config: BenchmarkConfig | None = None) -> list[str]:
         """Grades each gold answer, and a foreign one; returns a sentence for each wrong grade."""
         examples = self.examples(config or BenchmarkConfig())
-        wrong: list[str] = []
-        for example in examples:
-            where = f"{self.name}/{example.example_id}"
-            if example.gold is not None and (r := self.grade(example.gold, example).reward) < 1:
-                wrong.append(f"{where}: the gold answer got {r}, expected 1")
-            foreign = self.foreign_answer(example, examples)
-            if foreign is not None and (r := self.grade(foreign, example).reward) > 0:
-                wrong.append(f"{where}: the answer {foreign[-80:]!r} got {r}, expected 0")
+        check = partial(self._wrong_grades, examples=examples)
+        if not self.requires_sandbox:
+            return [sentence for example in examples for sentence in check(example)]
+        # Programs run in other processes, several at a time.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [sentence for found in pool.map(check, examples) for sentence in found]
+
+    def _wrong_grades(self, example: Example, examples: Sequence[Example]) -> list[str]:
+        where, wrong = f"{self.name}/{example.example_id}", list[str]()
+        if example.gold is not None and (r := self.grade(example.gold, example).reward) < 1:
+            wrong.append(f"{where}: the gold answer got {r}, expected 1")
+        foreign = self.foreign_answer(example, examples)
+        if foreign is not None and (r := self.grade(foreign, example).reward) > 0:
+            wrong.append(f"{where}: the answer {foreign[-80:]!r} got {r}, expected 0")
         return wrong
 
 
