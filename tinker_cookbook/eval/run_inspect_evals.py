@@ -74,8 +74,10 @@ async def main(config: Config) -> None:
             await evaluator.run(inspect_model, display="rich" if is_terminal() else "plain")
         finally:
             # Also after Ctrl-C: the logs have the samples that were done.
-            print_scores(evaluator.last_logs)
-            console.print(f"logs: {log_dir}  (inspect view --log-dir {log_dir})", soft_wrap=True)
+            if evaluator.last_logs:
+                print_scores(evaluator.last_logs)
+                where = f"logs: {log_dir}  (inspect view --log-dir {log_dir})"
+                console.print(where, soft_wrap=True)
 
 
 def print_scores(logs: Sequence[EvalLog]) -> None:
