@@ -70,7 +70,7 @@ class Exponentials:
         # Of masked tokens, or at a low temperature. CPUs need up to 500 times as long for
         # exponentials that are no normal numbers of fp32.
         if weights.device.type == "cpu" and weights.amin() < _LEAST:
-            weights = F.threshold_(weights.clamp_(min=_LEAST).exp_(), _LEAST_EXP, 0.0)
+            weights = torch.threshold_(weights.clamp_(min=_LEAST).exp_(), _LEAST_EXP, 0.0)
         else:
             weights.exp_()
         rest = -weights.shape[-1] % _BLOCK
