@@ -12,7 +12,7 @@ from dataclasses import replace
 import chz
 import numpy as np
 
-from tinker_cookbook.rl.rollouts.episode import call_step
+from tinker_cookbook.rl.rollouts.hooks import call_step
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.types import (
     Action,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import chz
 
@@ -30,6 +28,7 @@ from tinker_cookbook.rl.rollouts.hooks import (
     RolloutState,
     SupportsGrading,
     UnsupportedMessagesError,
+    call_step,
     configure,
     teacher_observation,
 )
@@ -39,7 +38,6 @@ from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, 
 from tinker_cookbook.rl.rollouts.place import enter_member
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
-    Action,
     ActionExtra,
     Env,
     InitialObservationOverflow,
@@ -143,12 +141,10 @@ class Episode:
         """Awaits the first response, if it is part of a request for several members."""
         self._overflow: InitialObservationOverflow | None = None
         self._turns: list[Transition] = []
-        self._sampled = self._truncations = 0
-        self._tool_calls = 0.0
+        self._sampled, self._truncations, self._tool_calls = 0, 0, 0.0
         self._seconds = {"sampling": 0.0, "env": 0.0, "grading": 0.0}
         self._metrics: Metrics = {}
-        self._started = time.monotonic()
-        self._deadline: float | None = None
+        self._started, self._deadline = time.monotonic(), None
         self._overtime = False
         """Whether a hook continued the rollout after its timeout."""
         self._first_turn_begun = False
@@ -502,15 +498,3 @@ def _check_observation(ob: Observation) -> None:
 def _without_stop_reason(metrics: Metrics) -> Metrics:
     """Returns the metrics without ``stop/REASON``, which is counted once for each trajectory."""
     return {k: v for k, v in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
-
-
-def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[StepResult]:
-    """Calls ``env.step`` with ``extra`` if its signature has it."""
-    return env.step(action, extra=extra) if _takes_extra(type(env)) else env.step(action)
-
-
-@lru_cache(maxsize=256)
-def _takes_extra(env_class: type[Any]) -> bool:
-    parameters = inspect.signature(env_class.step).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return "extra" in parameters or inspect.Parameter.VAR_KEYWORD in kinds

@@ -8,18 +8,22 @@ could not be parsed) and ``tool_calls``, which ``RolloutLimits.max_tool_calls`` 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig
 from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
     Env,
     Metrics,
     Observation,
+    StepResult,
     StopReason,
     Trajectory,
     Transition,
@@ -165,3 +169,15 @@ async def teacher_observation(env: Env) -> Observation | None:
             "the student's renderer and no prompt"
         )
     return await asyncio.to_thread(render, messages)
+
+
+def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[StepResult]:
+    """Calls ``env.step`` with ``extra`` if its signature has it."""
+    return env.step(action, extra=extra) if _takes_extra(type(env)) else env.step(action)
+
+
+@lru_cache(maxsize=256)
+def _takes_extra(env_class: type[Any]) -> bool:
+    parameters = inspect.signature(env_class.step).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "extra" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
