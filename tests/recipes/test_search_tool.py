@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -100,33 +99,32 @@ def test_malformed_arguments_are_errors_that_the_model_reads(
 def test_searches_leave_the_event_loop_free_and_are_limited(
     search_tool: LocalSearchTool, monkeypatch: pytest.MonkeyPatch
 ):
-    lock, running, most = threading.Lock(), 0, 0
+    lock, released = threading.Lock(), threading.Event()
+    running, most = 0, 0
 
     def slow(*arguments: Any) -> list[Any]:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.05)
+        # On the event loop this would wait in vain: only the loop sets the event.
+        assert released.wait(20)
         with lock:
             running -= 1
         return []
 
     monkeypatch.setattr(search_tool.index, "search", slow)
 
-    async def many() -> float:
+    async def many() -> None:
         calls = [search_tool.search.run(ToolInput({"query_list": ["x"]})) for _ in range(24)]
         work = asyncio.gather(*calls)
-        longest = 0.0
-        while not work.done():
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - before)
+        while running < 8:
+            await asyncio.sleep(0.001)
+        released.set()
         assert all(r.error_type is None for r in await work)
-        return longest
 
-    assert asyncio.run(many()) < 0.045
-    assert 2 <= most <= 8
+    asyncio.run(asyncio.wait_for(many(), 20))
+    assert most == 8
 
 
 def test_a_tool_pickles_without_its_index(search_tool: LocalSearchTool):
