@@ -50,6 +50,7 @@ NOT_RUN = (
     "python tests/conformance/official_cookbook.py",
     "python -m tests.conformance.compatibility",
     "python -m recipes.verifiers_rl",  # tests/conformance/test_verifiers.py
+    "python -m recipes.harbor_rl",  # tests/recipes/test_harbor.py
     "python -m pytest",
     "python -m tinker_cookbook.eval.run_inspect_evals",
     "python -m tinker_cookbook.eval.inspect_logs",

@@ -32,8 +32,9 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(installed)
         names = wheel.namelist()
-    data = sorted(p.name for p in (REPO / "recipes" / "example_data").iterdir())
-    assert sorted(n.rpartition("/")[2] for n in names if "/example_data/" in n) == data
+    folder = REPO / "recipes" / "example_data"
+    data = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    assert sorted(n.partition("/example_data/")[2] for n in names if "/example_data/" in n) == data
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
         "tinker_cookbook"
     }

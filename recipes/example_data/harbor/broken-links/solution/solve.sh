@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+find /app/tree -xtype l -delete

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+cat /app/logs/*.log | awk '$2 == "ERROR"' | wc -l | tr -d ' ' > /app/errors.txt

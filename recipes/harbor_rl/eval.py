@@ -1,0 +1,247 @@
+"""Evaluation of a model on terminal tasks.
+
+python -m recipes.harbor_rl.eval model_name=…
+python -m recipes.harbor_rl.eval dataset=FOLDER checkpoint_url=tinker://… model_name=…
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import chz
+import numpy as np
+from rich.table import Table
+
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.display import format_trajectory
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.harbor_rl.harbor_env import (
+    EXAMPLES,
+    HarborEnvGroupBuilder,
+    HarborTask,
+    SandboxFactory,
+    default_sandbox_factory,
+    initial_messages,
+    load_harbor_tasks,
+    workdir_of,
+)
+from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
+from tinker_cookbook.sandbox import SandboxInterface
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.tool_use import build_agent_tool_env
+from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.terminal import get_console
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class EvalConfig(BackendSettings):
+    """Settings of the evaluation."""
+
+    model_name: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Base model; Hub name or local folder"
+    )
+    dataset: str = chz.field(
+        default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
+    )
+    output_path: str = chz.field(
+        default="/tmp/tinker-examples/harbor_eval", doc="Each evaluation gets a folder in it"
+    )
+    max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
+    max_tokens: int = chz.field(default=2048, doc="Maximum tokens of an answer")
+    temperature: float = chz.field(default=0.0, doc="Sampling temperature; 0 is greedy")
+    sandbox_timeout: int = chz.field(default=3600, doc="Lifetime of a sandbox in seconds")
+    command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
+    grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
+    max_tasks: int | None = chz.field(default=None, doc="First tasks that are run; default: all")
+    max_concurrent: int = chz.field(default=4, doc="Tasks that run at once")
+    checkpoint_url: str | None = chz.field(
+        default=None, doc="tinker:// path of a checkpoint; default: the base model"
+    )
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format; default: the one of the run, else the model's"
+    )
+    seed: int = chz.field(default=0, doc="Seed of the samples")
+
+    @chz.validate
+    def _check(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_concurrent", "max_tasks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
+
+
+@dataclass
+class TaskResult:
+    """Result of one task. With an ``error`` it has no reward that counts."""
+
+    task_name: str
+    reward: float
+    reward_details: Mapping[str, float]
+    turns_used: int
+    time_seconds: float
+    error: str | None = None
+    trajectory_str: str | None = None
+
+
+async def evaluate_task(
+    task: HarborTask,
+    policy: TokenCompleter,
+    renderer: Renderer,
+    sandbox_factory: SandboxFactory,
+    config: EvalConfig,
+    results_dir: Path,
+    lock: asyncio.Lock,
+    tokenizer: Tokenizer | None = None,
+) -> TaskResult:
+    """Runs and grades one task, and adds its result to the files of ``results_dir``."""
+    started = time.monotonic()
+    sandboxes: list[SandboxInterface] = []
+    try:
+        sandbox = await sandbox_factory(task.environment_dir, config.sandbox_timeout)
+        sandboxes.append(sandbox)
+        workdir = workdir_of(task)
+        bash = HarborBashTool(sandbox, config.command_timeout, workdir)
+        env = build_agent_tool_env(
+            renderer,
+            [bash.bash],
+            initial_messages(task, renderer, bash),
+            _reward_of(task, sandbox, workdir, sandbox_factory, config),
+            model_name=config.model_name,
+            max_turns=config.max_turns,
+        )
+        trajectory = await do_single_rollout(policy, env)
+        turns = trajectory.transitions
+        text = None if tokenizer is None else format_trajectory(trajectory, tokenizer)
+        result = TaskResult(
+            task.task_name,
+            trajectory.reward,
+            dict(turns[-1].metrics) if turns else {},
+            len(turns),
+            round(time.monotonic() - started, 1),
+            trajectory_str=text,
+        )
+    except Exception as error:
+        # One broken task must not end the others; it is reported apart from rewards of 0.
+        logger.exception("task %s failed", task.task_name)
+        seconds = round(time.monotonic() - started, 1)
+        result = TaskResult(task.task_name, 0.0, {}, 0, seconds, error=str(error))
+    finally:
+        for sandbox in sandboxes:
+            await sandbox.cleanup()
+    async with lock:
+        await asyncio.to_thread(_write, result, results_dir)
+    return result
+
+
+def _reward_of(
+    task: HarborTask,
+    sandbox: SandboxInterface,
+    workdir: str,
+    sandbox_factory: SandboxFactory,
+    config: EvalConfig,
+) -> HarborReward:
+    builder = HarborEnvGroupBuilder(
+        task,
+        config.model_name,
+        config.renderer_name,
+        config.max_turns,
+        1,
+        config.sandbox_timeout,
+        config.command_timeout,
+        config.grader_timeout,
+        sandbox_factory=sandbox_factory,
+    )
+    return builder.reward_of(sandbox, workdir)
+
+
+def _write(result: TaskResult, folder: Path) -> None:
+    fields = asdict(result)
+    text = fields.pop("trajectory_str")
+    with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(fields) + "\n")
+    if text:
+        (folder / f"{result.task_name}.txt").write_text(text, encoding="utf-8")
+
+
+async def run_eval(
+    config: EvalConfig,
+    tasks: list[HarborTask],
+    sandbox_factory: SandboxFactory = default_sandbox_factory,
+) -> list[TaskResult]:
+    """Evaluates on tasks and prints a summary; files appear as tasks end."""
+    settings = SamplingModelSettings(
+        model_path=config.checkpoint_url,
+        model_name=config.model_name,
+        renderer_name=config.renderer_name,
+        backend=config.backend,
+        base_url=config.base_url,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    settings.check()
+    tasks = tasks[: config.max_tasks]
+    connection = await asyncio.to_thread(settings.connect)
+    model = await open_sampling_model(connection, settings)
+    folder = Path(config.output_path) / datetime.now().strftime("%Y%m%d_%H%M%S")
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = TinkerTokenCompleter(
+        model.client, config.max_tokens, config.temperature, seed=config.seed
+    )
+    lock, slots = asyncio.Lock(), asyncio.Semaphore(config.max_concurrent)
+
+    async def one(index: int) -> TaskResult:
+        async with slots:
+            return await evaluate_task(
+                tasks[index],
+                policy.derived(index),
+                model.renderer,
+                sandbox_factory,
+                config,
+                folder,
+                lock,
+                model.tokenizer,
+            )
+
+    results = list(await asyncio.gather(*map(one, range(len(tasks)))))
+    print_summary(model.name, results, folder)
+    return results
+
+
+def print_summary(name: str, results: list[TaskResult], folder: Path) -> None:
+    """Prints a line for each task, and the mean reward of those without an error."""
+    table = Table("task", "reward", "answers", "seconds", "")
+    for result in results:
+        reward = "–" if result.error else f"{result.reward:g}"
+        row = (str(result.turns_used), f"{result.time_seconds:.1f}", result.error or "")
+        table.add_row(result.task_name, reward, *row)
+    console = get_console()
+    console.print(table)
+    rewards = [result.reward for result in results if result.error is None]
+    mean = (
+        f"mean reward {np.mean(rewards):.3f} of {len(rewards)} tasks" if rewards else "no task ran"
+    )
+    failed = len(results) - len(rewards)
+    note = f", {failed} with an error are not counted" if failed else ""
+    console.print(f"{name}: {mean}{note}; {folder}", soft_wrap=True)
+
+
+async def main(config: EvalConfig) -> None:
+    """Evaluates a model on the tasks of a dataset."""
+    await run_eval(config, load_harbor_tasks(config.dataset))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,344 @@
+"""Tasks in Harbor's folder format as environments: a terminal in a sandbox, then tests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import tomllib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import chz
+
+from tinker_cookbook import model_info
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.recipes.harbor_rl.dockerfile import Dockerfile, read_dockerfile
+from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
+from tinker_cookbook.recipes.start import example_data
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.sandbox import SandboxInfrastructureError, SandboxInterface
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tool_use import build_agent_tool_env
+from tinker_cookbook.tool_use.agent_tool_message_env import RewardFn
+
+logger = logging.getLogger(__name__)
+
+HARBOR_CACHE_DIR = Path.home() / ".cache" / "harbor" / "tasks"
+EXAMPLES = "example_data"
+"""``load_harbor_tasks`` of this name gives the project's own ten tasks."""
+
+HARBOR_SYSTEM_PROMPT = (
+    "You work in a terminal. Use the tool bash to look at files, run programs and change files "
+    "until the task of the user is done. Then answer without a tool call."
+)
+
+SandboxFactory: TypeAlias = Callable[[Path, int], Awaitable[SandboxInterface]]
+"""Makes a sandbox of a task's ``environment`` folder with a lifetime in seconds."""
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """A task: ``environment/Dockerfile``, ``tests/test.sh`` and maybe ``solution/solve.sh``."""
+
+    task_name: str
+    instruction: str
+    task_dir: Path
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def environment_dir(self) -> Path:
+        """Folder of the Dockerfile and of the files that it copies."""
+        return self.task_dir / "environment"
+
+    @property
+    def tests_dir(self) -> Path:
+        """Folder of ``test.sh``; the model never sees it."""
+        return self.task_dir / "tests"
+
+    def seconds(self, section: str, default: int) -> int:
+        """Returns ``timeout_sec`` of a section of ``task.toml``, at most ``default``."""
+        given = self.config.get(section, {}).get("timeout_sec")
+        return default if given is None else min(default, int(given))
+
+
+def load_harbor_tasks(dataset: str) -> list[HarborTask]:
+    """Returns the tasks of a folder, of a dataset in Harbor's cache, or of ``example_data``.
+
+    Folders of tasks may be one level deeper, as ``harbor datasets download`` writes them.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+        DataValidationError: It has no tasks, or a task lacks a file.
+    """
+    folder = example_data("harbor") if dataset == EXAMPLES else Path(dataset).expanduser()
+    if not folder.is_dir():
+        folder = HARBOR_CACHE_DIR / dataset
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"dataset: got {dataset!r}, expected a folder of tasks, the name of one in "
+            f"{HARBOR_CACHE_DIR}, or {EXAMPLES!r}"
+        )
+    found = {path.parent for path in (*folder.glob("*/task.toml"), *folder.glob("*/*/task.toml"))}
+    if not found:
+        raise DataValidationError(f"{folder}: no folder in it has a task.toml")
+    return sorted(map(_read_task, found), key=lambda task: task.task_name)
+
+
+def _read_task(folder: Path) -> HarborTask:
+    for name in ("instruction.md", "environment/Dockerfile", "tests/test.sh"):
+        if not (folder / name).is_file():
+            raise DataValidationError(f"{folder}: the task has no {name}")
+    try:
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise DataValidationError(f"{folder / 'task.toml'}: {error}") from error
+    text = (folder / "instruction.md").read_text(encoding="utf-8")
+    return HarborTask(folder.name, text.strip(), folder, config)
+
+
+async def default_sandbox_factory(env_dir: Path, timeout: int) -> SandboxInterface:
+    """Makes a local sandbox, and follows the Dockerfile of ``env_dir`` in it.
+
+    Raises:
+        ConfigurationError: The Dockerfile has what the local sandbox cannot do.
+        SandboxInfrastructureError: A command of it fails.
+    """
+    from tinker_cookbook.sandbox import LocalSandbox
+
+    plan = await asyncio.to_thread(read_dockerfile, env_dir / "Dockerfile")
+    sandbox = await LocalSandbox.create(timeout, environment=plan.environment)
+    try:
+        await _follow(sandbox, plan, env_dir)
+    except BaseException:
+        await sandbox.cleanup()
+        raise
+    return sandbox
+
+
+async def _follow(sandbox: SandboxInterface, plan: Dockerfile, env_dir: Path) -> None:
+
+    async def run(command: str, line: int, workdir: str = "/") -> None:
+        result = await sandbox.run_command(command, workdir=workdir, timeout=120)
+        if result.exit_code:
+            said = (result.stderr or result.stdout).strip()[-300:]
+            raise SandboxInfrastructureError(
+                f"{env_dir / 'Dockerfile'}, line {line}: {command[:100]} failed: {said}"
+            )
+
+    for folder in plan.folders:
+        await run(f"mkdir -p {shlex.quote(folder)}", 0)
+    for step in plan.steps:
+        for source, target in step.copies:
+            executable = bool(source.stat().st_mode & 0o100)
+            content = await asyncio.to_thread(source.read_bytes)
+            written = await sandbox.write_file(target, content, executable=executable)
+            if written.exit_code:
+                raise SandboxInfrastructureError(
+                    f"{env_dir / 'Dockerfile'}, line {step.line}: {target}: "
+                    f"{written.stderr.strip()[-300:]}"
+                )
+        if step.command is not None:
+            exports = "".join(f"export {k}={shlex.quote(v)}; " for k, v in step.environment)
+            await run(exports + step.command, step.line, step.workdir)
+
+
+def workdir_of(task: HarborTask) -> str:
+    """Returns the last WORKDIR of the task's Dockerfile, or ``/``.
+
+    A Dockerfile that only another sandbox can follow has one, too.
+    """
+    lines = (task.environment_dir / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    named = [line.split(None, 1)[1].strip() for line in lines if line.startswith("WORKDIR ")]
+    return named[-1] if named else "/"
+
+
+def initial_messages(task: HarborTask, renderer: Renderer, bash: HarborBashTool) -> list[Message]:
+    """Returns the declaration of the tool and the task."""
+    prefix = renderer.create_conversation_prefix_with_tools(
+        [bash.bash.to_spec()], HARBOR_SYSTEM_PROMPT
+    )
+    return [*prefix, {"role": "user", "content": task.instruction}]
+
+
+class HarborEnvGroupBuilder(EnvGroupBuilder):
+    """Episodes of one task, each in its own sandbox.
+
+    With the local sandbox the tests run in a second one, which gets the work folder only. Another
+    ``sandbox_factory`` grades in the model's sandbox, unless its sandboxes pass folders on.
+    """
+
+    def __init__(
+        self,
+        task: HarborTask,
+        model_name: str,
+        renderer_name: str | None,
+        max_turns: int,
+        group_size: int,
+        sandbox_timeout: int = 600,
+        command_timeout: int = 120,
+        grader_timeout: int = 60,
+        max_trajectory_tokens: int = 32 * 1024,
+        max_generation_tokens: int | None = None,
+        context_overflow_reward: float = -0.1,
+        sandbox_factory: SandboxFactory | None = None,
+        reward_fn: RewardFn | None = None,
+    ) -> None:
+        self.task = task
+        self.model_name, self.renderer_name = model_name, renderer_name
+        self.max_turns, self.group_size = max_turns, group_size
+        self.sandbox_timeout = sandbox_timeout
+        self.command_timeout, self.grader_timeout = command_timeout, grader_timeout
+        self.max_trajectory_tokens = max_trajectory_tokens
+        self.max_generation_tokens = max_generation_tokens
+        self.context_overflow_reward = context_overflow_reward
+        self.sandbox_factory = sandbox_factory or default_sandbox_factory
+        self.reward_fn = reward_fn
+        self._sandboxes: list[SandboxInterface] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sandboxes": []}
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Returns one environment for each member; their sandboxes start together."""
+        return await gather_or_cancel(self.make_env(i) for i in range(self.group_size))
+
+    async def make_env(self, index: int) -> Env:
+        """Returns an environment in a new sandbox."""
+        task = self.task
+        name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
+        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        sandbox = await self.sandbox_factory(task.environment_dir, self.sandbox_timeout)
+        self._sandboxes.append(sandbox)
+        workdir = workdir_of(task)
+        bash = HarborBashTool(sandbox, self.command_timeout, workdir)
+        return build_agent_tool_env(
+            renderer,
+            [bash.bash],
+            initial_messages(task, renderer, bash),
+            self.reward_fn or self.reward_of(sandbox, workdir),
+            model_name=self.model_name,
+            max_turns=self.max_turns,
+            max_trajectory_tokens=self.max_trajectory_tokens,
+            max_generation_tokens=self.max_generation_tokens,
+            context_overflow_reward=self.context_overflow_reward,
+        )
+
+    def reward_of(self, sandbox: SandboxInterface, workdir: str) -> HarborReward:
+        """Returns the reward of the work in ``sandbox``."""
+        task = self.task
+        # Without a work folder the whole sandbox is the work, which cannot be passed on.
+        separate = hasattr(sandbox, "export_folder") and workdir != "/"
+
+        async def verifier() -> SandboxInterface:
+            return await self.sandbox_factory(task.environment_dir, self.sandbox_timeout)
+
+        artifacts = [
+            str(path) for path in task.config.get("artifacts", []) if isinstance(path, str)
+        ]
+        return HarborReward(
+            task.tests_dir,
+            sandbox,
+            task.seconds("verifier", self.grader_timeout),
+            verifier if separate else None,
+            workdir,
+            artifacts,
+        )
+
+    async def cleanup(self) -> None:
+        """Releases the sandboxes."""
+        results = await asyncio.gather(
+            *(sandbox.cleanup() for sandbox in self._sandboxes), return_exceptions=True
+        )
+        self._sandboxes.clear()
+        for error in results:
+            if isinstance(error, BaseException):
+                logger.warning("a sandbox could not be released: %s", error)
+
+    def logging_tags(self) -> list[str]:
+        """Metrics are also logged as ``harbor`` and under the name of the task."""
+        return ["harbor", self.task.task_name]
+
+
+class HarborDataset(ProblemDataset[HarborEnvGroupBuilder]):
+    """Batches of groups."""
+
+    def __init__(
+        self,
+        env_group_builders: list[HarborEnvGroupBuilder],
+        batch_size: int,
+        shuffle: bool = False,
+    ) -> None:
+        super().__init__(env_group_builders, lambda builder: builder, batch_size, shuffle)
+
+
+@chz.chz
+class HarborDatasetBuilder(RLDatasetBuilder):
+    """Tasks for training, and the same with one episode each for evaluation.
+
+    ``num_test`` tasks, the last ones, are held out instead, if it is given.
+    """
+
+    tasks: list[HarborTask]
+    batch_size: int
+    group_size: int
+    model_name: str
+    renderer_name: str | None = None
+    max_turns: int = 10
+    sandbox_timeout: int = 600
+    command_timeout: int = 120
+    grader_timeout: int = 60
+    max_trajectory_tokens: int = 32 * 1024
+    max_generation_tokens: int | None = None
+    context_overflow_reward: float = -0.1
+    sandbox_factory: SandboxFactory | None = None
+    reward_fn: RewardFn | None = None
+    num_test: int | None = None
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a task that cannot run; nothing is started."""
+        if not self.tasks:
+            raise ConfigurationError("tasks: got none, expected at least one")
+        if self.num_test is not None and not 0 <= self.num_test < len(self.tasks):
+            raise ConfigurationError(
+                f"num_test: got {self.num_test}, expected less than the {len(self.tasks)} tasks"
+            )
+        if self.sandbox_factory is None:
+            for task in self.tasks:
+                read_dockerfile(task.environment_dir / "Dockerfile")
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Builds both datasets."""
+        self.check()
+        held_out = self.num_test or 0
+        tasks = self.tasks[: len(self.tasks) - held_out]
+        tested = self.tasks[len(tasks) :] if self.num_test is not None else self.tasks
+        train_set = HarborDataset(self._groups(tasks, self.group_size), self.batch_size, True)
+        if not tested:
+            return train_set, None
+        return train_set, HarborDataset(self._groups(tested, 1), len(tested))
+
+    def _groups(self, tasks: Sequence[HarborTask], size: int) -> list[HarborEnvGroupBuilder]:
+        return [
+            HarborEnvGroupBuilder(
+                task,
+                self.model_name,
+                self.renderer_name,
+                self.max_turns,
+                size,
+                self.sandbox_timeout,
+                self.command_timeout,
+                self.grader_timeout,
+                self.max_trajectory_tokens,
+                self.max_generation_tokens,
+                self.context_overflow_reward,
+                self.sandbox_factory,
+                self.reward_fn,
+            )
+            for task in tasks
+        ]
