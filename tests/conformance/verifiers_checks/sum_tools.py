@@ -38,3 +38,7 @@ class SumTools(vf.Taskset[SumTask, vf.TasksetConfig]):
 
 
 __all__ = ["SumTools"]
+
+
+if __name__ == "__main__":
+    AddTools.run()
