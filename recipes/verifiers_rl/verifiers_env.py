@@ -185,7 +185,8 @@ class VerifiersEnvGroupBuilder(EnvGroupBuilder):
                 "VerifiersEnvGroupBuilder was unpickled without an environment; call "
                 "set_vf_env(vf.load_environment(...)) in this process first"
             )
-        self.__dict__.update({**state, "vf_env": env})
+        for name, value in {**state, "vf_env": env}.items():
+            setattr(self, name, value)
 
     @property
     def settings(self) -> VerifiersRollouts:

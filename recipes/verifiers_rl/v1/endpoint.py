@@ -5,6 +5,8 @@ names itself by a header, so concurrent rollouts get the policy and the random n
 episode.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import math
@@ -48,10 +50,10 @@ class TokenEndpoint:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
+        self._runner = runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/v1"
 
     async def stop(self) -> None:

@@ -52,7 +52,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):
     ) -> ProgramResult:
         """Runs the conversation until a reply without a tool call."""
         system, prompt = self.resolve_prompt(data)
-        messages: list[dict[str, Any]] = []
+        messages: list[Any] = []
         if system:
             messages.append({"role": "system", "content": system})
         if isinstance(prompt, str):
@@ -68,10 +68,11 @@ class ChatHarness(Harness[ChatHarnessConfig]):
             AsyncExitStack() as stack,
         ):
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
+            declared: dict[str, Any] = {"tools": tools} if tools else {}
             while True:
                 try:
                     completion = await client.chat.completions.create(
-                        model=ctx.model, messages=messages, **({"tools": tools} if tools else {})
+                        model=ctx.model, messages=messages, **declared
                     )
                 except openai.APIStatusError as error:
                     # A limit or a @stop of the task refuses the turn: an expected end.
