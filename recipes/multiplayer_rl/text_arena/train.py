@@ -60,8 +60,11 @@ class CLIConfig(RLSettings, GameSettings):
     )
 
 
-def build_config(cli: CLIConfig) -> train.Config:
+def build_config(cli_config: CLIConfig) -> train.Config:
     """Builds the games, the opponent pool and the config of the run."""
+    # An asynchronous run forms its batches of this many groups.
+    groups = max(1, cli_config.batch_size // cli_config.group_size)
+    cli = chz.replace(cli_config, groups_per_batch=groups)
     check_model(cli)
     opponents = names(cli.opponents)
     if "pool" in opponents and cli.snapshot_every < 1:

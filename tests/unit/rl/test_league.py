@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from byte_tokenizer import NAME, registered
 
 from recipes.multiplayer_rl.text_arena import kuhn
+from recipes.multiplayer_rl.text_arena.pool import Pool, PoolSettings
 from recipes.multiplayer_rl.text_arena.ratings import elo, league_table
 
 
@@ -80,3 +87,99 @@ def test_the_average_of_strategies_is_the_mixture_of_players():
     mean = kuhn.average(many)
     assert kuhn.value(mean, reply) == pytest.approx(np.mean([kuhn.value(s, reply) for s in many]))
     assert kuhn.value(reply, mean) == pytest.approx(np.mean([kuhn.value(reply, s) for s in many]))
+
+
+class Service:
+    """Opens any path, and notes which."""
+
+    def __init__(self):
+        self.opened = []
+
+    def create_sampling_client(self, model_path):
+        self.opened.append(model_path)
+        return SimpleNamespace(result=lambda: f"client of {model_path}")
+
+
+def pool_of(folder, service, **settings) -> Pool:
+    with registered():
+        return Pool(
+            PoolSettings(
+                model_name=NAME,
+                renderer_name="role_colon",
+                log_path=str(folder),
+                max_tokens=1,
+                **settings,
+            ),
+            service,
+        )
+
+
+def row(step: int, path: str = "") -> dict:
+    return {"step": step, "games": {}, "path": path or f"tinker://RUN/sampler_weights/{step}"}
+
+
+def test_a_pool_that_is_opened_again_gives_the_same_opponents(tmp_path):
+    service = Service()
+    pool = pool_of(tmp_path, service)
+    assert pool.choose(5, 1) is None
+    for step in (0, 10, 20):
+        pool.add(row(step), f"client of tinker://RUN/sampler_weights/{step}")  # pyright: ignore
+    chosen = [pool.choose(step, n).sampling_client for step in (9, 20) for n in range(20)]
+    assert service.opened == []  # the process that made them keeps their clients
+    assert len(set(chosen[:20])) == 1
+    assert len(set(chosen[20:])) == 3
+    again = pool_of(tmp_path, service)
+    assert [again.choose(s, n).sampling_client for s in (9, 20) for n in range(20)] == chosen
+    assert len(service.opened) == 3
+
+
+def test_a_run_that_was_killed_replaces_the_snapshots_after_its_checkpoint(tmp_path):
+    """The row of step 20 was written and its checkpoint was not: the run goes on from step 10."""
+    first = pool_of(tmp_path, Service())
+    for step in (0, 10, 20):
+        first.add(row(step, f"tinker://OLD/{step}"), "client")  # pyright: ignore
+    resumed = pool_of(tmp_path, Service())
+    assert [member["step"] for member in resumed.members(15)] == [0, 10]
+    resumed.add(row(20, "tinker://NEW/20"), "client")  # pyright: ignore
+    lines = (tmp_path / "opponents.jsonl").read_text().splitlines()
+    assert [json.loads(line)["path"] for line in lines] == [
+        "tinker://OLD/0",
+        "tinker://OLD/10",
+        "tinker://NEW/20",
+    ]
+
+
+def test_a_large_pool_keeps_the_first_and_the_newest(tmp_path):
+    pool = pool_of(tmp_path, Service(), pool_size=3)
+    for step in range(6):
+        pool.add(row(step), "client")  # pyright: ignore
+    assert [member["step"] for member in pool.members(4)] == [0, 3, 4]
+
+
+OFFICIAL = {
+    "env.TwoPlayerCoordinator": "shared_env",
+    "env.TwoPlayerEnv": "player_id coordinator self_play renderer opponent_policy",
+    "env.TwoPlayerEnvGroupBuilder": "game_name renderer num_envs self_play opponent_policy",
+    "env.TwoPlayerTextArenaDataset": "batch_size builder num_datapoints",
+    "env.TwoPlayerTextArenaDatasetBuilder": "batch_size num_train_datapoints num_test_datapoints "
+    "base_url model_name game_name renderer_name test_opponent",
+    "tictactoe.RandomOpponent": "",
+    "tictactoe.OptimalOpponent": "",
+    "tictactoe.make_opponent": "opponent_type model_name renderer base_url stop_condition",
+    "play.play_game": "renderer model_token_completer human_player_id game_name",
+    "play.eval_model": "renderer model_token_completer opponent_policy opponent_name game_name "
+    "num_games",
+    "play.PlayConfig": "checkpoint_path model_name renderer_name game_name mode opponent "
+    "human_player_id num_games",
+    "train.build_config": "cli_config",
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_names_and_parameters_of_the_official_recipe(name):
+    """They work without textarena: a game is loaded when it starts."""
+    module, _, attribute = name.partition(".")
+    found = getattr(
+        importlib.import_module(f"recipes.multiplayer_rl.text_arena.{module}"), attribute
+    )
+    assert set(OFFICIAL[name].split()) <= set(inspect.signature(found).parameters)
