@@ -64,7 +64,7 @@ def test_an_episode_is_its_turns():
     assert (trajectory.reward, trajectory.stop_reason) == (2.0, StopReason.COMPLETED)
     assert [t.episode_done for t in trajectory.transitions] == [False, True]
     assert first.metrics == {"m": 3}
-    assert env.extras[0] == {"stop_reason": "stop"}
+    assert env.extras[0] == {"stop_reason": "stop", "logprobs": [-0.5, -0.5]}
     assert set(trajectory.seconds) == {"sampling", "env", "grading"}
 
 
