@@ -1,0 +1,414 @@
+"""A folder with what the commands and Python examples of README and docs need.
+
+Commands keep the keys that the page shows. Values that name a large model, a dataset of the Hub or
+a folder of the user are replaced, and settings that make the run short are added. Python examples
+keep their text, except for such values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from documented_commands import COMMANDS, Command
+from recipe_runs import REPO
+from tiny_model import make_tiny_model
+
+from recipes.search_tool.corpus import read_corpus
+from recipes.search_tool.retrieval import build_index, save_index
+from recipes.start import example_data
+
+OFFICIAL_SWEEP = "recipes.chat_sl.sweep"
+RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
+ROLE_COLON = {"renderer_name": "role_colon"}
+RL = {**RUN, **ROLE_COLON, "groups_per_batch": "2", "group_size": "2", "max_tokens": "4"}
+SHORT_EVAL = {"eval_every": "0", "num_test": "2"}
+SETTINGS: dict[str, dict[str, str]] = {
+    "recipes.sl_basic": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.sl_loop": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.chat_sl.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "tinker_cookbook.supervised.data_report": ROLE_COLON,
+    "recipes.rl_basic": {**RL, **SHORT_EVAL},
+    "recipes.rl_loop": RL,
+    "recipes.math_rl.train": {**RL, **SHORT_EVAL},
+    "recipes.code_rl.train": {**RL, **SHORT_EVAL},
+    "recipes.tool_use.train": {
+        **{**RL, **SHORT_EVAL, "renderer_name": "qwen3_instruct"},
+        "model_name": "tiny",
+        "tiny_steps": "5",
+    },
+    "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
+    "recipes.search_tool.train": {**RUN, **SHORT_EVAL, "group_size": "2", "max_tokens": "4"},
+    "recipes.search_tool.index": {},
+    "recipes.search_tool.retrieval_eval": {},
+    "recipes.search_tool.offline_eval": {"device": "cpu", "max_tokens": "4", "max_turns": "2"},
+    "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
+    "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.preference.shorter.train": RL,
+    "recipes.preference.rlhf.rlhf_pipeline": {},
+    "recipes.distillation.on_policy_distillation": {**RL, "num_test": "2"},
+    "recipes.distillation.off_policy_reasoning": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.prompt_distillation.create_data": {"max_tokens": "4", "renderer_name": "role_colon"},
+    "recipes.prompt_distillation.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "tinker_cookbook.supervised.train": {"device": "cpu", "dtype": "float32", "lora_rank": "4"},
+    OFFICIAL_SWEEP: {
+        "base.renderer_name": "role_colon",
+        "base.device": "cpu",
+        "base.dtype": "float32",
+    },
+    "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
+    "tinker_cookbook.renderers.show": ROLE_COLON,
+    "recipes.rubric.agreement": {**ROLE_COLON, "device": "cpu"},
+    "recipes.rubric.debug_env": {**ROLE_COLON, "device": "cpu", "max_tokens": "4"},
+    "recipes.rubric.generate_data": {"num_train": "4", "num_test": "2"},
+    "recipes.rubric.train_judge": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.rubric.train": {**RL, "eval_every": "0"},
+    "recipes.decisions.demo": {**ROLE_COLON, "device": "cpu"},
+    "recipes.decisions.table": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.decisions.forecasting": {**RUN, **ROLE_COLON, "max_validation_questions": "2"},
+    "recipes.forecasting.data": {},
+    "recipes.forecasting.synthetic": {"num_format_examples": "2"},
+    "recipes.forecasting.train": {**RL, "max_validation_questions": "2"},
+    # Documents that fit into the context of the small model.
+    "recipes.rl_numerics_check.train": {
+        **RL,
+        "task.num_pages_min": "1",
+        "task.num_pages_max": "1",
+        "task.page_chars": "40",
+    },
+}
+# Programs without a run's folder.
+WITHOUT_RUN = (
+    "recipes.prompt_distillation.create_data",
+    "recipes.rubric.agreement",
+    "recipes.rubric.debug_env",
+    "recipes.rubric.generate_data",
+    "recipes.decisions.demo",
+    "recipes.forecasting.data",
+    "recipes.forecasting.synthetic",
+    "tinker_cookbook.supervised.data_report",
+)
+WITHOUT_MODEL = (
+    OFFICIAL_SWEEP,
+    "recipes.prompt_distillation.create_data",
+    "recipes.rubric.generate_data",
+    "recipes.forecasting.data",
+    "recipes.forecasting.synthetic",
+)
+OF_THE_READER = """
+import json
+
+import chz
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
+from tinker_cookbook.supervised.data import conversation_to_datum
+from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@chz.chz
+class MyDataset(SupervisedDatasetBuilder):
+    path: str
+
+    def __call__(self):
+        rows = [json.loads(line) for line in open(self.path)]
+        renderer = get_renderer("role_colon", get_tokenizer("model"))
+        return (
+            SupervisedDatasetFromHFDataset(
+                rows, 2, lambda row: conversation_to_datum(row["messages"], renderer, 256)
+            ),
+            None,
+        )
+"""
+
+
+# Text that stands before an example, where a page shows only the part that matters.
+PRELUDES = {
+    "docs/evaluations.md": """
+from pathlib import Path
+
+renderer = None
+Path("DATA/gsm8k").mkdir(parents=True, exist_ok=True)
+Path("DATA/gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "It is 2.\\\\n#### 2"}')
+""",
+    # Examples of a page run one by one, so the second needs the tools of the first.
+    "docs/tools.md": """
+from pathlib import Path
+
+from recipes.tool_use.tiny_model import make_tokenizer
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tool_use import tool
+
+Path("tools").mkdir(exist_ok=True)
+make_tokenizer(Path("tools"))
+renderer = get_renderer("qwen3_instruct", get_tokenizer("tools"))
+
+
+@tool
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+class Shop:
+    def __init__(self, prices):
+        self.prices = prices
+
+    @tool
+    def price(self, item: str) -> int:
+        return self.prices[item]
+
+
+""",
+    "docs/06-renderers.md": """
+messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+tokens = [40, 41, 42]
+""",
+}
+
+
+class Reader:
+    """A folder with a reader's files, and a small model in place of the large ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = make_tiny_model(folder / "model")
+        self._add_chat_template()
+        rows = example_data("conversations.jsonl").read_text().splitlines()[:12]
+        for name in ("my.jsonl", "my.csv"):
+            (folder / name).write_text("\n".join(rows) + "\n")
+        # Answers of a teacher, as recipes.prompt_distillation.create_data writes them.
+        answers = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"Text {i}"},
+                    {"role": "assistant", "content": "en"},
+                ],
+                "group": str(i),
+            }
+            for i in range(12)
+        ]
+        (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+        problems = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(8)]
+        (folder / "problems").mkdir()
+        for name, part in (("train", problems[:6]), ("test", problems[6:])):
+            rows_of_part = "".join(json.dumps(row) + "\n" for row in part)
+            (folder / "problems" / f"{name}.jsonl").write_text(rows_of_part)
+        for name in ("tasks.jsonl", "held_out.jsonl"):
+            test = {"input": "1 2", "output": "3", "testtype": "stdin_stdout"}
+            task = json.dumps({"problem": "Print the sum.", "tests": [test]})
+            (folder / name).write_text(f"{task}\n" * 4)
+        lines = [f"What is {i}?,It is {i}." for i in range(8)]
+        (folder / "questions.csv").write_text("\n".join(["question,answer", *lines]))
+        (folder / "my_package").mkdir()
+        (folder / "my_package" / "data.py").write_text(OF_THE_READER)
+        self.runs = 0
+
+    def _add_chat_template(self) -> None:
+        path = Path(self.model) / "tokenizer_config.json"
+        template = (
+            "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}"
+        )
+        config = {**json.loads(path.read_text()), "chat_template": template}
+        path.write_text(json.dumps(config))
+
+    def example(self, page: str, text: str) -> str:
+        """Returns a Python example with values that exist here."""
+        text = PRELUDES.get(page, "") + text
+        text = re.sub(r'"(HuggingFaceTB|Qwen)/[^"]+"', repr(self.model), text)
+        text = re.sub(r'"(smollm2|qwen3)"', '"role_colon"', text)
+        if "tinker://RUN" in text:
+            text = re.sub(r"tinker://RUN/sampler_weights/\w+", self.checkpoint(), text)
+        if "/tmp/tinker-examples/sl_basic" in text:
+            rows = [{"step": 0, "test/nll": 2.0}, {"step": 1, "train_mean_nll": 1.5}]
+            path = self.folder / "metrics.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            text = text.replace("/tmp/tinker-examples/sl_basic/metrics.jsonl", str(path))
+        if "sweeps/first" in text:
+            self.sweep()
+        # Needs an account on the Hub; a call of dict takes any keywords.
+        text = text.replace("weights.publish_to_hf_hub(", "dict(")
+        if "rl.run(" in text:
+            log_path = self.folder / f"rl-{Path(page).stem}"
+            text = text.replace("max_steps=40", f"max_steps=1, log_path={str(log_path)!r}")
+        return text
+
+    def sweep(self) -> None:
+        """Runs the sweep whose results an example of the sweeps page reads."""
+        if (self.folder / "sweeps").exists():
+            return
+        (page,) = [c for c in COMMANDS if "log_dir=sweeps/first" in c.words]
+        replaced = ("log_dir=", "learning_rate=", "lora_rank=")
+        words = [word for word in self.words(page) if not word.startswith(replaced)]
+        grid = ["learning_rate=1e-4,3e-4", "lora_rank=4,8", "log_dir=sweeps/first"]
+        self.run([sys.executable, "-m", page.program, *words, *grid])
+
+    def words(self, command: Command) -> list[str]:
+        """The words of a command, with values that this machine has."""
+        words = [word for word in command.words if "=" not in word or word.startswith("-")]
+        typed = dict(word.split("=", 1) for word in command.words if word not in words)
+        if "--help" in words:
+            return list(command.words)
+        if command.program == "tinker_cookbook.sandbox":
+            return list(command.words)
+        if command.program == "tinker_cookbook.weights":
+            return self.weights_words(command)
+        return words + [f"{k}={v}" for k, v in {**typed, **self.values(command, typed)}.items()]
+
+    def weights_words(self, command: Command) -> list[str]:
+        """The words of an export, or of the card of one that a command of the page has made."""
+        self.runs += 1
+        if command.words[0] == "card":
+            results = self.folder / "results" / "gsm8k"
+            results.mkdir(parents=True, exist_ok=True)
+            counts = {"num_examples": 4, "num_correct": 2, "num_errors": 0}
+            result = {"name": "gsm8k", "score": 0.5, **counts}
+            (results / "result.json").write_text(json.dumps(result))
+            return list(command.words)
+        path = ("PATH", "tinker://RUN/sampler_weights/final")
+        words = [self.checkpoint() if word in path else word for word in command.words]
+        words = [word for word in words if not word.startswith("vllm_python=")]
+        return [*words, "overwrite=True", "device=cpu"]
+
+    def values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
+        self.runs += 1
+        if command.program == "tinker_cookbook.chat":  # its input is empty, so it only opens models
+            paths = typed["model_path"].replace("tinker://RUN/sampler_weights/final", "{}")
+            return {"model_path": paths.format(self.checkpoint()), "device": "cpu"}
+        if command.program == "tinker_cookbook.eval":
+            short = {"tasks": "gsm8k", "limit": "2", "max_tokens": "4", "device": "cpu"}
+            data = {"data_path": str(self.folder / "problems"), "out": str(self.folder / "eval")}
+            return {**short, **data, "model_path": self.checkpoint()}
+        if command.program.startswith("recipes.search_tool."):
+            return self.search_values(command, typed)
+        values = dict(SETTINGS[command.program])
+        for key in typed:
+            if key.endswith(("model_name", "teacher_model")):
+                values[key] = self.model
+            elif key in ("teacher_checkpoint", "grader_model_path"):
+                values[key] = self.checkpoint()
+            elif key == "file_path":
+                values[key] = str(self.folder / "answers.jsonl")
+            elif typed[key] == "FOLDER":
+                values[key] = str(self.folder / "problems")
+            elif typed[key] == "…" and key == "dataset":
+                values[key] = "sums"
+            elif typed[key] == "…":
+                values.setdefault(key, "0.001")
+        if command.program not in WITHOUT_MODEL:
+            values.setdefault("model_name", self.model)
+        if typed.get("test_size"):
+            values["test_size"] = "2"
+        place = str(self.folder / f"run-{self.runs}")
+        if command.program == "tinker_cookbook.sweep":
+            values |= {"lora_rank": "4,8", "log_dir": place}
+        elif command.program == OFFICIAL_SWEEP:
+            values["sweep_dir"] = place
+        elif command.program not in WITHOUT_RUN:
+            values["log_path"] = place
+        return values
+
+    def search_values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
+        """Settings of a program that searches; makes a model and documents the first time."""
+        documents = self.folder / "MY_DOCUMENTS"
+        model = str(self.folder / "qwen3-search-instruct")
+        if not documents.exists():
+            documents.mkdir()
+            (documents / "lamp.txt").write_text("Ada built the lamp.")
+            question = {"question": "Who?", "answers": [{"text": "Ada"}]}
+            paragraph = {"context": "Ada built the lamp.", "qas": [question] * 4}
+            squad = {"data": [{"paragraphs": [paragraph]}]}
+            (self.folder / "xquad.en.json").write_text(json.dumps(squad))
+            rows = [{"question": f"Who {i}?", "answer": "Ada"} for i in range(4)]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (self.folder / "my_questions.jsonl").write_text(text)
+            index = build_index(read_corpus(str(documents)))
+            save_index(index, self.folder / "wiki_index", {})
+            tiny = ["num_steps=1", "batch_size=1", "num_worlds=1", "hidden_size=32", "num_layers=1"]
+            program = [sys.executable, "-m", "recipes.search_tool.small_model"]
+            self.run([*program, f"model_path={model}", *tiny])
+        values = dict(SETTINGS[command.program])
+        if command.program.endswith(".train"):
+            batch = "batch_size" if "batch_size" in typed else "groups_per_batch"
+            values |= {"model_name": model, "log_path": str(self.folder / f"run-{self.runs}")}
+            values[batch] = "2"
+        if command.program.endswith(".offline_eval"):
+            log_path = self.folder / "search"
+            run = Command(command.page, "recipes.search_tool.train", ())
+            settings = {**self.search_values(run, {}), "log_path": str(log_path)}
+            words = [f"{key}={value}" for key, value in settings.items()]
+            self.run([sys.executable, "-m", run.program, *words])
+            last = json.loads((log_path / "checkpoints.jsonl").read_text().splitlines()[-1])
+            values |= {"model_path": last["sampler_path"], "out": str(self.folder / "search-eval")}
+        if "method" in typed:  # embeddings are another package
+            values["method"] = "bm25"
+        if typed.get("dataset") == "search_r1":  # from the Hub
+            values["dataset"] = "my_questions.jsonl"
+        return values
+
+    def checkpoint(self) -> str:
+        """Returns the ``tinker://`` path of a short run's sampler weights."""
+        log_path = self.folder / "teacher"
+        if not log_path.exists():
+            settings = {**SETTINGS["recipes.sl_loop"], "model_name": self.model}
+            words = [f"{k}={v}" for k, v in {**settings, "log_path": log_path}.items()]
+            self.run([sys.executable, "-m", "recipes.sl_loop", *words])
+        lines = (log_path / "checkpoints.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["sampler_path"]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+            "PYTHONPATH": f"{REPO}:{self.folder}",
+            **more,
+        }
+
+    def server_words(self, command: Command) -> list[str]:
+        words = [word for word in command.words if not word.startswith("model_name=")]
+        return [*words, f"model_name={self.model}", "device=cpu", "dtype=float32"]
+
+    def start_server(self, words: list[str], port: int) -> subprocess.Popen[str]:
+        """Starts a server and returns when it accepts connections."""
+        log = self.folder / "server.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tinker_cookbook.server", *words, f"port={port}"],
+                cwd=self.folder,
+                env=self.environment(PYTHONUNBUFFERED="1"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return process
+            time.sleep(0.1)
+
+    def run(self, words: list[str], **environment: str) -> str:
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, (
+            f"{shlex.join(words)}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
+        )
+        return done.stdout

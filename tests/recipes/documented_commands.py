@@ -1,0 +1,112 @@
+"""Finds the commands and Python examples of README and docs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe_runs import REPO
+
+# Programs that need a network, another package, or the whole test suite; CI runs `make test-all`.
+NOT_RUN = (
+    "git clone",
+    "cd ",
+    ". ",
+    "make demo",
+    "make test",
+    "make check",
+    "make install",
+    "pip ",
+    "tar ",
+    "python -m venv",
+    "export ",
+    "mkdir ",
+    "done",
+    "wait",
+    "python tests/conformance/official_cookbook.py",
+    "python -m tests.conformance.compatibility",
+    "python -m recipes.verifiers_rl",  # tests/conformance/test_verifiers.py
+    "python -m recipes.harbor_rl",  # tests/recipes/test_harbor.py
+    "python -m pytest",
+    "python -m tinker_cookbook.eval.run_inspect_evals",
+    "python -m tinker_cookbook.eval.inspect_logs",
+    "inspect ",
+    "lm_eval ",
+    "llama-server ",
+    "ollama ",
+    "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
+    "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
+    "vllm ",
+    "vllm-env/",
+    "python -m tinker_cookbook.weights gguf",
+    "python -m tinker_cookbook.weights publish",
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page: the program, and what is typed behind it."""
+
+    page: str
+    program: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{Path(self.page).stem}: {self.program} {' '.join(self.words)}"
+
+
+def pages() -> list[Path]:
+    return [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """``(page, text)`` of every fenced block in ``language``."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [
+        (str(page.relative_to(REPO)), text)
+        for page in pages()
+        if page.name != "dev-log.md"
+        for text in pattern.findall(page.read_text())
+    ]
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a shell block: continuation lines joined, loops run for their first value."""
+    values: dict[str, str] = {}
+    lines = []
+    # A quoted text may go over several lines, as the JSON body of a request does.
+    joined = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), block)
+    for line in joined.replace("\\\n", " ").splitlines():
+        if loop := re.match(r"for (\w+) in (\S+)", line):
+            values[loop[1]] = loop[2]
+            continue
+        line = re.sub(r"\$(\w+)", lambda name: values.get(name[1], name[0]), line)
+        line = re.sub(r"\s(>.*|&)$", "", re.sub(r"(^|\s)#.*", "", line).strip())
+        lines += [part.strip() for part in line.split("&&") if part.strip()]
+    return lines
+
+
+def documented() -> list[Command]:
+    """Every command that is to be run, each once; an unknown one is an error."""
+    found: dict[tuple[str, tuple[str, ...]], Command] = {}
+    for page, block in blocks("bash"):
+        for line in lines_of(block):
+            line = re.sub(r"^(\w+=\S+ )+", "", line)
+            if line.startswith(NOT_RUN):
+                continue
+            words = shlex.split(line)
+            assert words[:2] == ["python", "-m"] or words[0] in ("tinker", "curl"), (page, line)
+            at = 2 if words[0] == "python" else 0
+            typed = tuple(word for word in words[at + 1 :] if word != "…")
+            found.setdefault((words[at], typed), Command(page, words[at], typed))
+    return list(found.values())
+
+
+COMMANDS = documented()
+OF_SERVERS = [c for c in COMMANDS if c.program == "tinker_cookbook.server"]
+OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
+PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
+# Those that import verifiers run in its own environment: tests/conformance/test_verifiers.py.
+EXAMPLES = [(page, text) for page, text in blocks("python") if "verifiers." not in text]
