@@ -7,6 +7,9 @@ A connection lives in one background thread for all servers, so it can be opened
 from any event loop and task.
 """
 
+# The package is optional; without it, ``mcp`` is this file to the type checker.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio
