@@ -43,6 +43,7 @@ SHAPE = {
 }
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "qwen2_bias")
 SLIDING = ("gemma2", "gemma3")
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 
 
 def make_model(kind: str, folder: Path) -> Path:
@@ -64,12 +65,28 @@ def make_model(kind: str, folder: Path) -> Path:
             attention_multiplier=0.1, tie_word_embeddings=True,
         ),
         "qwen2_bias": lambda: tf.Qwen2Config(**SHAPE, tie_word_embeddings=True),
+        "gpt_oss": lambda: tf.GptOssConfig(
+            **SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+            rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+        ),
+        "qwen3_moe": lambda: tf.Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16, num_experts=4),
+        "qwen3_next": lambda: tf.Qwen3NextConfig(
+            **{**SHAPE, "num_hidden_layers": 4}, head_dim=16, num_experts=0,
+            linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=16, linear_value_head_dim=16,
+        ),
+        "deepseek_v3": lambda: tf.DeepseekV3Config(
+            **{**SHAPE, "num_key_value_heads": 4}, **EXPERTS, n_routed_experts=4,
+            n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1,
+            q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+            v_head_dim=8,
+        ),
     }  # fmt: skip
     torch.manual_seed(3)
     model = tf.AutoModelForCausalLM.from_config(configs[kind]())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
             elif name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -77,15 +94,17 @@ def make_model(kind: str, folder: Path) -> Path:
     return folder
 
 
-def load_base(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
-    return BaseModel(str(folder), Path(folder), CPU, dtype)
+def load_base(
+    folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> BaseModel:
+    return BaseModel(str(folder), Path(folder), device, dtype)
 
 
 def random_adapter(
     base: BaseModel, spec: AdapterSpec | None = None, seed: int = 0, size: float = 0.02
 ) -> Adapter:
     """An adapter whose B is not zero, so that it changes every layer it covers."""
-    adapter = Adapter.create(spec or AdapterSpec(rank=4), base.targets, seed, CPU)
+    adapter = Adapter.create(spec or AdapterSpec(rank=4), base.targets, seed, base.device)
     generator = torch.Generator().manual_seed(seed + 1)
     for _, b in adapter.tensors.values():
         b.copy_(torch.randn(b.shape, generator=generator) * size)

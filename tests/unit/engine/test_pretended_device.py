@@ -1,0 +1,111 @@
+"""The engine on a device that is not the CPU gives the CPU's numbers.
+
+Each job runs on the CPU and on a pretended CUDA device, or on a real one (``pytest -m gpu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+from device_jobs import JOBS
+from pretended_device import DEVICE, PretendedDevice
+
+from tinker_cookbook.engine.model.base_model import BaseModel
+
+KINDS = ("llama", "qwen3", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next")
+QUICK = {
+    "qwen3": ("ppo, shared rows", "saved and resumed", "sampling, top_k and top_p", "scoring"),
+    "gemma3": ("sampling, two adapters",),
+}
+_REAL = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Machine:
+    """Models on a device, each loaded once; entered where they are used."""
+
+    def __init__(self, pretended: bool, folder: Callable[[str], Path]) -> None:
+        self.pretended, self._folder = pretended, folder
+        self._bases: dict[tuple[str, torch.dtype], BaseModel] = {}
+
+    @contextmanager
+    def entered(self) -> Iterator[PretendedDevice | None]:
+        with PretendedDevice() if self.pretended else nullcontext() as device:
+            yield device
+
+    def base(self, kind: str, dtype: torch.dtype = torch.float32) -> BaseModel:
+        if (kind, dtype) not in self._bases:
+            folder = ref.make_model(kind, self._folder(kind))
+            self._bases[kind, dtype] = ref.load_base(folder, dtype, DEVICE)
+        return self._bases[kind, dtype]
+
+
+@pytest.fixture(scope="module", params=["pretended", pytest.param("cuda", marks=_REAL)])
+def machine(request, tmp_path_factory) -> Machine:
+    return Machine(request.param == "pretended", tmp_path_factory.mktemp)
+
+
+def test_what_cuda_refuses_is_refused():
+    with PretendedDevice():
+        there = torch.ones(3, device=DEVICE)
+        assert there.is_cuda
+        assert there.device == DEVICE
+        with pytest.raises(RuntimeError, match="add: expected all tensors to be on the same"):
+            there + torch.ones(3)
+        with pytest.raises((RuntimeError, TypeError)):
+            there.numpy()
+        with pytest.raises(RuntimeError, match="address of a device tensor"):
+            there.data_ptr()
+        assert (there + torch.tensor(2.0)).tolist() == [3, 3, 3]  # a number may be on the CPU
+    with pytest.raises(RuntimeError, match="outside of the PretendedDevice"):
+        there + 1
+
+
+def test_kernels_and_waits_are_counted():
+    with PretendedDevice() as device:
+        there = torch.arange(6.0).to(DEVICE)
+        assert (device.copies, device.kernels.total()) == (1, 0)
+        view = there.view(2, 3).t()[1:]
+        assert device.kernels.total() == 0
+        view.add_(1)
+        assert device.kernels == {"add_": 1}
+        assert device.syncs.total() == 0
+        assert view.sum().item() == 16
+        assert there[there > 4].tolist() == [5, 6]  # a mask's size is needed, then the numbers
+        waits = ["_local_scalar_dense", "index", "_to_copy to the host"]
+        assert [name for name, _ in device.syncs] == waits
+        there.data = there.data.clone()
+        view.zero_()
+        assert there.tolist() == [0, 2, 3, 3, 5, 6]
+        before = device.allocated_bytes()
+        more = torch.zeros(1000, device=DEVICE)
+        assert device.allocated_bytes() == before + 4000
+        del more
+        assert device.allocated_bytes() == before
+
+
+def _cases() -> Iterator[object]:
+    for kind in KINDS:
+        for job in JOBS:
+            slow = () if job in QUICK.get(kind, ()) else pytest.mark.slow
+            yield pytest.param(kind, job, marks=slow)
+
+
+@pytest.mark.parametrize(("kind", "job"), _cases())
+def test_numbers_are_those_of_the_cpu(tiny_base, machine, kind, job):
+    expected = JOBS[job](tiny_base(kind))
+    with machine.entered():
+        found = JOBS[job](machine.base(kind))
+    assert len(found) == len(expected)
+    for got, want in zip(found, expected, strict=True):
+        assert got.shape == want.shape
+        scale = max(float(np.nanmax(np.abs(want), initial=0.0)), 1e-6)
+        np.testing.assert_allclose(got, want, atol=1e-4 * scale, rtol=0)
