@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tinker_cookbook.engine.activations import activation_bytes_per_token
 from tinker_cookbook.engine.kernels import fuse, training_attention
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.model import attention_hook
@@ -201,12 +202,11 @@ class BaseModel:
 
     def activation_bytes_per_token(self) -> int:
         """Returns the memory of one trained token's activations, from the model's shapes."""
-        # For the backward pass a layer keeps about ten tensors of the hidden width (norms,
-        # projections, attention) and five of the MLP's inner width.
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        return int(config.num_hidden_layers) * (10 * hidden + 5 * inner) * self.dtype.itemsize
+        layers, itemsize = int(config.num_hidden_layers), self.dtype.itemsize
+        return activation_bytes_per_token(layers, hidden, inner, itemsize)
 
 
 def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:

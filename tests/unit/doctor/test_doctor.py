@@ -1,0 +1,146 @@
+"""The examination of a machine (about 8 s: three tiny engines)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from tinker_cookbook.doctor import __main__ as program
+from tinker_cookbook.doctor import packages, parity, report
+from tinker_cookbook.doctor.fits import largest_fits, needs_of
+from tinker_cookbook.engine.training.optimizer import AdamW
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.model_lineup import LINEUP
+from tinker_cookbook.model_shapes import SHAPE_BY_NAME, SHAPES
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.name in LINEUP], ids=lambda s: s.name)
+def test_shapes_agree_with_the_adapter_sizes_that_the_service_measures(shape):
+    assert shape.lora_weights() == LINEUP[shape.name].lora
+    assert shape.hidden == LINEUP[shape.name].hidden
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"])
+def test_sizes_are_those_of_transformers_model(name):
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    shape = SHAPE_BY_NAME[name]
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    assert shape.parameters == matrices
+    unused = 0 if shape.tied else shape.vocab * shape.hidden  # the input embedding is no product
+    assert shape.active_weights == matrices - unused
+
+
+def test_more_memory_fits_larger_models_and_training_needs_more_than_sampling():
+    small, large = largest_fits(4 * GIB, 2, "cuda"), largest_fits(80 * GIB, 2, "cuda")
+    for less, more in zip(small, large, strict=True):
+        assert less.needs_bytes <= 4 * GIB
+        assert more.needs_bytes <= 80 * GIB
+        assert SHAPE_BY_NAME[less.model].parameters < SHAPE_BY_NAME[more.model].parameters
+    for shape in SHAPES:
+        needs = needs_of(shape, 2, "cuda")
+        assert needs.sft_recomputed < needs.sft < needs.rl
+        assert needs.sampling < needs.rl
+    assert {fit.model for fit in largest_fits(1 << 20, 2, "cpu")} == {None}
+    # 70B in bfloat16 is 131 GiB: no card of 80 GiB holds it.
+    assert (
+        needs_of(SHAPE_BY_NAME["meta-llama/Llama-3.3-70B-Instruct"], 2, "cuda").sampling > 131 * GIB
+    )
+
+
+def test_extras_are_read_from_the_installed_package(monkeypatch):
+    lines = [
+        "torch>=2",
+        'fastapi>=0.115; extra == "server"',
+        'tinker_cookbook[structured]; extra == "server"',
+        'llguidance>=1.9; extra == "structured"',
+        'uvloop; sys_platform != "win32" and extra == "server"',
+        'pytest; extra == "dev"',
+    ]
+    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: lines)
+    there = {"fastapi": "1", "uvloop": "1"}
+    monkeypatch.setattr(packages, "version_of", there.get)
+    server, structured = packages.find_extras()
+    assert (server.name, server.missing) == ("server", ("llguidance",))
+    assert structured.command == "pip install 'tinker_cookbook[structured]'"
+    there["llguidance"] = "1"
+    assert all(extra.installed for extra in packages.find_extras())
+
+
+def test_json_holds_the_whole_report(capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main(program.Config(device="cpu", dtype="float32", json=True))
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert (found["device"], found["dtype"]) == ("cpu", "float32")
+    assert [check["passed"] for check in found["parity"]] == [True, True, True]
+    assert max(check["difference"] for check in found["parity"]) < 1e-4
+    assert {fit["work"] for fit in found["fits"]} >= {"SFT", "RL", "sampling"}
+    assert found["ram_bytes"] > found["free_bytes"] > 0
+    assert found["assumptions"]
+
+
+def test_a_wrong_step_fails_and_half_precision_is_compared_too(monkeypatch):
+    step = AdamW.step
+
+    def smaller(self, gradients, settings):
+        return step(self, gradients, dataclasses.replace(settings, learning_rate=8e-3))
+
+    monkeypatch.setattr(AdamW, "step", smaller)
+    checks = parity.check_parity("cpu", torch.bfloat16)
+    passed = {check.name.split(" against")[0]: check.passed for check in checks}
+    assert passed == {
+        "float32: log-probabilities": True,
+        "float32: adapter after 2 steps of AdamW": False,
+        "float32: sampled tokens": False,  # of another adapter
+        "bfloat16: log-probabilities": True,
+        "bfloat16: sampled tokens": True,
+    }
+
+
+def test_failures_are_shown_and_end_with_status_1(monkeypatch, capsys):
+    checks = [
+        parity.ParityCheck("a", 1e-6, 1e-4),
+        parity.ParityCheck("b", float("nan"), 1e-4),
+        parity.ParityCheck("c", 0.0, 0, "RuntimeError: no kernel"),
+    ]
+    assert [check.passed for check in checks] == [True, False, False]
+    monkeypatch.setattr(report, "check_parity", lambda *_: checks)
+    with pytest.raises(SystemExit) as ended:
+        program.main(program.Config(device="cpu", dtype="float32", json=True))
+    assert ended.value.code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [check["difference"] for check in found["parity"]] == [1e-6, None, 0.0]
+
+    text = io.StringIO()
+    report.print_report(report.examine("cpu", "float32"), Console(file=text, width=80))
+    assert "no kernel" in text.getvalue()
+    assert "would be wrong" in text.getvalue()
+    assert max(map(len, text.getvalue().split("\n"))) <= 80
+
+
+def test_a_device_that_is_not_there_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ConfigurationError, match="set device=cpu"):
+        report.examine("cuda")

@@ -1,0 +1,89 @@
+"""Which known models fit, from the memory arithmetic that the engine itself uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinker_cookbook.model_shapes import SHAPES, ModelShape
+
+ROW_TOKENS = 2048
+SEQUENCES = 16
+RANK = 32
+CPU_MICRO_BATCH_BYTES = 384 << 20
+"""Activations of a micro-batch on a CPU (the engine's own constant)."""
+LOGITS_BYTES = {"cpu": 32 << 20, "gpu": 512 << 20}
+"""float32 logits of one chunk of the head; two such chunks exist at a time."""
+
+RECOMPUTING = "SFT with recomputation"
+
+ASSUMPTIONS = (
+    f"LoRA of rank {RANK} on all layers that the engine covers, with gradients and both moments in "
+    "float32",
+    f"SFT: one row of {ROW_TOKENS} tokens; a longer row needs more",
+    f"sampling: {SEQUENCES} sequences of {ROW_TOKENS} tokens in the KV cache",
+    "RL: both at once, with one copy of the base model",
+    "memory: what is free now",
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a model needs for each kind of work; ``sft_recomputed`` has activation
+    checkpointing, which the engine turns on by itself and costs a third more time."""
+
+    sft: int
+    sft_recomputed: int
+    rl: int
+    sampling: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest known model that fits for one kind of work; ``None``: not even the smallest."""
+
+    work: str
+    model: str | None
+    needs_bytes: int
+    note: str = ""
+
+
+def needs_of(shape: ModelShape, itemsize: int, device_type: str) -> Needs:
+    """Returns the bytes that a model needs on a kind of device."""
+    weights, adapter = shape.weights_bytes(itemsize), shape.adapter_bytes(RANK)
+    kv_cache = SEQUENCES * ROW_TOKENS * shape.kv_bytes_per_token(itemsize)
+    on_cpu = device_type == "cpu"
+    logits = 2 * LOGITS_BYTES["cpu" if on_cpu else "gpu"]
+    whole = ROW_TOKENS * shape.activation_bytes_per_token(itemsize)
+    recomputed = ROW_TOKENS * shape.activation_bytes_per_token(itemsize, recompute=True)
+    # A CPU micro-batch has a fixed size; a row of more than four times that is recomputed.
+    if on_cpu and whole > 4 * CPU_MICRO_BATCH_BYTES:
+        whole = max(CPU_MICRO_BATCH_BYTES, recomputed)
+    training = weights + adapter + logits
+    return Needs(
+        sft=training + whole,
+        sft_recomputed=training + recomputed,
+        rl=training + whole + kv_cache,
+        sampling=weights + adapter // 4 + kv_cache,
+    )
+
+
+def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
+    """Returns the largest known model for SFT, RL and sampling in ``free_bytes``."""
+
+    def largest(work: str, bytes_of: Callable[[Needs], int]) -> Fit:
+        sizes = [(shape, bytes_of(needs_of(shape, itemsize, device_type))) for shape in SHAPES]
+        fitting = [(shape, size) for shape, size in sizes if size <= free_bytes]
+        if not fitting:
+            return Fit(work, None, min(size for _, size in sizes))
+        shape, size = max(fitting, key=lambda pair: pair[0].parameters)
+        # Adapters cover no routed experts, and the user should know before choosing such a model.
+        trains = work != "sampling" and shape.experts
+        return Fit(work, shape.name, size, "attention and head only" if trains else "")
+
+    return [
+        largest("SFT", lambda needs: needs.sft),
+        largest(RECOMPUTING, lambda needs: needs.sft_recomputed),
+        largest("RL", lambda needs: needs.rl),
+        largest("sampling", lambda needs: needs.sampling),
+    ]

@@ -1,0 +1,113 @@
+"""Optional packages: which extras are installed, and the command that installs one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+
+DISTRIBUTION = "tinker_cookbook"
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+_NAME = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[([^\]]*)\])?")
+_USES = {
+    "demo": "the demo model's 4-bit copy",
+    "eval": "benchmarks: grading of mathematics, IFEval",
+    "gguf": "export for llama.cpp and Ollama",
+    "gpu": "fused kernels for NVIDIA GPUs",
+    "images": "images in prompts",
+    "inspect": "evaluations with Inspect AI",
+    "llama-cpp": "check of a GGUF export in llama.cpp",
+    "math": "grading of mathematical answers",
+    "mcp": "tools from MCP servers",
+    "modal": "sandboxes on Modal",
+    "multiplayer-rl": "games of TextArena",
+    "plot": "curves of a run",
+    "quant": "4- and 8-bit base models",
+    "rl": "environments of Reasoning Gym",
+    "search": "search over documents (BM25)",
+    "search-embeddings": "search with embeddings",
+    "server": "the HTTP server",
+    "structured": "output that follows a JSON schema",
+    "vector-search": "search in a Chroma server",
+    "verifiers": "environments of verifiers",
+    "verifiers-legacy": "environments of older versions of verifiers",
+}
+_DEVELOPERS = "dev"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of this package, its missing packages, and the command that installs it."""
+
+    name: str
+    use: str
+    missing: tuple[str, ...]
+    command: str
+
+    @property
+    def installed(self) -> bool:
+        """Whether all its packages are there."""
+        return not self.missing
+
+
+def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
+    """Returns the extras that the installed package declares, without importing anything.
+
+    Empty where the package runs from a folder that was never installed.
+    """
+    try:
+        requirements = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    packages: dict[str, set[str]] = {}
+    nested: dict[str, set[str]] = {}
+    for line in requirements:
+        requirement, _, marker = line.partition(";")
+        extra, found = _EXTRA.search(marker), _NAME.match(requirement)
+        # Markers of other systems (sys_platform) do not apply to a check by name alone.
+        if extra is None or found is None or extra[1] == _DEVELOPERS:
+            continue
+        name = _normal(found[1])
+        packages.setdefault(extra[1], set())
+        if name == _normal(distribution):  # an extra that contains others
+            nested.setdefault(extra[1], set()).update(re.split(r"\s*,\s*", found[2] or ""))
+        elif "win32" not in marker:
+            packages[extra[1]].add(name)
+        else:
+            packages[extra[1]].update({name} if _here(marker) else ())
+    return [
+        Extra(
+            name,
+            _USES.get(name, ""),
+            tuple(sorted(p for p in _all_of(name, packages, nested) if not _is_installed(p))),
+            f"pip install '{distribution}[{name}]'",
+        )
+        for name in sorted(packages)
+    ]
+
+
+def version_of(package: str) -> str | None:
+    """Returns the installed version of a package, or ``None``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _all_of(name: str, packages: dict[str, set[str]], nested: dict[str, set[str]]) -> set[str]:
+    inner = [_all_of(other, packages, nested) for other in nested.get(name, ()) if other != name]
+    return packages.get(name, set()).union(*inner)
+
+
+def _here(marker: str) -> bool:
+    import sys
+
+    return sys.platform != "win32" if "!=" in marker else sys.platform == "win32"
+
+
+def _is_installed(package: str) -> bool:
+    return version_of(package) is not None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

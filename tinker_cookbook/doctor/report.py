@@ -1,0 +1,211 @@
+"""The doctor's report: as tables for a person, and as JSON."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tinker_cookbook
+from tinker_cookbook.doctor.fits import ASSUMPTIONS, RECOMPUTING, Fit, largest_fits
+from tinker_cookbook.doctor.machine import (
+    VLLM_PYTHON,
+    Found,
+    Machine,
+    driver_without_cuda,
+    find_sandbox,
+    find_vllm,
+    look,
+)
+from tinker_cookbook.doctor.packages import Extra, find_extras, version_of
+from tinker_cookbook.doctor.parity import ParityCheck, check_parity
+from tinker_cookbook.engine.model.loading import size_text
+from tinker_cookbook.sandbox.launch import INSTALL as INSTALL_SANDBOX
+
+_LIBRARIES = ("tinker", "torch", "transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found; ``install`` has one sentence for each thing worth installing."""
+
+    machine: Machine
+    fits: list[Fit]
+    parity: list[ParityCheck]
+    extras: list[Extra]
+    sandbox: Found
+    vllm: Found
+    install: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the engine computes what transformers computes. Nothing else is needed."""
+        return all(check.passed for check in self.parity)
+
+
+def examine(device: str = "auto", dtype: str = "auto") -> Report:
+    """Examines this machine; takes some seconds.
+
+    Raises:
+        ConfigurationError: This machine does not have the device or the dtype.
+    """
+    machine = look(device, dtype)
+    kind, itemsize = machine.device_type, machine.choice.dtype.itemsize
+    extras, sandbox, vllm = find_extras(), find_sandbox(), find_vllm()
+    return Report(
+        machine,
+        largest_fits(machine.free_bytes, itemsize, kind),
+        check_parity(str(machine.choice.device), machine.choice.dtype),
+        extras,
+        sandbox,
+        vllm,
+        _worth_installing(machine, extras, sandbox, vllm),
+    )
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Returns the report as values that JSON can hold; sizes are in bytes."""
+    machine, choice = report.machine, report.machine.choice
+    return {
+        "ok": report.ok,
+        "versions": {**_versions(), "python": platform.python_version()},
+        "device": str(choice.device),
+        "device_name": machine.device_name,
+        "device_reason": choice.device_reason,
+        "dtype": str(choice.dtype).removeprefix("torch."),
+        "dtype_reason": choice.dtype_reason,
+        "cores": machine.cores,
+        "threads": machine.threads,
+        "ram_bytes": machine.ram_bytes,
+        "free_bytes": machine.free_bytes,
+        "gpu_bytes": machine.gpu_bytes,
+        "kernels": [asdict(kernel) for kernel in machine.kernels],
+        "fits": [asdict(fit) for fit in report.fits],
+        "assumptions": list(ASSUMPTIONS),
+        "parity": [
+            # JSON has no NaN.
+            {**asdict(check), "difference": _number(check.difference), "passed": check.passed}
+            for check in report.parity
+        ],
+        "extras": [{**asdict(e), "installed": e.installed} for e in report.extras],
+        "sandbox": asdict(report.sandbox),
+        "vllm": asdict(report.vllm),
+        "install": report.install,
+    }
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Prints the report as tables."""
+    machine, choice = report.machine, report.machine.choice
+    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    console.print(f"tinker_cookbook {tinker_cookbook.__version__} ({versions})", highlight=False)
+
+    rows = [
+        ("device", f"{choice.device}: {machine.device_name}; {choice.device_reason}"),
+        ("precision", f"{_dtype_name(choice.dtype)}; {choice.dtype_reason}"),
+        ("cores", f"{machine.cores}, of which {machine.threads} are used"),
+        ("memory (RAM)", size_text(machine.ram_bytes)),
+        ("memory of GPUs", ", ".join(map(size_text, machine.gpu_bytes)) or "no GPU"),
+        (f"free on {choice.device}", size_text(machine.free_bytes)),
+    ]
+    rows += [
+        (found.name, _mark(found)) for found in (*machine.kernels, report.sandbox, report.vllm)
+    ]
+    _print_table(console, "This machine", ("", ""), rows)
+
+    _print_table(
+        console, "Largest known model that fits", ("", "model", "needs"), _fit_rows(report)
+    )
+    console.print("Computed, not tried. Assumed:", *(f"  {line}" for line in ASSUMPTIONS), sep="\n")
+
+    checks = [
+        (
+            check.name,
+            check.error or f"{check.difference:.1e} (at most {check.tolerance:.0e})",
+            "ok" if check.passed else "FAILED",
+        )
+        for check in report.parity
+    ]
+    title = f"A tiny model on {choice.device}, and the same on the CPU in transformers"
+    _print_table(console, title, ("", "difference", ""), checks)
+
+    installed = ", ".join(extra.name for extra in report.extras if extra.installed)
+    console.print(f"\nExtras that are installed: {installed or 'none'}", highlight=False)
+    missing = [(e.command, e.use) for e in report.extras if not e.installed]
+    if missing:
+        _print_table(console, "Extras that are not installed", ("", "for"), missing)
+    console.print()
+    if report.install:
+        console.print("Worth installing here:", *(f"  {text}" for text in report.install), sep="\n")
+    if not report.ok:
+        console.print(
+            "The engine does not compute here what transformers computes, so results of training "
+            f"on {choice.device} would be wrong. Try device=cpu, and report the table above."
+        )
+
+
+def _worth_installing(
+    machine: Machine, extras: list[Extra], sandbox: Found, vllm: Found
+) -> list[str]:
+    advice: list[str] = []
+    missing = {extra.name: extra for extra in extras if not extra.installed}
+    if driver_without_cuda():
+        advice.append("a CUDA build of torch: nvidia-smi is here, but torch sees no GPU")
+    if machine.device_type == "cpu" and not all(k.there for k in machine.kernels[:2]):
+        advice.append("gcc: the engine compiles its CPU kernels with it, and is slower without")
+    if machine.device_type == "cuda":
+        if "gpu" in missing:
+            advice.append(f"{missing['gpu'].command}: {missing['gpu'].use}")
+        if not vllm.there:
+            advice.append(
+                f"vLLM in an environment of its own, named by {VLLM_PYTHON}: faster sampling on "
+                "GPUs (docs/gpu.md)"
+            )
+    if "server" in missing:
+        advice.append(f"{missing['server'].command}: {missing['server'].use}")
+    if not sandbox.there:
+        advice.append(f"a sandbox for programs that a model wrote. {INSTALL_SANDBOX}")
+    return advice
+
+
+def _fit_rows(report: Report) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for fit in report.fits:
+        model = fit.model or "none of the known ones"
+        row = (fit.work, f"{model} ({fit.note})" if fit.note else model, size_text(fit.needs_bytes))
+        # Recomputation is worth a row only where it makes room for a larger model.
+        if not rows or row[1] != rows[-1][1] or fit.work != RECOMPUTING:
+            rows.append(row)
+    return rows
+
+
+def _print_table(
+    console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]
+) -> None:
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "needs")
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table, markup=False, highlight=False)
+
+
+def _mark(found: Found) -> str:
+    return found.detail if found.there else f"not found: {found.detail}"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version_of(name) or "not installed" for name in _LIBRARIES}
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _number(value: float) -> float | None:
+    return value if value == value else None
