@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
@@ -31,11 +31,6 @@ from tinker_cookbook.recipes.decisions.decision import (
 from tinker_cookbook.recipes.decisions.table import brier
 from tinker_cookbook.recipes.decisions.train import decision_dist_datums, probability_loss
 from tinker_cookbook.recipes.forecasting.data import (
-    DEFAULT_CACHE_DIR,
-    DEFAULT_DATASET_REVISION,
-    DEFAULT_MAX_TRAIN_QUESTIONS,
-    DEFAULT_MAX_VALIDATION_QUESTIONS,
-    DEFAULT_SPLIT_DATE,
     ForecastExample,
     ForecastSplit,
     fetch_prophet_arena,
@@ -49,7 +44,7 @@ from tinker_cookbook.recipes.forecasting.env import (
     calibration_table,
     roc_auc,
 )
-from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
+from tinker_cookbook.recipes.forecasting.settings import MarketSettings
 from tinker_cookbook.recipes.forecasting.train import show
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
@@ -99,22 +94,9 @@ class YesNoChoiceRenderer(ChoiceRenderer):
 
 
 @chz.chz
-class Config(RecipeSettings):
+class Config(MarketSettings, RecipeSettings):
     """Settings of the recipe."""
 
-    data: Literal["synthetic", "prophet_arena"] = chz.field(
-        default="synthetic", doc="synthetic or prophet_arena (a download)"
-    )
-    data_path: str | None = chz.field(default=None, doc="CSV file of markets, instead of data")
-    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
-    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
-    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
-    max_train_questions: int | None = number(
-        DEFAULT_MAX_TRAIN_QUESTIONS, "Most markets to train on; None: all", low=1
-    )
-    max_validation_questions: int | None = number(
-        DEFAULT_MAX_VALIDATION_QUESTIONS, "Most markets to evaluate on; None: all", low=1
-    )
     batch_size: int = number(32, "Markets a step", low=1)
     epochs: int = number(1, "Passes over the training markets", low=1)
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
@@ -175,11 +157,8 @@ def _metrics(pairs: Sequence[tuple[float, int]]) -> dict[str, float]:
 
 def load_split(cfg: Config) -> ForecastSplit:
     """Returns the markets that the settings name; writes the synthetic ones."""
-    path = cfg.data_path
-    if path is None and cfg.data == "synthetic":
-        path = str(synthetic_markets())
     return load_prophet_arena_split(
-        path or fetch_prophet_arena(cfg.dataset_revision, cfg.data_cache_dir),
+        cfg.csv_file() or fetch_prophet_arena(cfg.dataset_revision, cfg.data_cache_dir),
         split_time=parse_utc_datetime(cfg.split_date, "split_date"),
         max_train_questions=cfg.max_train_questions,
         max_validation_questions=cfg.max_validation_questions,
@@ -263,8 +242,6 @@ def _run(
 
 def main(cfg: Config) -> None:
     """Trains forecasts as decisions, and prints how well they are calibrated."""
-    if cfg.data not in ("synthetic", "prophet_arena"):
-        raise ConfigurationError(f"data: got {cfg.data!r}, expected synthetic or prophet_arena")
     check_model(cfg)
     run_own_loop(cfg, load_split, _run)
 

@@ -11,25 +11,16 @@ the end the calibration on the validation markets is printed: what was forecast,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.forecasting.data import (
-    DEFAULT_CACHE_DIR,
-    DEFAULT_DATASET_REVISION,
-    DEFAULT_MAX_TRAIN_QUESTIONS,
-    DEFAULT_MAX_VALIDATION_QUESTIONS,
-    DEFAULT_SPLIT_DATE,
-)
 from tinker_cookbook.recipes.forecasting.env import (
     CalibrationBin,
     ForecastEvaluator,
     ProphetArenaRLDatasetBuilder,
     evaluator_builder,
 )
-from tinker_cookbook.recipes.forecasting.synthetic import synthetic_markets
+from tinker_cookbook.recipes.forecasting.settings import MarketSettings
 from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
@@ -39,22 +30,9 @@ from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz
-class Config(RLSettings):
+class Config(MarketSettings, RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""
 
-    data: Literal["synthetic", "prophet_arena"] = chz.field(
-        default="synthetic", doc="synthetic or prophet_arena (a download)"
-    )
-    data_path: str | None = chz.field(default=None, doc="CSV file of markets, instead of data")
-    data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
-    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
-    split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
-    max_train_questions: int | None = number(
-        DEFAULT_MAX_TRAIN_QUESTIONS, "Most markets to train on; None: all", low=1
-    )
-    max_validation_questions: int | None = number(
-        DEFAULT_MAX_VALIDATION_QUESTIONS, "Most markets to evaluate on; None: all", low=1
-    )
     train_epochs: int = number(3, "Passes over the training markets", low=1)
     validation_group_size: int = number(8, "Forecasts of a market in evaluation", low=1)
     group_size: int = chz.field(default=32, doc="Forecasts of a market, compared with each other")
@@ -67,10 +45,8 @@ class Config(RLSettings):
 
 def build_dataset(cli: Config) -> ProphetArenaRLDatasetBuilder:
     """Returns the markets that the settings name; writes the synthetic ones."""
-    path = cli.data_path
-    if path is None and cli.data == "synthetic":
-        path = str(synthetic_markets(seed=0))
-    return fill(ProphetArenaRLDatasetBuilder, cli, data_path=path, include_validation=False)
+    fixed = {"data_path": cli.csv_file(), "include_validation": False}
+    return fill(ProphetArenaRLDatasetBuilder, cli, **fixed)
 
 
 def build_config(cli: Config, made: list[ForecastEvaluator] | None = None) -> train.Config:
@@ -78,8 +54,6 @@ def build_config(cli: Config, made: list[ForecastEvaluator] | None = None) -> tr
 
     The evaluator is appended to ``made`` when the run begins.
     """
-    if cli.data not in ("synthetic", "prophet_arena"):
-        raise ConfigurationError(f"data: got {cli.data!r}, expected synthetic or prophet_arena")
     check_model(cli)
     dataset = build_dataset(cli)
     config = rl_config(cli, "forecasting", dataset)

@@ -39,8 +39,8 @@ def get_gemini_client(
         ConfigurationError: google-genai is not installed, or a variable is not set.
     """
     try:
-        from google import genai
-        from google.genai.types import HttpOptions
+        from google import genai  # pyright: ignore[reportAttributeAccessIssue]
+        from google.genai.types import HttpOptions  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise missing_extra("embeddings of Gemini", error, "vector-search") from error
     if vertexai is None:

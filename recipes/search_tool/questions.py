@@ -54,7 +54,7 @@ def process_single_row(
     graded = row.get("reward_model")
     value = graded.get("ground_truth") if isinstance(graded, Mapping) else None
     for name in _ANSWER_FIELDS:
-        value = row.get(name) if value is None else value
+        value: Any = row.get(name) if value is None else value
     # Search-R1 has {"target": [...]}, and SQuAD on the Hub {"text": [...], "answer_start": [...]}.
     if isinstance(value, Mapping):
         value = value.get("target", value.get("text"))

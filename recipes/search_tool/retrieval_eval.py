@@ -100,7 +100,7 @@ def measure(corpus: Corpus, pairs: list[tuple[str, str]], methods: list[Method])
     for method in methods:
         # Parts of one document share places, so more results than the highest rank are needed.
         depth = 2 * max(RANKS)
-        found = dict.fromkeys(RANKS, 0)
+        found: dict[int, int] = dict.fromkeys(RANKS, 0)
         if method != "bm25":
             minilm().embed_query("warm up")  # the weights are loaded before the clock starts
         started = time.monotonic()

@@ -1,6 +1,6 @@
 """A small language model that can read search results, made from generated episodes.
 
-    python -m recipes.search_tool.small_model model_path=FOLDER
+    python -m recipes.search_tool.small_model output=FOLDER
 
 A Llama of 0.8 million parameters with a tokenizer for the words of the example data. It is trained
 from random weights on episodes about invented worlds other than the example's, so it copies answers
@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.search_tool.corpus import Corpus
 from tinker_cookbook.recipes.search_tool.questions import EXAMPLE_DOCUMENTS
 from tinker_cookbook.recipes.search_tool.retrieval import SearchIndex, build_index
 from tinker_cookbook.recipes.search_tool.search_env import SEARCH_TASK_INSTRUCTIONS, TOOL_RENDERER
 from tinker_cookbook.recipes.search_tool.tools import LocalSearchTool, format_results, shown
 from tinker_cookbook.recipes.search_tool.world import Question, World, make_world
+from tinker_cookbook.recipes.tiny_llama import Row, TinyModelSettings, new_folder, train
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -39,6 +36,7 @@ from tinker_cookbook.renderers import (
     get_text_content,
 )
 from tinker_cookbook.renderers.core.tool_calls import declare_tools
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
@@ -59,18 +57,14 @@ N_RESULTS = 2
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TinyModelSettings):
     """Settings of the small model."""
 
-    model_path: str = chz.field(doc="New folder to write the model to")
-    num_steps: int = chz.field(default=450, doc="Steps of training")
-    batch_size: int = chz.field(default=32, doc="Episodes a step")
-    num_worlds: int = chz.field(default=12, doc="Invented worlds; each has 588 questions")
+    steps: int = number(450, "Training steps", low=1)
+    num_worlds: int = number(12, "Invented worlds; each has 588 questions", low=1)
     right_share: float = chz.field(default=0.3, doc="Share of the episodes that are right")
-    learning_rate: float = chz.field(default=3e-3, doc="Peak learning rate of AdamW")
-    hidden_size: int = chz.field(default=128, doc="Width of the model")
-    num_layers: int = chz.field(default=3, doc="Layers of the model")
-    seed: int = chz.field(default=0, doc="Seed of weights and episodes")
+    hidden_size: int = number(128, "Width", low=4)
+    num_layers: int = number(3, "Layers", low=1)
 
 
 def episodes(
@@ -175,119 +169,46 @@ def _texts(conversations: list[list[Message]], queries: set[str]) -> list[str]:
 
 def rendered(
     renderer: Renderer, conversations: list[list[Message]], prefix: list[Message]
-) -> list[tuple[list[int], list[float]]]:
+) -> list[Row]:
     """Returns tokens and weights of each conversation; every answer of the model is trained."""
-    found = []
+    rows: list[Row] = []
     for messages in conversations:
-        example = renderer.build_supervised_example(
+        tokens, weights = renderer.build_supervised_example(
             [*prefix, *messages], TrainOnWhat.ALL_ASSISTANT_MESSAGES
         )
-        found.append((example[0].to_ints(), example[1].tolist()))
-    return found
-
-
-def fit(
-    config: CLIConfig, examples: list[tuple[list[int], list[float]]], folder: Path, size: int
-) -> float:
-    """Trains a model from random weights and writes it; returns the mean loss of the last steps."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(config.seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=size,
-            hidden_size=config.hidden_size,
-            intermediate_size=3 * config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=1024,
-            bos_token_id=None,
-            eos_token_id=_SPECIAL.index("<|im_end|>"),
-            tie_word_embeddings=True,
-        )
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
-    warmup = 30
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1, (step + 1) / warmup) * (1 - 0.95 * step / config.num_steps),
-    )
-    rng = random.Random(config.seed)
-    order: list[int] = []
-    losses: list[float] = []
-    started = time.monotonic()
-    for step in range(config.num_steps):
-        if len(order) < config.batch_size:
-            order += rng.sample(range(len(examples)), len(examples))
-        batch = [examples[order.pop()] for _ in range(config.batch_size)]
-        length = max(len(tokens) for tokens, _ in batch)
-        tokens_BL = torch.tensor([tokens + [1] * (length - len(tokens)) for tokens, _ in batch])
-        weights_BL = torch.tensor([w + [0.0] * (length - len(w)) for _, w in batch])
-        mask_BL = torch.tensor([[1] * len(w) + [0] * (length - len(w)) for _, w in batch])
-        logits_BLV = model(tokens_BL, attention_mask=mask_BL).logits[:, :-1]
-        nll_BL = torch.nn.functional.cross_entropy(
-            logits_BLV.transpose(1, 2), tokens_BL[:, 1:], reduction="none"
-        )
         # Texts of documents count a little too: their names repeat, which teaches to copy.
-        weights_BL = weights_BL[:, 1:] + 0.1 * mask_BL[:, 1:]
-        loss = (nll_BL * weights_BL).sum() / weights_BL.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        if step % 50 == 0 or step == config.num_steps - 1:
-            recent = losses[-50:]
-            print_line(
-                f"step {step + 1}/{config.num_steps}  loss {sum(recent) / len(recent):.3f}  "
-                f"{time.monotonic() - started:.0f} s"
-            )
-    model.save_pretrained(folder)
-    return sum(losses[-50:]) / len(losses[-50:])
+        rows.append((tokens.to_ints(), (weights + 0.1).tolist()))
+    return rows
 
 
 def make_small_model(config: CLIConfig) -> float:
     """Makes episodes, tokenizer and model; returns the loss at the end of training.
 
-    The folder appears whole: an interrupted run leaves nothing at ``model_path``.
-
     Raises:
-        ConfigurationError: ``model_path`` exists.
+        ConfigurationError: ``output`` is not empty.
     """
-    path = Path(config.model_path).expanduser()
-    if path.exists():
-        raise ConfigurationError(f"model_path: got {path}, which exists; expected a new folder")
     worlds = [make_world(_FIRST_WORLD + i) for i in range(config.num_worlds)]
-    conversations = list(episodes(worlds, config.right_share, random.Random(config.seed)))
     search = LocalSearchTool(str(EXAMPLE_DOCUMENTS)).search
     queries = {query for question in worlds[0].questions for query in question.queries}
     # Renderers write the declaration; here only its text is needed, to make it one token.
     system = declare_tools([search.to_spec()], SEARCH_TASK_INSTRUCTIONS)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
-        tokenizer = make_tokenizer(_texts(conversations, queries), _phrases(system), part)
+    with new_folder(config.output) as folder:
+        conversations = list(episodes(worlds, config.right_share, random.Random(config.seed)))
+        tokenizer = make_tokenizer(_texts(conversations, queries), _phrases(system), folder)
         renderer = get_renderer(TOOL_RENDERER, tokenizer)
         prefix = renderer.create_conversation_prefix_with_tools(
             [search.to_spec()], SEARCH_TASK_INSTRUCTIONS
         )
-        examples = rendered(renderer, conversations, prefix)
+        rows = rendered(renderer, conversations, prefix)
         print_line(
-            f"{len(examples)} episodes about {config.num_worlds} worlds, {len(tokenizer)} tokens"
+            f"{len(rows)} episodes about {config.num_worlds} worlds, {len(tokenizer)} tokens"
         )
-        loss = fit(config, examples, part, len(tokenizer))
-        part.rename(path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return loss
+        return train(config, rows, tokenizer, folder, tie_word_embeddings=True)
 
 
 def small_model_path() -> Path:
     """Returns the folder of the small model with default settings; makes it the first time."""
-    config = CLIConfig(model_path="")
+    config = CLIConfig(output="")
     search = LocalSearchTool(str(EXAMPLE_DOCUMENTS)).search
     # Another version of the settings, the instructions or the tool needs another model.
     made_from = json.dumps([chz.asdict(config), SEARCH_TASK_INSTRUCTIONS, search.to_spec()])
@@ -296,14 +217,14 @@ def small_model_path() -> Path:
     path = _ROOT / f"qwen3-format-search-{tag}-instruct"
     if not path.exists():
         print_line(f"making the small model, once: {path}")
-        make_small_model(chz.replace(config, model_path=str(path)))
+        make_small_model(chz.replace(config, output=str(path)))
     return path
 
 
 def main(config: CLIConfig) -> None:
     """Makes the model and prints where it is."""
     loss = make_small_model(config)
-    print_line(f"loss {loss:.3f}; model_name={config.model_path} renderer_name={TOOL_RENDERER}")
+    print_line(f"loss {loss:.3f}; model_name={config.output} renderer_name={TOOL_RENDERER}")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def format_results(
 def _result(
     query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int
 ) -> ToolResult:
-    metrics = {"queries": len(query_list), "documents": sum(map(len, texts))}
+    metrics: dict[str, float] = {"queries": len(query_list), "documents": sum(map(len, texts))}
     return simple_tool_result(format_results(query_list, texts, max_chars), metrics=metrics)
 
 
@@ -310,8 +310,8 @@ class ChromaTool:
 
 async def _connect(host: str, port: int) -> Any:
     try:
-        import chromadb
-        from chromadb.config import Settings
+        import chromadb  # pyright: ignore[reportMissingImports]
+        from chromadb.config import Settings  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise missing_extra("searches in Chroma", error, "vector-search") from error
     try:

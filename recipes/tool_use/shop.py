@@ -96,7 +96,9 @@ class Question:
             return [(self.kind, {"item": self.items[0]})]
         prices = Shop(self.seed).prices
         first, second = (prices[item] for item in self.items)
-        looked_up = [("price", {"item": item}) for item in self.items]
+        looked_up: list[tuple[str, dict[str, str | int]]] = [
+            ("price", {"item": item}) for item in self.items
+        ]
         return [*looked_up, ("add", {"a": first, "b": second})]
 
     def answer(self) -> int:

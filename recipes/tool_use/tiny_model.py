@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
-import shutil
-import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.tiny_llama import (
+    Row,
+    TinyModelSettings,
+    new_folder,
+    train,
+    word_tokenizer,
+)
 from tinker_cookbook.recipes.tool_use.shop import (
     ITEMS,
     KINDS,
@@ -33,10 +35,12 @@ from tinker_cookbook.recipes.tool_use.shop import (
     make_questions,
 )
 from tinker_cookbook.renderers import Message, Renderer, ToolCall, get_renderer
+from tinker_cookbook.renderers.core.tool_calls import declare_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import handle_tool_call
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.terminal import print_line
 
 RENDERER = "qwen3_instruct"
 # A token is the declaration of the tools, a piece of a call, a tag or a word. So a prompt has about
@@ -46,30 +50,19 @@ _PIECES = (
     r'|\{"name": "|", "arguments": \{|"item": "|"a": |"b": |"\}\}|\}\}'
     r"|</?\w+>| ?\w+|\n+|[^\w\n]"
 )
-_SPECIAL = ("<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(TinyModelSettings):
     """Settings of the model."""
 
-    output: str = chz.field(doc="Folder of the model; it must be empty or absent")
     right_share: float = chz.field(default=0.5, doc="Share of right calls in the examples")
-    num_examples: int = chz.field(default=3000, doc="Example episodes")
-    steps: int = chz.field(default=400, doc="Training steps")
-    batch_size: int = chz.field(default=32, doc="Episodes a step")
-    learning_rate: float = chz.field(default=3e-3, doc="Highest learning rate")
-    hidden_size: int = chz.field(default=64, doc="Width")
-    num_layers: int = chz.field(default=2, doc="Layers")
-    seed: int = chz.field(default=0, doc="Seed of examples and weights")
+    num_examples: int = number(3000, "Example episodes", low=1)
 
     @chz.validate
     def _check(self) -> None:
         if not 0 <= self.right_share <= 1:
             raise ConfigurationError(f"right_share: got {self.right_share}, expected 0 to 1")
-        for name in ("num_examples", "steps", "batch_size", "num_layers"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
 
 
 async def example_episode(
@@ -97,11 +90,6 @@ async def example_episode(
 
 def make_tokenizer(folder: Path) -> Any:
     """Writes a tokenizer of all words of the task, and returns it."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from tinker_cookbook.renderers.core.tool_calls import declare_tools
-
     questions = [Question(kind, (item, item), 0) for kind in KINDS for item in ITEMS]
     texts = [
         declare_tools([one.to_spec() for one in Shop(0).tools], ""),
@@ -113,30 +101,25 @@ def make_tokenizer(folder: Path) -> Any:
         "system\nuser\nassistant\n<tool_call>\n</tool_call>\n\n<tool_response></tool_response>",
         *(f"{number}" for number in range(2 * MAX_NUMBER + 1)),
     ]
-    pieces = sorted({piece for text in texts for piece in re.findall(_PIECES, text)})
-    words = [*pieces, *(char for char in map(chr, range(32, 127)) if char not in pieces)]
-    vocabulary = {piece: number for number, piece in enumerate([*_SPECIAL, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
+    texts += map(chr, range(32, 127))
+    return word_tokenizer(
+        texts,
+        _PIECES,
+        folder,
+        ("<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
     )
-    fast.save_pretrained(folder)
-    return fast
 
 
-async def make_rows(config: CLIConfig, renderer: Renderer) -> list[tuple[list[int], list[float]]]:
+async def make_rows(config: CLIConfig, renderer: Renderer) -> list[Row]:
     """Returns tokens and loss weights of the example episodes."""
     rng = random.Random(config.seed)
     prefix = renderer.create_conversation_prefix_with_tools(
         [one.to_spec() for one in Shop(0).tools]
     )
-    rows: list[tuple[list[int], list[float]]] = []
+    rows: list[Row] = []
     for question in make_questions(config.num_examples, config.seed + 1):
         episode = await example_episode(question, rng, config.right_share)
         for tokens, weights in renderer.build_supervised_examples(
@@ -146,82 +129,19 @@ async def make_rows(config: CLIConfig, renderer: Renderer) -> list[tuple[list[in
     return rows
 
 
-def train(config: CLIConfig, folder: Path) -> float:
-    """Trains the model, writes it into ``folder``, and returns its mean loss at the end."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    size = len(make_tokenizer(folder))
-    renderer = get_renderer(RENDERER, get_tokenizer(str(folder)))
-    rows = asyncio.run(make_rows(config, renderer))
-    torch.manual_seed(config.seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=size,
-            hidden_size=config.hidden_size,
-            intermediate_size=3 * config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=512,
-            bos_token_id=None,
-            eos_token_id=3,
-            pad_token_id=1,
-            # 0.02, which suits large models, makes the model copy words only after 1,000 steps.
-            initializer_range=0.1,
-        )
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), config.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.learning_rate, total_steps=config.steps
-    )
-    rng, losses = random.Random(config.seed), []
-    for _ in range(config.steps):
-        loss = _loss(model, rng.choices(rows, k=config.batch_size))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        losses.append(loss.item())
-    model.save_pretrained(folder)
-    last = losses[-100:]
-    return sum(last) / len(last)
-
-
-def _loss(model: Any, batch: Sequence[tuple[list[int], list[float]]]) -> Any:
-    """Mean loss of the tokens that the assistant wrote."""
-    import torch
-
-    longest = max(len(tokens) for tokens, _ in batch)
-    # Padding on the right: no token of an episode sees it.
-    tokens = torch.tensor([row + [1] * (longest - len(row)) for row, _ in batch])
-    weights = torch.tensor([row + [0.0] * (longest - len(row)) for _, row in batch])
-    logits = model(tokens).logits[:, :-1]
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
-    )
-    trained = weights[:, 1:].flatten()
-    return (losses * trained).sum() / trained.sum()
-
-
 async def make_model(config: CLIConfig) -> None:
     """Trains the model and writes it."""
-    folder = Path(config.output).expanduser()
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"output: {folder} is not empty; expected a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    # Written under another name first: a folder of this name is always complete.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-        loss = await asyncio.to_thread(train, config, Path(unfinished))
-        shutil.copytree(unfinished, f"{unfinished}.done")
-    Path(f"{unfinished}.done").replace(folder)
-    text = (
-        f"tiny model: {config.num_examples} example episodes, {config.steps} steps, "
-        f"{time.monotonic() - started:.0f} s; loss of a token {loss:.3f} nats\n{folder}"
+    with new_folder(config.output) as folder:
+        tokenizer = make_tokenizer(folder)
+        rows = await make_rows(config, get_renderer(RENDERER, get_tokenizer(str(folder))))
+        # With an initializer_range of 0.02, which suits large models, the model copies words only
+        # after 1,000 steps.
+        sizes = {"max_position_embeddings": 512, "initializer_range": 0.1}
+        loss = await asyncio.to_thread(train, config, rows, tokenizer, folder, **sizes)
+    print_line(
+        f"tiny model: {config.num_examples} example episodes, loss of a token {loss:.3f} nats"
     )
-    get_console().print(text, highlight=False, soft_wrap=True)
+    print_line(config.output)
 
 
 main = make_model

@@ -333,9 +333,9 @@ class Reader:
             (self.folder / "my_questions.jsonl").write_text(text)
             index = build_index(read_corpus(str(documents)))
             save_index(index, self.folder / "wiki_index", {})
-            tiny = ["num_steps=1", "batch_size=1", "num_worlds=1", "hidden_size=32", "num_layers=1"]
+            tiny = ["steps=1", "batch_size=1", "num_worlds=1", "hidden_size=32", "num_layers=1"]
             program = [sys.executable, "-m", "recipes.search_tool.small_model"]
-            self.run([*program, f"model_path={model}", *tiny])
+            self.run([*program, f"output={model}", *tiny])
         values = dict(SETTINGS[command.program])
         if command.program.endswith(".train"):
             batch = "batch_size" if "batch_size" in typed else "groups_per_batch"

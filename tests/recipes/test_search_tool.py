@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small model after two steps: its tokenizer is whole, its text is noise."""
     path = str(tmp_path_factory.mktemp("small") / "model")
     config = small_model.CLIConfig(
-        model_path=path, num_steps=2, batch_size=2, num_worlds=1, hidden_size=32, num_layers=1
+        output=path, steps=2, batch_size=2, num_worlds=1, hidden_size=32, num_layers=1
     )
     small_model.make_small_model(config)
     return path

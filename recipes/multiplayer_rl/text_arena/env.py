@@ -150,9 +150,10 @@ class TwoPlayerEnvGroupBuilder(EnvGroupBuilder):
         if self.num_envs % self.num_players:
             raise ValueError(f"num_envs: got {self.num_envs}, expected an even number of players")
         envs: list[Env] = []
+        coordinator: TwoPlayerCoordinator | None = None
         for number in range(self.num_envs):
             # In self-play the second seat joins the game of the first.
-            if number % self.num_players == 0 or not self.self_play:
+            if coordinator is None or number % self.num_players == 0 or not self.self_play:
                 coordinator = await asyncio.to_thread(self._start)
             envs.append(
                 TwoPlayerEnv(

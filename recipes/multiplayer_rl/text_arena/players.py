@@ -21,7 +21,7 @@ from tinker_cookbook.utils.terminal import get_console
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 
-STOP_CONDITION: StopCondition = ["]\n"]
+STOP_CONDITION: list[str] = ["]\n"]
 """A move is the first text in square brackets, so an answer may end after it."""
 
 
