@@ -324,8 +324,9 @@ class Reader:
         if not documents.exists():
             documents.mkdir()
             (documents / "lamp.txt").write_text("Ada built the lamp.")
-            question = {"question": "Who?", "answers": [{"text": "Ada"}]}
-            paragraph = {"context": "Ada built the lamp.", "qas": [question] * 4}
+            answers = [{"text": "Ada"}]
+            asked = [{"question": f"Who {i}?", "answers": answers} for i in range(4)]
+            paragraph = {"context": "Ada built the lamp.", "qas": asked}
             squad = {"data": [{"paragraphs": [paragraph]}]}
             (self.folder / "xquad.en.json").write_text(json.dumps(squad))
             rows = [{"question": f"Who {i}?", "answer": "Ada"} for i in range(4)]
