@@ -6,7 +6,8 @@ A Llama of 0.8 million parameters with a tokenizer for the words of the example 
 from random weights on episodes about invented worlds other than the example's, so it copies answers
 out of documents and knows none by heart. Only some of the episodes are right: in the others the
 model answers without a search, searches for the wrong name, misreads the document, stops before the
-second search, or leaves ``Answer:`` out. Reinforcement learning has to find out which of these are rewarded.
+second search, or leaves ``Answer:`` out. Reinforcement learning has to find out which of these are
+rewarded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import RecipeRuns, finish, last_of_each
+from recipe_runs import REPO, RecipeRuns, last_of_each, warm_starts
 
 from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
@@ -85,8 +85,7 @@ class DistillationRuns(RecipeRuns):
     def go(
         self, recipe: str, arguments: list[str], kill: list[str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        program = [str(Path(__file__).with_name("kill_at.py")), *kill] if kill else ["-m"]
-        return finish(self.start([sys.executable, *program, recipe, *arguments]))
+        return warm_starts().run([recipe, *arguments], kill, self.environment(), REPO)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     EvalError,
 )
+from tinker_cookbook.sandbox import SandboxUnavailableError
 
 
 class Sums(ExampleBenchmark):
@@ -343,7 +344,7 @@ def test_thinking_is_split_from_text():
     assert split_thinking("a <think> b") == ("a <think> b", "")
 
 
-def test_what_cannot_be(stories_model):
+def test_what_cannot_be(stories_model, monkeypatch):
     class Judged(Sums):
         requires_judge = True
 
@@ -352,7 +353,12 @@ def test_what_cannot_be(stories_model):
 
     with pytest.raises(ConfigurationError, match="a judge; set judge_sampling_client"):
         run(Judged(), Scripted(right))
-    with pytest.raises(ConfigurationError, match="needs a sandbox"):
+
+    def no_sandbox() -> None:
+        raise SandboxUnavailableError("install bubblewrap")
+
+    monkeypatch.setattr("tinker_cookbook.sandbox.available_tier", no_sandbox)
+    with pytest.raises(ConfigurationError, match="cannot isolate them: install bubblewrap"):
         run(Sandboxed(), Scripted(right))
     with pytest.raises(ConfigurationError, match="does not score given texts"):
         run(Sums(), Scripted(right), scoring="logprob")
