@@ -42,7 +42,10 @@ def test_the_listing_has_every_program_with_a_line_of_its_own():
     assert {"recipes.sl_basic", "recipes.math_rl.train"} <= {program.name for program in recipes}
     for program in recipes:
         assert program.summary, program.name
-        assert callable(importlib.import_module(program.name).main), program.name
+        module = importlib.import_module(program.name)
+        if hasattr(module, "__path__"):  # `python -m` runs the package's __main__
+            module = importlib.import_module(f"{program.name}.__main__")
+        assert callable(module.main), program.name
 
 
 def test_the_listing_is_quick_and_imports_nothing_heavy():
