@@ -313,9 +313,9 @@ class BatchSource(GroupSource):
         # The size is rounded up, so that a substep has at most ``num_minibatches`` parts.
         parts = _Parts(batch, -(-len(batch) // (self._num_substeps * (self._num_minibatches or 1))))
         self._worker.begin(len(batch))
-        tasks = {
-            asyncio.create_task(self._worker.run_group(group, snapshot)): group for group in batch
-        }
+        tasks: dict[asyncio.Task[RolloutGroup | None], RolloutGroup] = {}
+        for group in batch:
+            tasks[asyncio.create_task(self._worker.run_group(group, snapshot))] = group
         # Pass finished groups on while the others still run.
         pending, groups = set(tasks), []
         try:
