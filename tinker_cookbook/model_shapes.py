@@ -69,9 +69,12 @@ class ModelShape:
 
     def adapter_bytes(self, rank: int) -> int:
         """Returns the bytes of an adapter in training: weights, gradients and moments."""
-        # The engine puts no adapters on routed experts.
         mlp, attention, unembed = self.lora_weights()
-        return _ADAPTER_COPIES * 4 * rank * (attention + unembed + (0 if self.experts else mlp))
+        if self.experts:
+            # The engine shares nothing among experts: each has a pair for gate and up, and one for
+            # down.
+            mlp = self.layers * self.experts * (2 * self.hidden + 3 * self.inner)
+        return _ADAPTER_COPIES * 4 * rank * (attention + unembed + mlp)
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Returns the bytes of one token in the KV cache."""

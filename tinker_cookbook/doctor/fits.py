@@ -45,7 +45,6 @@ class Fit:
     work: str
     model: str | None
     needs_bytes: int
-    note: str = ""
 
 
 def needs_of(shape: ModelShape, itemsize: int, device_type: str) -> Needs:
@@ -77,9 +76,7 @@ def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
         if not fitting:
             return Fit(work, None, min(size for _, size in sizes))
         shape, size = max(fitting, key=lambda pair: pair[0].parameters)
-        # Adapters cover no routed experts, and the user should know before choosing such a model.
-        trains = work != "sampling" and shape.experts
-        return Fit(work, shape.name, size, "attention and head only" if trains else "")
+        return Fit(work, shape.name, size)
 
     return [
         largest("SFT", lambda needs: needs.sft),

@@ -176,7 +176,7 @@ def _fit_rows(report: Report) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for fit in report.fits:
         model = fit.model or "none of the known ones"
-        row = (fit.work, f"{model} ({fit.note})" if fit.note else model, size_text(fit.needs_bytes))
+        row = (fit.work, model, size_text(fit.needs_bytes))
         # Recomputation is worth a row only where it makes room for a larger model.
         if not rows or row[1] != rows[-1][1] or fit.work != RECOMPUTING:
             rows.append(row)

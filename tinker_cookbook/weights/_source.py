@@ -176,7 +176,7 @@ def low_rank_updates(
         if tensor.dim() != 2:
             raise WeightsAdapterError(
                 f"{source}: tensor {key!r} has shape {tuple(tensor.shape)}, expected a matrix; "
-                "adapters of stacked experts cannot be exported yet, because the engine has none"
+                "a LoRA adapter in PEFT's format has matrices alone"
             )
         module = key.removeprefix(_PREFIX).removesuffix(suffix)
         module = HEAD if module in _HEAD_ALIASES else module
@@ -197,6 +197,12 @@ def low_rank_updates(
 
 
 def _check_kind(config: Mapping[str, Any], source: str) -> None:
+    if experts := [p for p in config.get("target_parameters") or [] if ".experts." in p]:
+        raise WeightsAdapterError(
+            f"{source}: the adapter changes routed experts ({', '.join(experts)}), which cannot be "
+            "merged or exported here yet. Its files are in PEFT's format: copy_out of the rest "
+            "client writes them, and PeftModel.from_pretrained and merge_and_unload read them"
+        )
     for key in ("r", "lora_alpha"):
         if not isinstance(config.get(key), (int, float)):
             raise WeightsAdapterError(

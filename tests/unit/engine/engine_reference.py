@@ -44,6 +44,7 @@ SHAPE = {
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "qwen2_bias")
 SLIDING = ("gemma2", "gemma3")
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+ROUTED = ("qwen3_moe", "gpt_oss", "deepseek_v3")
 
 
 def make_model(kind: str, folder: Path) -> Path:
@@ -125,7 +126,10 @@ def peft_model(base: BaseModel, adapter: Adapter, folder: Path, dtype: Any = tor
     (folder / "adapter_config.json").write_text(config)
     tensors = {name: t.detach().contiguous() for name, t in adapter.parameters().items()}
     save_file(tensors, str(folder / "adapter_model.safetensors"))
-    plain = AutoModelForCausalLM.from_pretrained(base.folder, dtype=dtype)
+    # A loop over experts: the grouped product of torch has no float64.
+    plain = AutoModelForCausalLM.from_pretrained(
+        base.folder, dtype=dtype, experts_implementation="eager"
+    )
     return PeftModel.from_pretrained(plain, str(folder), is_trainable=True).eval()
 
 

@@ -202,8 +202,13 @@ def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
     path = adapter / "adapter_model.safetensors"
     expert = "base_model.model.model.layers.0.mlp.experts.w1.lora_A.weight"
     save_file({**load_file(path), expert: torch.zeros(2, 4, 32)}, path)
-    with pytest.raises(WeightsMergeError, match="stacked experts"):
+    with pytest.raises(WeightsMergeError, match="expected a matrix"):
         merge(base, adapter, tmp_path / "out")
+    experts = make_adapter(tmp_path / "experts", base, target_parameters=["mlp.experts.down_proj"])
+    with pytest.raises(
+        WeightsMergeError, match=r"routed experts \(mlp.experts.down_proj\).*copy_out"
+    ):
+        merge(base, experts, tmp_path / "out")
     dora = make_adapter(tmp_path / "dora", base, use_dora=True)
     with pytest.raises(WeightsMergeError, match="use_dora=True"):
         merge(base, dora, tmp_path / "out")

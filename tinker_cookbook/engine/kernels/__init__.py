@@ -4,6 +4,7 @@
 the same names use torch's operators. Kernels of another device would be chosen here as well.
 
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and adapters' terms;
+* ``freeze_experts``: products of routed experts, each for its rows;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model in one pass over memory each;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
 * ``PagedAttention`` over a paged KV cache, whose page size is ``page_tokens``.
@@ -16,12 +17,16 @@ from tinker_cookbook.engine.kernels.cpu.training_attention import (
     grouped_attention,
     training_attention,
 )
+from tinker_cookbook.engine.kernels.experts import ExpertRows, FrozenExperts, freeze_experts
 
 __all__ = [
+    "ExpertRows",
+    "FrozenExperts",
     "FrozenWeight",
     "FusedRotary",
     "PagedAttention",
     "add_low_rank",
+    "freeze_experts",
     "fuse",
     "grouped_attention",
     "page_tokens",

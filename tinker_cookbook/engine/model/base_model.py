@@ -22,6 +22,7 @@ from tinker_cookbook.engine.model.attention_support import (
     check_tree_attention,
     probe_tokens,
 )
+from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.loading import files_digest
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
@@ -163,7 +164,7 @@ class BaseModel:
 
     def require_covered(self, spec: AdapterSpec) -> None:
         """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers."""
-        # Routed experts are one parameter of three dimensions, which no adapter here covers.
+        # Experts that are stacked in another way than ``AdapterExperts`` knows.
         stacked = [
             name
             for name, parameter in self._model.named_parameters()
@@ -174,7 +175,7 @@ class BaseModel:
         kinds = sorted({_LAYER.sub(".*.", name) for name in stacked})
         raise ConfigurationError(
             f"train_mlp=true, but {self.name} has routed experts in {len(stacked)} stacked "
-            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here yet; set "
+            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here; set "
             "train_mlp=false to train attention and unembedding alone"
         )
 
@@ -205,6 +206,9 @@ class BaseModel:
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        # A token keeps the inner tensors of each of its experts.
+        chosen = int(getattr(config, "num_experts_per_tok", None) or 1)
+        inner = max(inner, chosen * int(getattr(config, "moe_intermediate_size", None) or inner))
         layers, itemsize = int(config.num_hidden_layers), self.dtype.itemsize
         return activation_bytes_per_token(layers, hidden, inner, itemsize)
 
@@ -239,6 +243,14 @@ def _hook(model: Any, active: ActiveTerms) -> list[Target]:
         if module is not head:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, AdapterLinear(module, name, active))
+    for name in stacked_experts(model):
+        group = _group_of(f"{name}.")
+        if group is None:
+            continue
+        parent, _, child = name.rpartition(".")
+        experts = AdapterExperts(model.get_submodule(name), name, active, group)
+        setattr(model.get_submodule(parent), child, experts)
+        targets += experts.targets
     if not targets:
         raise ConfigurationError(
             f"{type(model).__name__}: no linear layer was found that an adapter could cover"

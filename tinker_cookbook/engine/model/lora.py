@@ -9,6 +9,7 @@ peft, so ``PeftModel.from_pretrained`` loads what is written here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels import FrozenWeight
-from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
+from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, outer
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
-_PEFT_NAME = "base_model.model.{}.lora_{}.weight"
+_AFTER_LAYER = re.compile(r"^.*?\.\d+\.")
 
 TermGradients = dict[str, tuple[Tensor, Tensor]]
 """Target name -> gradients of A [r, in] and of B [out, r]."""
@@ -31,12 +32,27 @@ TermGradients = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Target:
-    """One linear layer that can carry an adapter; ``group`` is attn, mlp or unembed."""
+    """One linear layer that can carry an adapter; ``group`` is attn, mlp or unembed.
+
+    Of a stacked parameter with ``experts``, each has an adapter of the full rank, and ``saved_as``
+    is the module whose name peft gives to its tensors.
+    """
 
     name: str
     group: str
     in_features: int
     out_features: int
+    experts: int = 0
+    saved_as: str = ""
+
+    def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the shapes of ``A`` and ``B``."""
+        stacked = rank * max(1, self.experts)
+        return (stacked, self.in_features), (self.out_features, stacked)
+
+    def peft_name(self, side: str) -> str:
+        """Returns the name of its tensor ``A`` or ``B`` in peft's files."""
+        return f"base_model.model.{self.saved_as or self.name}.lora_{side}.weight"
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,7 @@ class AdapterSpec:
             if not any(target.group == group for target in targets):
                 raise ConfigurationError(
                     f"train_{group}=true, but this model has no {group} layer of type nn.Linear "
-                    "that an adapter could cover (stacked mixture-of-experts weights are not); set "
+                    "or stacked experts that an adapter could cover; set "
                     f"train_{group}=false"
                 )
         return [target for target in targets if target.group in groups]
@@ -164,19 +180,14 @@ class _AdaptedProduct(torch.autograd.Function):
         d_low, low = d_low[:, :rank], low[:, :rank]
         # Both forms are the same product; which one is faster depends on the dtype.
         half = low.dtype != torch.float32
-        d_b = _outer(low, gradient).t() if half else _outer(gradient, low)
-        return d_x, None, None, None, _outer(d_low, x), d_b
-
-
-def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
-    dtype = torch.promote_types(left.dtype, right.dtype)
-    return left.to(dtype).t() @ right.to(dtype)
+        d_b = outer(low, gradient).t() if half else outer(gradient, low)
+        return d_x, None, None, None, outer(d_low, x), d_b
 
 
 @dataclass(eq=False)
 class Adapter:
-    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target."""
+    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target, or
+    [E * r, in] and [out, r * E] for E stacked experts."""
 
     spec: AdapterSpec
     targets: list[Target]
@@ -195,9 +206,9 @@ class Adapter:
         tensors = {}
         for target in covered:
             bound = 1 / math.sqrt(target.in_features)  # kaiming_uniform with a = sqrt(5)
-            a = torch.empty(spec.rank, target.in_features)
-            a.uniform_(-bound, bound, generator=generator)
-            b = torch.zeros(target.out_features, spec.rank)
+            shape_a, shape_b = target.shapes(spec.rank)
+            a = torch.empty(shape_a).uniform_(-bound, bound, generator=generator)
+            b = torch.zeros(shape_b)
             tensors[target.name] = (a.to(device), b.to(device))
         return cls(spec, targets, tensors)
 
@@ -214,9 +225,8 @@ class Adapter:
         tensors, expected = {}, set()
         for target in spec.covered(targets):
             loaded = []
-            shapes = {"A": (spec.rank, target.in_features), "B": (target.out_features, spec.rank)}
-            for side, shape in shapes.items():
-                key = _PEFT_NAME.format(target.name, side)
+            for side, shape in zip("AB", target.shapes(spec.rank), strict=True):
+                key = target.peft_name(side)
                 expected.add(key)
                 if key not in saved:
                     raise CheckpointError(
@@ -241,7 +251,7 @@ class Adapter:
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all tensors by their peft name, in a fixed order."""
-        return _by_peft_name(self.tensors)
+        return self._by_peft_name(self.tensors)
 
     def requires_grad_(self, on: bool = True) -> Adapter:
         """Marks all tensors as leaves that need a gradient."""
@@ -265,7 +275,7 @@ class Adapter:
         """Returns gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
         # ``terms`` holds B times the scaling, so the chain rule multiplies its gradient with it.
         scaling = self.spec.scaling
-        return _by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
+        return self._by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
         """Returns ``adapter_config.json`` as peft reads it."""
@@ -282,13 +292,29 @@ class Adapter:
             "inference_mode": True,
             "use_rslora": False,
             "use_dora": False,
-            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.tensors}),
+            **self._peft_targets(),
         }
 
+    def _peft_targets(self) -> dict[str, list[str]]:
+        """Returns the layers by the ends of their names, as peft's config lists them."""
+        covered = [target for target in self.targets if target.name in self.tensors]
+        if not any(target.experts for target in covered):
+            return {"target_modules": sorted({t.name.rpartition(".")[2] for t in covered})}
+        # peft takes an MLP's module names in a model of experts for those of experts. Their
+        # matrices as parameters are not renamed, and have the same tensors.
+        modules, parameters = set(), set()
+        for target in covered:
+            if target.group == "mlp":
+                name = target.name if target.experts else f"{target.name}.weight"
+                parameters.add(_AFTER_LAYER.sub("", name))
+            else:
+                modules.add(target.name.rpartition(".")[2])
+        return {"target_modules": sorted(modules), "target_parameters": sorted(parameters)}
 
-def _by_peft_name(pairs: TermGradients) -> dict[str, Tensor]:
-    return {
-        _PEFT_NAME.format(name, side): tensor
-        for name, pair in pairs.items()
-        for side, tensor in zip("AB", pair, strict=True)
-    }
+    def _by_peft_name(self, pairs: TermGradients) -> dict[str, Tensor]:
+        targets = {target.name: target for target in self.targets}
+        return {
+            targets[name].peft_name(side): tensor
+            for name, pair in pairs.items()
+            for side, tensor in zip("AB", pair, strict=True)
+        }

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ class LowRank:
     def __init__(self, a: Tensor, b: Tensor) -> None:
         self.a, self.b = a, b
         self.packed: Any = None  # both in a kernel's layout, which the kernel makes once
+        self._by_expert: ExpertTerm | None = None
+
+    def by_expert(self, count: int) -> ExpertTerm:
+        """Returns the terms of ``count`` experts that are stacked in this one as peft stacks them:
+        ``A`` [count * r, in], and ``B`` [out, r * count] with the expert as its last index."""
+        if self._by_expert is None:
+            a, b = self.a.detach(), self.b.detach()
+            split = b.reshape(len(b), -1, count).permute(2, 0, 1).contiguous()
+            self._by_expert = ExpertTerm(a.reshape(count, -1, a.shape[1]), split)
+        return self._by_expert
 
     @cached_property
     def back(self) -> LowRank:
@@ -51,6 +62,26 @@ class LowRank:
         # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
         # that is contiguous by row takes a third to a half of the time.
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
+
+
+class ExpertTerm:
+    """Low-rank terms of E experts: ``A`` [E, r, in], and ``B`` [E, out, r] with its scaling."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self.a, self.b = a, b
+        self._each: dict[int, LowRank] = {}
+
+    def of(self, expert: int) -> LowRank:
+        """Returns the term of one expert; made once, as are its layouts for kernels."""
+        if expert not in self._each:
+            self._each[expert] = LowRank(self.a[expert], self.b[expert])
+        return self._each[expert]
+
+    @cached_property
+    def aligned(self) -> tuple[Tensor, Tensor]:
+        """``A`` and ``B`` with a rank that torch's grouped product takes, filled with zeros."""
+        surplus = -self.a.shape[1] % 8
+        return F.pad(self.a, (0, 0, 0, surplus)), F.pad(self.b, (0, surplus))
 
 
 Part = tuple[LowRank, int, int]
@@ -88,6 +119,27 @@ class Segments:
             if name in terms
         ]
         return product(x, parts) if self.order is None else product(x[self.order], parts)[self.back]
+
+    def terms_of(self, name: str) -> list[LowRank | None]:
+        """Returns the terms of layer ``name``, one for each stretch."""
+        return [terms.get(name) for terms, _, _ in self.stretches] or [None]
+
+    def numbers(self, count: int) -> Tensor | None:
+        """Returns which stretch each of ``count`` tokens is in, [count]; ``None`` if there is
+        one."""
+        if len(self.stretches) < 2:
+            return None
+        # Tokens after the last stretch are padding, which may have any adapter.
+        ends = [0, *(end for _, _, end in self.stretches[:-1]), count]
+        lengths = torch.tensor([end - first for first, end in pairwise(ends)])
+        numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return numbers if self.back is None else numbers.to(self.back.device)[self.back]
+
+
+def outer(left: Tensor, right: Tensor) -> Tensor:
+    """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return left.to(dtype).t() @ right.to(dtype)
 
 
 def filling(rows: int) -> int:

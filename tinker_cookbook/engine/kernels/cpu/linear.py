@@ -40,6 +40,10 @@ _ONEDNN: Any = torch.ops.mkldnn
 class Layout(ABC):
     """A matrix ``W`` [out, in] prepared for ``x W^T`` with ``x`` [T, in]."""
 
+    any_rows = False
+    """Whether a row's result is the same to the bit for any number of rows, not only for multiples
+    of 8."""
+
     @abstractmethod
     def __init__(self, weight: Tensor) -> None: ...
 
@@ -160,6 +164,8 @@ class _OneDnn(Layout):
 class _Panels(Layout):
     """Panels of a few outputs each (``product.c``), for float32 and bfloat16. All sums are fp32;
     adapters' terms are added in the same call."""
+
+    any_rows = True
 
     def __init__(self, weight: Tensor) -> None:
         self._outputs, self._inputs = weight.shape

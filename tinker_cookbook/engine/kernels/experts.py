@@ -1,0 +1,272 @@
+"""Products of routed experts: each row of a batch has the frozen matrix of one expert.
+
+Rows are sorted by expert, so that a product of all rows needs no gather of weights. Where torch has
+a grouped product for the device, one call computes all experts. On a CPU each expert that has rows
+is one product with its packed matrix, which takes a third of the time of torch's grouped product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight
+from tinker_cookbook.engine.model.low_rank import ExpertTerm, filling, outer
+
+_ALIGNED_BYTES = 16
+"""torch's grouped product wants rows that begin at multiples of this."""
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Rows of a batch sorted by expert, and within an expert by the adapter they have.
+
+    ``ends`` [E * adapters] (int32) has the end of each group's rows.
+    """
+
+    ends: Tensor
+    adapters: int = 1
+
+    @cached_property
+    def expert_ends(self) -> Tensor:
+        """End of each expert's rows, [E] int32."""
+        return self.ends[self.adapters - 1 :: self.adapters].contiguous()
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return [0, *self.ends.tolist()]
+
+    def present(self) -> Iterator[tuple[int, int, list[int]]]:
+        """Yields each expert that has rows: its number, its first row, and the ends of its
+        adapters' rows, counted from the first."""
+        bounds, adapters = self._bounds, self.adapters
+        for expert in range((len(bounds) - 1) // adapters):
+            first, *ends = bounds[expert * adapters : (expert + 1) * adapters + 1]
+            if ends[-1] > first:
+                yield expert, first, [end - first for end in ends]
+
+
+@dataclass(frozen=True)
+class GroupedGradients:
+    """Gradients of ``x`` [S, in] (``None`` if not needed), of ``A`` [E, r, in] and ``B``
+    [E, out, r]."""
+
+    x: Tensor | None
+    a: Tensor
+    b: Tensor
+
+
+class FrozenExperts(ABC):
+    """Matrices ``W`` [E, out, in] without a gradient, and their biases [E, out], if any.
+
+    In all methods ``x`` is [S, in], sorted as ``rows`` says.
+    """
+
+    @abstractmethod
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None: ...
+
+    @abstractmethod
+    def trained(
+        self, x: Tensor, rows: ExpertRows, term: ExpertTerm | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns ``x W^T + bias`` with the term [S, out], and what ``gradients`` needs."""
+
+    @abstractmethod
+    def gradients(
+        self,
+        upstream: Tensor,
+        x: Tensor,
+        lows: Sequence[Tensor],
+        rows: ExpertRows,
+        term: ExpertTerm,
+        needs_x: bool,
+    ) -> GroupedGradients:
+        """Returns the gradients of ``trained``, whose second result is ``lows``."""
+
+    @abstractmethod
+    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+        """Returns the gradient of ``x`` where no term was added."""
+
+    @abstractmethod
+    def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
+        """Returns the product with a term for each adapter's rows. It has no gradient."""
+
+
+class _EachExpert(FrozenExperts):
+    """One packed matrix for each expert."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weights = [FrozenWeight(one) for one in weight.detach()]
+        self._bias = bias
+        self._outputs, self._dtype = weight.shape[1], weight.dtype
+
+    def trained(
+        self, x: Tensor, rows: ExpertRows, term: ExpertTerm | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        outs, lows = [], []
+        for expert, first, ends in rows.present():
+            mine, layout = x[first : first + ends[-1]], self._weights[expert].forward
+            padded = _filled(mine, layout.any_rows)
+            if term is None:
+                out = layout.product(padded, self._bias_of(expert))
+            else:
+                low_rank = term.of(expert)
+                out, low = layout.trained(padded, self._bias_of(expert), low_rank)
+                lows.append(low[: len(mine)])
+            outs.append(out[: len(mine)])
+        return self._joined(outs, x), lows
+
+    def gradients(
+        self,
+        upstream: Tensor,
+        x: Tensor,
+        lows: Sequence[Tensor],
+        rows: ExpertRows,
+        term: ExpertTerm,
+        needs_x: bool,
+    ) -> GroupedGradients:
+        # Experts without rows keep these zeros.
+        found = GroupedGradients(None, torch.zeros_like(term.a), torch.zeros_like(term.b))
+        d_xs = []
+        rank = term.a.shape[1]
+        for (expert, first, ends), low in zip(rows.present(), lows, strict=True):
+            here = slice(first, first + ends[-1])
+            gradient, low_rank = upstream[here], term.of(expert)
+            if needs_x:
+                layout = self._weights[expert].backward
+                padded = _filled(gradient, layout.any_rows)
+                d_x, d_low = layout.trained(padded, None, low_rank.back)
+                d_xs.append(d_x[: len(gradient)])
+                d_low = d_low[: len(gradient)]
+            else:
+                d_low = gradient @ low_rank.b.detach()
+            # The kernel pads the rank to whole panels with zeros.
+            found.a[expert] = outer(d_low[:, :rank], x[here])
+            found.b[expert] = outer(gradient, low[:, :rank])
+        return found if not needs_x else GroupedGradients(_cat(d_xs, x), found.a, found.b)
+
+    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+        outs = []
+        for expert, first, ends in rows.present():
+            layout = self._weights[expert].backward
+            gradient = upstream[first : first + ends[-1]]
+            outs.append(layout.product(_filled(gradient, layout.any_rows))[: len(gradient)])
+        width = self._weights[0].shape[1]
+        return _cat(outs, upstream.new_empty(0, width))
+
+    def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
+        outs = []
+        for expert, first, ends in rows.present():
+            mine, layout = x[first : first + ends[-1]], self._weights[expert].forward
+            starts = [0, *ends[:-1]]
+            parts = [
+                (term.of(expert), start, end)
+                for term, start, end in zip(terms, starts, ends, strict=True)
+                if term is not None and end > start
+            ]
+            padded = _filled(mine, layout.any_rows)
+            outs.append(layout.adapted(padded, self._bias_of(expert), parts)[: len(mine)])
+        return self._joined(outs, x)
+
+    def _bias_of(self, expert: int) -> Tensor | None:
+        return None if self._bias is None else self._bias[expert]
+
+    def _joined(self, outs: list[Tensor], x: Tensor) -> Tensor:
+        return _cat(outs, x.new_empty(0, self._outputs, dtype=self._dtype))
+
+
+class _OneCall(FrozenExperts):
+    """torch's grouped product: one kernel for all experts, and no wait for the device."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight.detach(), bias
+
+    @staticmethod
+    def suits(weight: Tensor) -> bool:
+        """Returns whether torch's grouped product can be used for ``weight`` [E, out, in]."""
+        return weight.is_cuda and all(
+            width * weight.itemsize % _ALIGNED_BYTES == 0 for width in weight.shape[1:]
+        )
+
+    def trained(
+        self, x: Tensor, rows: ExpertRows, term: ExpertTerm | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        out, ends = self._product(x, rows), rows.expert_ends
+        if term is None:
+            return out, []
+        a, b = term.aligned
+        low = _grouped(x, a.transpose(1, 2), ends)
+        return out.add_(_grouped(low, b.transpose(1, 2), ends)), [low]
+
+    def gradients(
+        self,
+        upstream: Tensor,
+        x: Tensor,
+        lows: Sequence[Tensor],
+        rows: ExpertRows,
+        term: ExpertTerm,
+        needs_x: bool,
+    ) -> GroupedGradients:
+        (a, b), ends, rank = term.aligned, rows.expert_ends, term.a.shape[1]
+        d_low = _grouped(upstream, b, ends)
+        d_x = None
+        if needs_x:
+            d_x = self.passed_back(upstream, rows).add_(_grouped(d_low, a, ends))
+        # Two matrices of rows and the ends of groups give one matrix for each group.
+        d_a = _grouped(d_low.t(), x, ends)[:, :rank]
+        d_b = _grouped(upstream.t(), lows[0], ends)[:, :, :rank]
+        return GroupedGradients(d_x, d_a, d_b)
+
+    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+        return _grouped(upstream, self._weight, rows.expert_ends)
+
+    def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
+        out, ends = self._product(x, rows), rows.expert_ends
+        for number, term in enumerate(terms):
+            if term is None:
+                continue
+            a, b = term.aligned
+            low = _grouped(x, a.transpose(1, 2), ends)
+            if len(terms) > 1:
+                # Rows of other adapters are multiplied by zero: cheaper than another sorting.
+                low = low * (self._groups_of(rows, len(x)) % rows.adapters == number)[:, None]
+            out.add_(_grouped(low, b.transpose(1, 2), ends))
+        return out
+
+    def _product(self, x: Tensor, rows: ExpertRows) -> Tensor:
+        out = _grouped(x, self._weight.transpose(1, 2), rows.expert_ends)
+        if self._bias is not None:
+            out += self._bias[self._groups_of(rows, len(x)) // rows.adapters]
+        return out
+
+    @staticmethod
+    def _groups_of(rows: ExpertRows, count: int) -> Tensor:
+        """Returns the group of each row, [S]."""
+        at = torch.arange(count, device=rows.ends.device, dtype=rows.ends.dtype)
+        return torch.searchsorted(rows.ends, at, right=True)
+
+
+def freeze_experts(weight: Tensor, bias: Tensor | None = None) -> FrozenExperts:
+    """Returns the products of ``weight`` [E, out, in] that are fastest on its device."""
+    return _OneCall(weight, bias) if _OneCall.suits(weight) else _EachExpert(weight, bias)
+
+
+def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(left, right, offs=ends)
+
+
+def _filled(x: Tensor, any_rows: bool) -> Tensor:
+    """Pads ``x`` [n, in] to a number of rows that torch and oneDNN compute alike."""
+    if any_rows or x.device.type != "cpu":
+        return x
+    return F.pad(x, (0, 0, 0, surplus)) if (surplus := filling(len(x))) else x
+
+
+def _cat(parts: list[Tensor], empty: Tensor) -> Tensor:
+    return torch.cat(parts) if parts else empty

@@ -1,0 +1,165 @@
+"""Routed experts with LoRA: ``y = W_e x + (alpha / r) * B_e (A_e x)`` for each chosen expert e.
+
+transformers stacks the experts of a layer in parameters of three dimensions, and peft adapts them
+as ``target_parameters``. Adapter tensors have peft's shapes: ``A`` [E * r, in] with the experts one
+after another, and ``B`` [out, r * E] with the expert as its last index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinker_cookbook.engine.kernels import ExpertRows, FrozenExperts, freeze_experts
+from tinker_cookbook.engine.model.lora import ActiveTerms, Target
+from tinker_cookbook.engine.model.low_rank import LowRank, Segments
+
+_DOWN = "down_proj"
+
+
+def stacked_experts(model: nn.Module) -> list[str]:
+    """Returns the names of the modules whose experts are stacked in the way of transformers."""
+    return [name for name, module in model.named_modules() if _known(module)]
+
+
+def _known(module: Any) -> bool:
+    # ``use_experts_implementation`` of transformers sets these, whatever the architecture.
+    if not all(hasattr(module, name) for name in ("is_transposed", "has_gate", "has_bias")):
+        return False
+    stacked = [getattr(module, part, None) for part in (_up_name(module), _DOWN)]
+    return all(isinstance(part, nn.Parameter) and part.dim() == 3 for part in stacked)
+
+
+def _up_name(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+class AdapterExperts(nn.Module):
+    """Frozen experts of a layer that add the active adapter's low-rank terms."""
+
+    def __init__(self, base: Any, name: str, active: ActiveTerms, group: str) -> None:
+        super().__init__()
+        self._base, self._active = base, active
+        self._up, self._down = (
+            _Projection(base, part, name, active) for part in (_up_name(base), _DOWN)
+        )
+        self.num_experts = self._up.experts
+        # In peft the wrappers of a module's parameters are nested: the first is the innermost.
+        self.targets = [
+            self._up.target(group, f"{name}.base_layer"),
+            self._down.target(group, name),
+        ]
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns [T, H] of ``hidden`` [T, H], the ``chosen`` experts [T, k] of each token, and
+        their weights [T, k]."""
+        k, segments = chosen.shape[1], self._active.segments
+        order, back, rows = self._sorted(chosen)
+        x = _Rearranged.apply(hidden, order // k, back, k)
+        x = self._down(self._activation(self._up(x, rows, segments)), rows, segments)
+        if self._base.has_post_expert_norm:
+            x = self._base.post_expert_norm(x)
+        # Added in the order of ``chosen``, so that a token does not depend on the others.
+        x = _Rearranged.apply(x, back, order, 1).view(len(hidden), k, -1)
+        return (x * weights[..., None]).sum(1).to(hidden.dtype)
+
+    def _activation(self, x: Tensor) -> Tensor:
+        return self._base._apply_gate(x) if self._base.has_gate else self._base.act_fn(x)
+
+    def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, ExpertRows]:
+        """Returns how to sort pairs of token and expert [T * k] by expert and adapter, the inverse,
+        and the sorted rows."""
+        groups, adapters, segments = chosen, 1, self._active.segments
+        if segments is not None and (numbers := segments.numbers(len(chosen))) is not None:
+            adapters = len(segments.stretches)
+            groups = chosen * adapters + numbers.to(chosen.device)[:, None]
+        groups, order = groups.flatten().sort(stable=True)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        # Counted by search in the sorted numbers: no wait for the device.
+        every = torch.arange(self.num_experts * adapters, device=groups.device)
+        ends = torch.searchsorted(groups, every, right=True, out_int32=True)
+        return order, back, ExpertRows(ends, adapters)
+
+
+class _Projection:
+    """One stacked parameter of a layer's experts."""
+
+    def __init__(self, base: Any, part: str, module: str, active: ActiveTerms) -> None:
+        weight = getattr(base, part).detach()
+        weight = weight.transpose(1, 2) if base.is_transposed else weight
+        self.experts, self.outputs, self.inputs = weight.shape
+        self.name, self._active = f"{module}.{part}", active
+        self._frozen = freeze_experts(weight, getattr(base, f"{part}_bias", None))
+        # The packed form is used from here on; of the plain one, code may read dtype and device.
+        setattr(base, part, nn.Parameter(weight.new_empty(0), requires_grad=False))
+
+    def target(self, group: str, saved_as: str) -> Target:
+        """Returns the target of adapters; peft names its tensors by ``saved_as``."""
+        return Target(
+            self.name, group, self.inputs, self.outputs, experts=self.experts, saved_as=saved_as
+        )
+
+    def __call__(self, x: Tensor, rows: ExpertRows, segments: Segments | None) -> Tensor:
+        """Returns [S, out] of the sorted ``x`` [S, in]; ``segments`` are those of sampling."""
+        if segments is not None:
+            terms = [term and term.by_expert(self.experts) for term in segments.terms_of(self.name)]
+            return self._frozen.adapted(x, rows, terms)
+        term = self._active.terms.get(self.name)
+        a, b = (None, None) if term is None else (term.a, term.b)
+        return _GroupedProduct.apply(x, self._frozen, rows, term, self.experts, a, b)
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """``x W_e^T + bias_e + (x A_e^T) B_e^T`` with gradients for ``x``, ``A`` and ``B``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: FrozenExperts,
+        rows: ExpertRows,
+        term: LowRank | None,
+        experts: int,
+        a: Tensor | None,
+        b: Tensor | None,
+    ) -> Tensor:
+        # ``a`` and ``b`` are the tensors of ``term``; autograd tracks only tensor arguments.
+        ctx.weight, ctx.rows = weight, rows
+        ctx.term = None if term is None else term.by_expert(experts)
+        out, lows = weight.trained(x, rows, ctx.term)
+        if term is not None:
+            ctx.save_for_backward(x, *lows)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, term = upstream[0].contiguous(), ctx.term
+        needs_x = ctx.needs_input_grad[0]
+        if term is None:
+            d_x = ctx.weight.passed_back(gradient, ctx.rows) if needs_x else None
+            return d_x, None, None, None, None, None, None
+        x, *lows = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        found = ctx.weight.gradients(gradient, x, lows, ctx.rows, term, needs_x)
+        # In the shapes of peft's files.
+        d_b = found.b.permute(1, 2, 0).flatten(1)
+        return found.x, None, None, None, None, found.a.flatten(0, 1), d_b
+
+
+class _Rearranged(torch.autograd.Function):
+    """``x[index]``, whose gradient is a sum of ``copies`` rows each, in a fixed order; ``back``
+    says where in the result each copy is. torch's own gradient of an index adds in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, copies: int) -> Tensor:
+        ctx.back, ctx.copies = back, copies
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = upstream[0].index_select(0, ctx.back)
+        if ctx.copies > 1:
+            gradient = gradient.view(-1, ctx.copies, gradient.shape[-1]).sum(1)
+        return gradient, None, None, None
