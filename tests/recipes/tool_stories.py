@@ -82,13 +82,13 @@ class StoryBuilder(RLDatasetBuilder):
 
     async def __call__(self):
         renderer = get_renderer("role_colon", get_tokenizer(self.cli.model_name))
-        questions = ["Tell me of Lily.", "Who is Tom?", "A dog?", "The park"] * 2
+        questions = ["Tell me of Lily.", "Who is Tom?", "A dog?", "The park"]
 
         def group(question):
             return StoryGroup(self.cli, renderer, question)
 
         test = ProblemDataset(questions[:2], group, 2)
-        return ProblemDataset(questions, group, 2), test
+        return ProblemDataset(questions, group, 1), test
 
 
 @chz.chz

@@ -16,6 +16,7 @@ from tinker_cookbook import _process
 from tinker_cookbook.backends.hosted import check_credentials, hosted_requested
 from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
+from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def connect(
                 "are slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
             )
     # The registry holds it weakly, so that an unused engine and its models can be freed.
-    target = kind, url, device, dtype, None if root is None else str(root)
+    target = _target(kind, url, device, dtype, root)
     connection = _open[target] = Connection(service, kind, tuple(reasons), target)
     return connection
 
@@ -184,7 +185,7 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
     # One at a time, so that two threads with equal configs do not load the model twice.
     with _making:
         kind, url, _ = check_backend(backend, base_url, config.device, config.dtype)
-        target = kind, url, config.device, config.dtype, None
+        target = _target(kind, url, config.device, config.dtype)
         # The run's connection comes first: its engine holds the base model already.
         connection = _open.get(target) or _kept.get(target)
         if connection is None:
@@ -196,6 +197,14 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
         if config not in made:
             made[config] = make(connection.service)
         return made[config]
+
+
+def _target(
+    kind: str, url: str | None, device: str, dtype: str, root: Path | None = None
+) -> Target:
+    # TINKER_COOKBOOK_HOME may change within a program; another root is another connection.
+    folder = None if kind == "tinker" else str(root or home_dir())
+    return kind, url, device, dtype, folder
 
 
 def leave_torch_out(backend: str, base_url: str | None = None) -> bool:
