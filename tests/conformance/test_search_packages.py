@@ -74,9 +74,10 @@ def test_the_original_tool_on_a_real_chroma_server(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # Not by its first line, which names the folder in which the environment was made.
     chroma = python.with_name("chroma")
     server = subprocess.Popen(
-        [str(chroma), "run", "--path", str(tmp_path / "data"), "--port", str(port)],
+        [str(python), str(chroma), "run", "--path", str(tmp_path / "data"), "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
