@@ -53,10 +53,14 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
     "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "recipes.preference.shorter.train": RL,
-    "recipes.preference.rlhf.rlhf_pipeline": {},
+    "recipes.preference.rlhf.rlhf_pipeline": {
+        **{**RUN, **ROLE_COLON, "batch_size": "2", "num_test": "2"},
+        **{"rl_batch_size": "2", "rl_group_size": "2", "rl_max_tokens": "4"},
+    },
     "recipes.distillation.on_policy_distillation": {**RL, "num_test": "2"},
     "recipes.distillation.off_policy_reasoning": {**RUN, **ROLE_COLON, "batch_size": "2"},
-    "recipes.prompt_distillation.create_data": {"max_tokens": "4", "renderer_name": "role_colon"},
+    # The teacher is the demo model: the prompt is too long for the small one.
+    "recipes.prompt_distillation.create_data": {"max_queries": "8", "max_tokens": "4"},
     "recipes.prompt_distillation.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
     "tinker_cookbook.supervised.train": {"device": "cpu", "dtype": "float32", "lora_rank": "4"},
     OFFICIAL_SWEEP: {
