@@ -78,7 +78,8 @@ async def example_moves(config: CLIConfig) -> list[tuple[str, str]]:
     moves: list[tuple[str, str]] = []
     for index in range(config.num_games):
         game = Game.start(config.game, derived_seed(config.seed, index))
-        players = [seat(player, index) for player in (rand, best)]
+        # Another seed than the game's: equal ones would tie the moves to the cards.
+        players = [seat(player, index, chair) for chair, player in enumerate((rand, best), 1)]
         while not game.done:
             text = game.observe()
             player = players[rng.random() < config.optimal_share]
