@@ -55,7 +55,10 @@ def _adam():
     return types.AdamParams(learning_rate=1e-2, eps=1e-12)
 
 
-@pytest.mark.parametrize("version", [*OTHERS, "installed"])
+@pytest.mark.parametrize(
+    "version",
+    [OTHERS[0], "installed", *(pytest.param(v, marks=pytest.mark.slow) for v in OTHERS[1:])],
+)
 def test_the_walk_gives_what_the_engine_gives(serving, in_process, stories_model, version):
     env = {**os.environ, "TINKER_BASE_URL": serving.url, "TINKER_API_KEY": serving.key()}
     if version != "installed":

@@ -159,6 +159,7 @@ def test_refused_with_the_three_choices(recipe_runs, behavior):
     assert snapshot(recipe_runs) == before
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_with_delete_deletes_nothing(recipe_runs):
     before = snapshot(recipe_runs)
     for wrong in ("batch_size=0", "device=xpu", "renderer_name=nope", "model_name=no-such/model"):
@@ -167,6 +168,7 @@ def test_a_wrong_setting_with_delete_deletes_nothing(recipe_runs):
         assert snapshot(recipe_runs) == before
 
 
+@pytest.mark.slow
 def test_ask_on_a_terminal(recipe_runs):
     command = recipe_runs.command("straight", "ask", "max_steps=2")
     code, seen = on_a_terminal(recipe_runs, command, b"what?\nq\n")

@@ -160,6 +160,7 @@ def test_a_killed_teacher_goes_on_and_ends_with_the_same_file(runs, made):
         assert cut.read_bytes() == straight.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_student_learns_and_is_compared_with_the_teacher(runs, trained):
     rows = runs.rows("trained")
     first, last = rows[0], rows[-1]

@@ -60,6 +60,7 @@ def _probe(how: str, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator settings")
 def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
     plain, ours = _probe("without"), _probe("with")

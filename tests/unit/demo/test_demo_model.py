@@ -211,6 +211,7 @@ assert sys.modules["torch"] is None
 """
 
 
+@pytest.mark.slow
 def test_a_client_without_torch_makes_the_same_copy(demo_model: str, tmp_path: Path):
     command = [sys.executable, "-c", _WITHOUT_TORCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)

@@ -30,6 +30,7 @@ def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 # --- the whole of it -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tiny_run_from_the_command_line(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     arguments = ("model=shape:tiny", "data=random:16-64", "dtype=float32", "device=cpu")

@@ -88,7 +88,9 @@ class TrainedPairLoss(PairLoss):
 
 
 @pytest.mark.parametrize("group_size", [2, None])
-@pytest.mark.parametrize("budget", [1, 60, 170, 10_000])
+@pytest.mark.parametrize(
+    "budget", [60, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 170, 10_000))]
+)
 def test_logits_of_prompts_can_be_left_out(stories_base, budget, group_size, monkeypatch):
     data = pairs(stories_base)
     for at, example in enumerate(data):  # the pair that shares its prompt keeps none of it

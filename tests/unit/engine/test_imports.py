@@ -46,6 +46,7 @@ print(json.dumps([name for thread, name in Recorder.seen if thread == "engine"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["tokenizer", "transformers"])
 def test_the_worker_imports_nothing(stories_model, tmp_path, order):
     environment = {**os.environ, "PYTHONPATH": _ROOT, "TINKER_COOKBOOK_HOME": str(tmp_path)}

@@ -269,6 +269,7 @@ def test_a_bias_of_a_token_outside_the_vocabulary_is_refused(stories_base):
         draw(Sampler(stories_base, None), logit_bias={10_000: 1})
 
 
+@pytest.mark.slow
 def test_a_sequence_that_is_preempted_goes_on_with_the_same_state(stories_base):
     sampler, size = Sampler(stories_base, None), stories_base.vocab_size
     odd = Allow(lambda tokens: range(30 + len(tokens) % 2, 400, 2), size)

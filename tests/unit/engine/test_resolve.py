@@ -155,6 +155,7 @@ def test_missing_and_gated_repositories_are_told_apart(hub: _Hub, tmp_path: Path
     assert "HF_TOKEN" in gated
 
 
+@pytest.mark.slow
 def test_a_network_that_swallows_requests_is_given_up_in_seconds(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, never answers
         started = time.monotonic()

@@ -51,6 +51,7 @@ class Rating(RoleColonRenderer):
         return {"role": "assistant", "content": f"Rating: [[{self.rating}]]"}, True
 
 
+@pytest.mark.slow
 def test_ratings_are_reused_for_the_same_judge_only(client, stories_model, conversations):
     tokenizer = get_tokenizer(stories_model)
     renderer = get_renderer("role_colon", tokenizer)

@@ -117,6 +117,7 @@ def sampled(caller, path: str) -> tuple[int, object]:
     return 200, caller.result(answer)["sequences"][0]["tokens"]
 
 
+@pytest.mark.slow
 def test_over_http_and_after_a_restart(serving: Serving, caller, stories_model):
     """15 s: the server starts twice."""
     local, ann = caller("local"), caller("ann")

@@ -194,6 +194,7 @@ def by_brute_force(queries, texts, threshold=0.6):
     return found
 
 
+@pytest.mark.slow
 def test_planted_duplicates_are_found_among_real_questions(shared_dir):
     read = lambda name: [  # noqa: E731
         json.loads(line)["question"] for line in (shared_dir / "data" / "gsm8k" / name).open()

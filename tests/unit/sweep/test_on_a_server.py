@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from serving import Serving
 
 from recipes.start import example_data
@@ -16,6 +17,7 @@ from recipes.start import example_data
 REPO = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_a_running_server_is_used_and_left_running(stories_model, tmp_path):
     conversations = example_data("conversations.jsonl").read_text().splitlines()
     data, out = tmp_path / "train.jsonl", tmp_path / "out"

@@ -63,6 +63,7 @@ def test_from_this_disk(stories_model, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
+@pytest.mark.slow
 def test_from_a_server(stories_model, tmp_path, monkeypatch):
     serving = Serving(tmp_path / "root", {"model_name": stories_model}).start()
     monkeypatch.setenv("TINKER_API_KEY", serving.key())
