@@ -27,13 +27,20 @@ class Serving:
     process: subprocess.Popen[str] | None = None
     url: str = ""
     said: list[str] = field(default_factory=list)
+    launcher: tuple[str, ...] = ()
+    """Words between ``python`` and the program, as of torchrun."""
+    seconds: float = SECONDS
+    """How long a start may take."""
 
     def start(self) -> Serving:
         """Starts it and waits until it serves."""
         settings = {"port": 0, "device": "cpu", "dtype": "float32", **self.settings}
         words = [f"{name}={value}" for name, value in settings.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tinker_cookbook.server", f"root={self.root}", *words],
+            [
+                *(sys.executable, *self.launcher, "-m", "tinker_cookbook.server"),
+                *(f"root={self.root}", *words),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -42,7 +49,7 @@ class Serving:
         self.url, self.said = "", []
         reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         reader.start()
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + self.seconds
         while not any(line.startswith("keys ") for line in self.said):
             assert reader.is_alive(), "\n".join(self.said)
             assert time.monotonic() < until, "\n".join(self.said)

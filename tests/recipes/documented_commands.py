@@ -38,6 +38,7 @@ NOT_RUN = (
     "ollama ",
     "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
     "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
+    "torchrun ",  # tests/unit/engine/test_data_parallel.py
     "vllm ",
     "vllm-env/",
     "python -m tinker_cookbook.weights gguf",

@@ -154,6 +154,10 @@ def connect(
         reasons.append(f"device: {choice.device}, {choice.device_reason}")
         dtype_name = str(choice.dtype).removeprefix("torch.")
         reasons.append(f"precision: {dtype_name}, {choice.dtype_reason}")
+        if engine.processes > 1:
+            reasons.append(
+                f"processes: {engine.processes} of torchrun; each trains a part of every batch"
+            )
         if choice.device.type == "cpu" and _process.openmp_policy_came_too_late():
             reasons.append(
                 "torch was imported before tinker_cookbook, so its threads spin and small steps "

@@ -33,6 +33,7 @@ from tinker_cookbook.engine.model.loading import (
 )
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
+from tinker_cookbook.engine.parallel.launch import Followers, join, local_device
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
@@ -60,7 +61,8 @@ class Engine:
     """Owns one device. All tensor operations go through ``submit``."""
 
     def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
-        self.choice: DeviceChoice = choose_device(device, dtype)
+        followers = join()  # before anything else: with torchrun other ranks end here
+        self.choice: DeviceChoice = choose_device(local_device(device), dtype)
         import_library()  # before the worker starts, which must import nothing (see ``loading``)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
@@ -68,7 +70,16 @@ class Engine:
         self._schedulers: dict[BaseModel, Scheduler | FallbackSampler] = {}
         self._arrived: deque[SampleRequest] = deque()
         self._scorer = Scorer(self.token_budget, self.pause)
+        self._followers: Followers | None = None
+        if followers is not None and followers.claim():
+            followers.open_engines(device, dtype)
+            self._followers = followers
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that train: those of torchrun, or this one."""
+        return 1 if self._followers is None else self._followers.place.world
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queues ``fn`` on the worker in the default lane; returns at once."""
@@ -109,6 +120,11 @@ class Engine:
                 import_architecture(Path(resolved.folder))
                 self._resolved[name] = resolved
             return self._resolved[name]
+
+    def adopt(self, name: str, resolved: ResolvedModel) -> None:
+        """Takes the folder of a model name from another rank, which has resolved it."""
+        import_architecture(Path(resolved.folder))
+        self._resolved[name] = resolved
 
     @property
     def sampled_tokens(self) -> int:
@@ -159,10 +175,31 @@ class Engine:
 
     def create_run(self, run_id: str, model: str, spec: AdapterSpec, seed: int) -> TrainingRun:
         """Creates a run with a new adapter. Runs on the worker."""
-        base = self.base_model(model)
+        base = self.trained_base(model)
         base.require_covered(spec)
         adapter = Adapter.create(spec, base.targets, seed, base.device)
-        return TrainingRun(run_id, base, adapter, self.token_budget(base), pause=self.pause)
+        return self.new_run(run_id, base, adapter)
+
+    def trained_base(self, name: str) -> BaseModel:
+        """Returns ``base_model(name)``, which all ranks of torchrun load at the same time."""
+        if self._followers is None:
+            return self.base_model(name)
+        loading = self._followers.start("load_base", name, self.resolve(name))
+        try:
+            return self.base_model(name)
+        finally:
+            loading.wait()
+
+    def new_run(self, run_id: str, base: BaseModel, adapter: Adapter, step: int = 0) -> TrainingRun:
+        """Returns a run of ``trained_base``, which shares its batches among the ranks."""
+        budget = self.token_budget(base)
+        if self._followers is None:
+            return TrainingRun(run_id, base, adapter, budget, step, self.pause)
+        from tinker_cookbook.engine.parallel.run import DataParallelRun
+
+        return DataParallelRun(
+            run_id, base, adapter, budget, step, self.pause, followers=self._followers
+        )
 
     def token_budget(self, base: BaseModel) -> int:
         """Returns the maximum padded tokens of a micro-batch, from the free memory."""
@@ -174,6 +211,9 @@ class Engine:
     def close(self, wait: bool = True) -> None:
         """Drops queued operations; with ``wait`` waits for the running one."""
         self._worker.close(wait)
+        followers, self._followers = self._followers, None
+        if followers is not None:
+            followers.release(wait)
 
     def pause(self) -> None:
         """Yields to sampling; long operations call it between their parts."""

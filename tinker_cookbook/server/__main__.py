@@ -164,6 +164,8 @@ def _print_start(
         f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
         "(mode 600); a key is renewed by deleting it there and starting again",
     ]
+    if (count := state.engine.processes) > 1:
+        lines.append(f"processes    {count} of torchrun; each trains a part of every batch")
     lines.append(f"chat page    {url}/")
     # A key is printed only once, when it is created: later starts print the path of its file.
     for owner, key in new_keys.items():

@@ -81,10 +81,9 @@ def load_run(
             f"{path}: was trained on {saved!r}, but base_model is {base_model!r}; load it with "
             "the model it was trained on"
         )
-    base = engine.base_model(base_model)
-    adapter, budget = load_adapter(base, loaded, path), engine.token_budget(base)
+    base = engine.trained_base(base_model)
     # Without its optimizer the checkpoint starts a new run.
     step = 0 if loaded.optimizer is None else loaded.state["step"]
-    run = TrainingRun(run_id, base, adapter, budget, step, pause=engine.pause)
+    run = engine.new_run(run_id, base, load_adapter(base, loaded, path), step)
     run.optimizer.load(loaded.optimizer or {}, path)
     return run

@@ -63,6 +63,12 @@ class MicroBatch:
             return sum(row.length for row in self.rows)
         return len(self.rows) * self.padded_length
 
+    def units(self) -> list[MicroBatch]:
+        """Returns its rows, or its groups of rows, as micro-batches of their own."""
+        size = 1 if self.shared else self.group_size
+        starts = range(0, len(self.rows), size)
+        return [MicroBatch(self.rows[at : at + size], self.group_size) for at in starts]
+
     def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
         """Returns two smaller micro-batches, or an empty list if one sequence or group is left."""
         # A shared row holds a whole group; otherwise a group is ``group_size`` rows, which stay

@@ -17,7 +17,13 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, TermGradients
 from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.examples import Example, check_examples
-from tinker_cookbook.engine.training.losses import LOSSES, CustomLossFn, evaluate_custom, get_loss
+from tinker_cookbook.engine.training.losses import (
+    LOSSES,
+    CustomLossFn,
+    Loss,
+    evaluate_custom,
+    get_loss,
+)
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, plan_for
 from tinker_cookbook.engine.training.optimizer import AdamSettings, AdamW
 from tinker_cookbook.engine.training.packing import MicroBatch
@@ -96,10 +102,7 @@ class TrainingRun:
         When any part of the batch fails, nothing is added, and the next ``optim_step`` refuses.
         """
         with self._refusing_step_after_failure(backward):
-            loss = get_loss(loss_name)
-            data = [example.for_loss(loss) for example in data]
-            optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-            config = loss.resolve_config(loss_config, per_token=optional)
+            loss, data, config = self._checked(data, loss_name, loss_config)
 
             def run(micro: MicroBatchPass, checkpoint: bool) -> None:
                 micro.run(loss, config, backward=backward, checkpoint=checkpoint)
@@ -124,22 +127,9 @@ class TrainingRun:
         reads no log-probability of a target without weight: these are 0, and save their logits.
         """
         with self._refusing_step_after_failure(True):
-            # A custom loss takes the fields of cross_entropy: targets, and weights that mark what
-            # is trained.
-            loss = LOSSES["cross_entropy"]
-            check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+            self._check_custom(data, group_size)
             if group_size is None:
                 return self._coupled(data, loss_fn, trained_only)
-            if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
-                raise ConfigurationError(
-                    f"loss_fn.group_size: got {group_size!r}, expected a whole number of datums, "
-                    "at least 1; leave it out if the loss couples the whole batch"
-                )
-            if surplus := len(data) % group_size:
-                raise DataValidationError(
-                    f"data: got {len(data)} datums, expected a multiple of "
-                    f"loss_fn.group_size={group_size}; the last {surplus} are no whole group"
-                )
 
             def run(micro: MicroBatchPass, checkpoint: bool) -> None:
                 micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
@@ -173,6 +163,11 @@ class TrainingRun:
         self.step += 1
         return metrics
 
+    def take_gradients(self) -> dict[str, torch.Tensor]:
+        """Returns the gradients added up so far and clears them, and the note of a failure."""
+        gradients, self._gradients, self._failure = self._gradients, {}, None
+        return gradients
+
     def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
         """Raises ``error``, which kept a pass from reaching the run; the next step refuses."""
         with self._refusing_step_after_failure(backward):
@@ -191,6 +186,36 @@ class TrainingRun:
         # Gradients of the old weights must not be applied to the loaded ones. No sampler has seen
         # the new tensors.
         self._gradients, self._failure, self._shared_with_sampler = {}, None, False
+
+    def _checked(
+        self,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None,
+    ) -> tuple[Loss, list[Example], Mapping[str, float]]:
+        """Returns loss, data and settings of a pass; raises for any that are wrong."""
+        loss = get_loss(loss_name)
+        data = [example.for_loss(loss) for example in data]
+        optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        return loss, data, loss.resolve_config(loss_config, per_token=optional)
+
+    def _check_custom(self, data: Sequence[Example], group_size: int | None) -> None:
+        # A custom loss takes the fields of cross_entropy: targets, and weights that mark what is
+        # trained.
+        loss = LOSSES["cross_entropy"]
+        check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        if group_size is None:
+            return
+        if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
+            raise ConfigurationError(
+                f"loss_fn.group_size: got {group_size!r}, expected a whole number of datums, "
+                "at least 1; leave it out if the loss couples the whole batch"
+            )
+        if surplus := len(data) % group_size:
+            raise DataValidationError(
+                f"data: got {len(data)} datums, expected a multiple of "
+                f"loss_fn.group_size={group_size}; the last {surplus} are no whole group"
+            )
 
     @contextmanager
     def _refusing_step_after_failure(self, backward: bool) -> Iterator[None]:

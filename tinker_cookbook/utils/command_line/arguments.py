@@ -164,7 +164,7 @@ _HINTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("optim", "optimizer"): ("adam_beta1", "the optimizer is AdamW; its settings are adam_…"),
     ("num_gpus", "nproc_per_node", "deepspeed", "fsdp"): (
         "device",
-        "the local engine computes on one device",
+        "start the command by torchrun --nproc-per-node N -m recipes.NAME to train on N GPUs",
     ),
     ("load_in_4bit", "load_in_8bit", "quantization_bit"): (
         "dtype",

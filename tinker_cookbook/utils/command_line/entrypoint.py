@@ -71,8 +71,15 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
 
 
 def run_program(program: Callable[[], Any]) -> None:
-    """Calls ``program``, awaits what it returns, and ends as ``run_entrypoint`` does."""
+    """Calls ``program``, awaits what it returns, and ends as ``run_entrypoint`` does.
+
+    With torchrun rank 0 alone calls it; the other ranks serve its engine.
+    """
     try:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from tinker_cookbook.engine.parallel.launch import join
+
+            join()
         # Called outside of an event loop: ``--help`` and parse errors need none.
         result = program()
         if inspect.isawaitable(result):

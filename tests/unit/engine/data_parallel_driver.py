@@ -1,0 +1,228 @@
+"""A training program for ``test_data_parallel``: one process, or several under torchrun.
+
+``data_parallel_driver.py MODEL OUT [CHECKPOINT]`` writes what it computed to ``OUT``. A pass with a
+marked datum fails in one process and in rank 1, which also writes a digest of the weights it
+receives. ``data_parallel_driver.py recipes.NAME OUT SETTINGS…`` runs a recipe; rank 1 kills itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tinker_cookbook  # noqa: F401  (before torch)
+
+RANK = int(os.environ.get("RANK", "0"))
+ALONE = "RANK" not in os.environ
+DEVICE = os.environ.get("DATA_PARALLEL_DEVICE", "cpu")
+MARK = 258
+"""A pass with this token fails."""
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from tinker import types  # noqa: E402
+
+from tinker_cookbook.backends import connect  # noqa: E402
+
+
+def datum(
+    rng: np.random.Generator, length: int, prefix: list[int] | None = None, broken: bool = False
+) -> types.Datum:
+    tokens = [*(prefix or []), *rng.integers(3, 250, length).tolist()]
+    targets = [*tokens[1:], 2]
+    inputs = {
+        "target_tokens": targets,
+        "weights": rng.uniform(0, 1, len(tokens)).astype(np.float32).tolist(),
+        "logprobs": rng.normal(-5, 0.3, len(tokens)).astype(np.float32).tolist(),
+        "advantages": rng.normal(0, 1, len(tokens)).astype(np.float32).tolist(),
+    }
+    if broken:
+        inputs["advantages"][3] = float("nan")
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+
+
+def coupled(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+    """Each datum's gradient depends on all others."""
+    means = torch.stack([one.mean() for one in logprobs])
+    return (means.softmax(0) * torch.arange(len(means))).sum() * 10, {"spread": means.std().item()}
+
+
+def pairs(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+    margins = torch.stack([a.sum() - b.sum() for a, b in zip(logprobs[::2], logprobs[1::2])])  # noqa: B905
+    return -torch.nn.functional.logsigmoid(0.1 * margins).sum(), {"pairs": float(len(margins))}
+
+
+pairs.group_size = 2  # type: ignore[attr-defined]
+
+
+def broken(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+    raise ZeroDivisionError("of the caller's loss")
+
+
+def digest(adapter: Any) -> str:
+    tensors = adapter.parameters().values()
+    return hashlib.sha256(b"".join(t.detach().cpu().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+def note_weights(out: Path) -> None:
+    from tinker_cookbook.engine.parallel import follower
+
+    receive = follower.receive_weights
+
+    def receive_and_note(adapter: Any) -> None:
+        receive(adapter)
+        with open(f"{out}.rank{RANK}", "a") as file:
+            print(digest(adapter), file=file)
+
+    follower.receive_weights = receive_and_note
+
+
+def break_marked_passes() -> None:
+    from tinker_cookbook.engine.training import micro_batch
+
+    run = micro_batch.MicroBatchPass.run
+
+    def run_or_fail(self: Any, *args: Any, **kwargs: Any) -> None:
+        if any(MARK in example.tokens for example in self._examples):
+            raise ValueError("this rank cannot compute that datum")
+        run(self, *args, **kwargs)
+
+    micro_batch.MicroBatchPass.run = run_or_fail
+
+
+def run_recipe(recipe: str, out: Path) -> None:
+    """Runs a recipe in which rank 1 ends at its 8th pass, without warning."""
+    if RANK:
+        from tinker_cookbook.engine.parallel.follower import Follower
+
+        run, passes = Follower._forward_backward, []
+
+        def run_or_die(self: Any, *args: Any) -> Any:
+            passes.append(1)
+            if len(passes) == 8:
+                out.write_text(repr(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run(self, *args)
+
+        Follower._forward_backward = run_or_die
+    runpy.run_module(recipe, run_name="__main__", alter_sys=True)
+
+
+class Program:
+    """The steps, and what they gave."""
+
+    def __init__(self, model: str) -> None:
+        self.connection = connect("local", device=DEVICE, dtype="float32")
+        self.service: Any = self.connection.service
+        self.client: Any = self.service.create_lora_training_client(model, rank=4, seed=5)
+        self.out: dict[str, Any] = {"digests": [], "errors": {}}
+        self.rng = np.random.default_rng(0)
+
+    def note(self, name: str, output: types.ForwardBackwardOutput) -> None:
+        logprobs = [one["logprobs"].to_numpy() for one in output.loss_fn_outputs]
+        self.out[name] = logprobs, dict(output.metrics)
+
+    def step(self, **settings: float) -> dict[str, float]:
+        run = self.client._created.result()
+        # With this eps a step of a tiny gradient is tiny too, not one of full length whose sign
+        # rounding decides.
+        params = types.AdamParams(learning_rate=1e-3, eps=1e-3, **settings)
+        metrics = self.client.optim_step(params).result().metrics
+        self.out["digests"].append(digest(run.adapter))
+        return metrics
+
+    def fails(self, name: str, call: Any) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.out["errors"][name] = f"{type(error).__name__}: {error}"
+
+    def train(self) -> None:
+        client, rng = self.client, self.rng
+        self.out["digests"].append(digest(client.result()._created.result().adapter))
+        plain = [datum(rng, int(n)) for n in rng.integers(12, 60, 9)]
+        prefix = rng.integers(3, 250, 40).tolist()
+        shared = [datum(rng, 10 + n, prefix) for n in range(8)]
+        for name in ("cross_entropy", "ppo", "importance_sampling"):
+            # Two passes add up before a step.
+            self.note(f"{name} plain", client.forward_backward(plain, name).result())
+            self.note(f"{name} shared", client.forward_backward(shared, name).result())
+            self.out[f"{name} step"] = self.step(grad_clip_norm=1.0)
+        self.note("forward", client.forward(plain, "ppo").result())
+        for name, loss in (("coupled", coupled), ("pairs", pairs)):
+            data = shared + plain[:4]
+            self.note(name, client.forward_backward_custom(data, loss).result())
+            self.out[f"{name} step"] = self.step()
+        self.note("one datum", client.forward_backward(plain[:1], "ppo").result())
+        self.out["one datum step"] = self.step()
+        self.out["path"] = client.save_state("trained").result().path
+
+    def refuse(self) -> None:
+        client, rng = self.client, self.rng
+        good = [datum(rng, 20) for _ in range(6)]
+        bad = datum(rng, 20, broken=True)
+        self.fails("datum", lambda: client.forward_backward([*good, bad], "ppo").result())
+        self.fails("after datum", self.step)
+        marked = datum(rng, 19, [MARK])
+        client.forward_backward(good, "ppo").result()
+        # Rank 0 gets the first of the longest, so the second goes to rank 1.
+        data = [datum(rng, 30), datum(rng, 28), marked, *good]
+        data = [*data, *[datum(rng, 19, [MARK]) for _ in range(3)]]
+        self.fails("rank 1", lambda: client.forward_backward(data, "ppo").result())
+        self.fails("after rank 1", self.step)
+        for name in ("coupled", "grouped"):
+            loss: Any = lambda data, logprobs: broken(data, logprobs)  # noqa: E731
+            if name == "grouped":
+                loss.group_size = 2
+            self.fails(name, lambda loss=loss: client.forward_backward_custom(good, loss).result())
+            self.fails(f"after {name}", self.step)
+        # Nothing of all this is left.
+        self.note("after errors", client.forward_backward(good, "ppo").result())
+        self.out["after errors step"] = self.step()
+
+    def sample(self) -> None:
+        client = self.client
+        sampler = client.save_weights_and_get_sampling_client()
+        prompt = types.ModelInput.from_ints([1, 5, 9])
+        params = types.SamplingParams(max_tokens=8, seed=3)
+        answer = sampler.sample(prompt, 3, params).result()
+        self.out["samples"] = [list(one.tokens) for one in answer.sequences]
+        self.out["reasons"] = self.connection.reasons
+
+    def go_on(self, path: str) -> None:
+        self.client = self.service.create_training_client_from_state_with_optimizer(path)
+        rng = np.random.default_rng(1)
+        data = [datum(rng, 25) for _ in range(5)]
+        for name in ("resumed", "and on"):
+            self.note(name, self.client.forward_backward(data, "ppo").result())
+            self.out[f"{name} step"] = self.step()
+
+
+def main() -> None:
+    model, out, *checkpoint = sys.argv[1:]
+    if model.startswith("recipes."):
+        del sys.argv[1:3]
+        run_recipe(model, Path(out))
+        return
+    if RANK:
+        note_weights(Path(out))
+    if RANK or ALONE:
+        break_marked_passes()
+    program = Program(model)
+    if not checkpoint:
+        program.train()
+        program.refuse()
+        program.sample()
+    program.go_on(checkpoint[0] if checkpoint else program.out["path"])
+    Path(out).write_bytes(pickle.dumps(program.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Training under torchrun against one process: numbers, refusals, a killed rank, the server.
+
+Nine programs, 5 to 15 s each with a core of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+REPO = Path(__file__).resolve().parents[3]
+sys.path.append(str(REPO / "tests" / "recipes"))
+sys.path.append(str(REPO / "tests"))
+from engine_reference import CPU, load_base  # noqa: E402
+from recipe_runs import RecipeRuns, finish  # noqa: E402
+from serving import Caller, Serving  # noqa: E402
+from tiny_model import make_tiny_model  # noqa: E402
+
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec  # noqa: E402
+from tinker_cookbook.engine.training.examples import Example  # noqa: E402
+from tinker_cookbook.engine.training.optimizer import AdamSettings  # noqa: E402
+from tinker_cookbook.engine.training.run import TrainingRun  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+DRIVER = str(Path(__file__).with_name("data_parallel_driver.py"))
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+LOSSES = [
+    f"{n} {k}" for n in ("cross_entropy", "ppo", "importance_sampling") for k in ("plain", "shared")
+]
+PASSES = [*LOSSES, "forward", "coupled", "pairs", "one datum", "after errors"]
+
+
+class Programs:
+    """A folder with a model and a checkpoint root, in which programs run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.model = folder, str(folder / "model")
+        make_tiny_model(folder / "model")
+
+    def start(self, *words: str, ranks: int) -> subprocess.Popen[str]:
+        launcher = TWO if ranks == 2 else ()
+        environment = {
+            **os.environ,
+            "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, *launcher, *words],
+            env=environment,
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, ranks: int) -> subprocess.CompletedProcess[str]:
+        return finish(self.start(*words, ranks=ranks))
+
+    def train(self, name: str, ranks: int, *checkpoint: str) -> dict[str, Any]:
+        """Runs the driver."""
+        out = self.folder / name
+        done = self.run(DRIVER, self.model, str(out), *checkpoint, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return pickle.loads(out.read_bytes())
+
+    def checkpoint(self, path: str, file: str) -> dict[str, Any]:
+        run, kind, name = path.removeprefix("tinker://").split("/")
+        return load_file(self.folder / "home" / "runs" / run / kind / name / file)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="module")
+def one(programs: Programs) -> dict[str, Any]:
+    return programs.train("one", 1)
+
+
+@pytest.fixture(scope="module")
+def two(programs: Programs) -> dict[str, Any]:
+    return programs.train("two", 2)
+
+
+def assert_same_pass(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    for logprobs, reference in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(logprobs, reference, rtol=tolerance, atol=tolerance)
+    assert found[1] == pytest.approx(expected[1], rel=tolerance, abs=tolerance)
+
+
+def assert_same_bits(programs: Programs, name: str, found: dict[str, Any]) -> None:
+    # The weights before the first step and after each, except after the last one of each run.
+    received = (programs.folder / f"{name}.rank1").read_text().split()
+    assert list(dict.fromkeys(received)) == [one for one in found["digests"] if one in received]
+    assert len(set(received)) == len(found["digests"]) - 2 > 6
+
+
+def test_two_processes_say_so(two):
+    assert "processes: 2 of torchrun; each trains a part of every batch" in two["reasons"]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_losses_and_log_probabilities_equal_those_of_one_process(one, two, name):
+    assert_same_pass(two[name], one[name])
+
+
+def test_steps_have_the_same_gradient_norms(one, two):
+    steps = [name for name in one if name.endswith(" step")]
+    assert len(steps) == 9
+    for name in steps:
+        assert two[name] == pytest.approx(one[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors"])
+def test_checkpoints_equal_those_of_one_process(programs, one, two, file):
+    expected = programs.checkpoint(one["path"], file)
+    found = programs.checkpoint(two["path"], file)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        scale = max(1.0, tensor.abs().max().item())
+        np.testing.assert_allclose(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+
+
+def test_ranks_have_the_same_weights_to_the_bit(programs, two):
+    assert_same_bits(programs, "two", two)
+
+
+def test_samples_equal_those_of_one_process(one, two):
+    assert two["samples"] == one["samples"]
+
+
+def test_an_error_of_one_rank_refuses_the_pass_and_the_step(one, two):
+    assert two["errors"] == one["errors"]
+    errors = two["errors"]
+    assert errors["datum"].startswith("DataValidationError: datum 6: advantages is nan")
+    assert errors["rank 1"] == "ValueError: this rank cannot compute that datum"
+    assert errors["coupled"] == errors["grouped"] == "ZeroDivisionError: of the caller's loss"
+    for name in ("datum", "rank 1", "coupled", "grouped"):
+        assert errors[f"after {name}"].startswith("TrainingError: optim_step: a forward_backward")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_goes_on_with_another_number_of_processes(programs, one, two, ranks):
+    # That of two processes in one, and that of one process in two.
+    path = two["path"] if ranks == 1 else one["path"]
+    resumed = programs.train(f"resumed-{ranks}", ranks, path)
+    for name in ("resumed", "and on"):
+        assert_same_pass(resumed[name], one[name])
+        assert_same_pass(two[name], one[name])
+
+
+def test_a_killed_rank_ends_the_recipe_which_resumes_with_one_process(programs):
+    runs = RecipeRuns(programs.folder, programs.model)
+    died = programs.folder / "died"
+    straight = programs.run("-m", runs.recipe, *runs.words("straight"), ranks=1)
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    killed = programs.start(DRIVER, runs.recipe, str(died), *runs.words("killed"), ranks=2)
+    assert killed.stderr is not None
+    said = next((line for line in killed.stderr if "torchrun: rank 1 of 2 (process " in line), "")
+    seconds = time.time() - float(died.read_text())
+    assert "start the same command again to resume from the last one" in said
+    assert seconds < 10
+    assert killed.wait(60) != 0
+    resumed = programs.run("-m", runs.recipe, *runs.words("killed", "resume"), ranks=1)
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    for found, expected in zip(runs.rows("killed"), runs.rows("straight"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_help_and_a_wrong_setting_end_all_ranks(programs):
+    done = programs.run(
+        "-m", "recipes.sl_basic", "device=cuda:1", f"model_name={programs.model}", ranks=2
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("device: got 'cuda:1' for 2 processes of torchrun") == 1
+
+
+def test_the_server_trains_on_all_ranks_and_ends_on_sigterm(programs):
+    settings = {"model_name": programs.model}
+    serving = Serving(programs.folder / "server", settings, launcher=TWO, seconds=300)
+    serving.start()
+    assert any(line.startswith("processes    2 of torchrun") for line in serving.said)
+    caller = Caller(serving, serving.key())
+    model = caller.model(programs.model)
+    rows = [[1, 44, 101, 7], [1, 30, 60], [1, 90, 30, 20, 10]]
+    data = [Example(np.array(row), {"target_tokens": np.array([*row[1:], 2])}) for row in rows]
+    data = [Example(one.tokens, {**one.inputs, "weights": np.ones(len(one))}) for one in data]
+    chunks = [[{"type": "encoded_text", "tokens": row}] for row in rows]
+    sent = [
+        {
+            "model_input": {"chunks": one},
+            "loss_fn_inputs": {
+                "target_tokens": {"data": [*row[1:], 2], "dtype": "int64", "shape": [len(row)]},
+                "weights": {"data": [1.0] * len(row), "dtype": "float32", "shape": [len(row)]},
+            },
+        }
+        for row, one in zip(rows, chunks, strict=True)
+    ]
+    base = load_base(programs.model)
+    run = TrainingRun("run", base, Adapter.create(AdapterSpec(4), base.targets, 0, CPU), 1000)
+    for number in (1, 3, 5):
+        answer = caller.result(caller.train(model, number, data=sent))
+        expected = run.forward_backward(data, "cross_entropy")
+        assert answer["metrics"] == pytest.approx(expected.metrics, rel=1e-5)
+        caller.result(caller.step(model, number + 1))
+        run.optim_step(AdamSettings(learning_rate=0.01))
+    serving.stop()
+    assert not any("has ended" in line for line in serving.said), serving.said
+
+
+@pytest.mark.gpu
+def test_two_gpus_over_nccl_train_as_one_does(programs, monkeypatch):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setenv("DATA_PARALLEL_DEVICE", "cuda")
+    one, two = programs.train("one gpu", 1), programs.train("two gpus", 2)
+    for name in PASSES:
+        assert_same_pass(two[name], one[name], tolerance=1e-4)
+    assert_same_bits(programs, "two gpus", two)

@@ -1,0 +1,1 @@
+"""Data parallel training by several processes of one machine, started by torchrun."""

@@ -1,0 +1,179 @@
+"""The other ranks: each has an engine of its own, which runs the operations that rank 0 sends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.model.loading import import_library
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.model.resolve import ResolvedModel
+from tinker_cookbook.engine.parallel.launch import (
+    Place,
+    end_process,
+    end_process_group,
+    in_step,
+    start_process_group,
+)
+from tinker_cookbook.engine.parallel.messages import ERROR, QUESTION, RESULT, Channel, sendable
+from tinker_cookbook.engine.parallel.share import receive_weights, send_gradients, stand_in
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+
+_LOOKS_EVERY = 1.0
+"""Seconds after which a rank looks whether rank 0 still exists. Mostly the socket tells, but a
+child of rank 0 may have inherited it."""
+
+
+class Follower:
+    """Serves the operations of rank 0 (process ``leader``). Its runs have no optimizer state and no
+    checkpoints: rank 0 takes the steps and sends the weights."""
+
+    def __init__(self, channel: Channel, leader: int, store: Any, place: Place) -> None:
+        self._channel, self._leader, self._store, self._place = channel, leader, store, place
+        self._engine: Engine | None = None
+        self._runs: dict[int, TrainingRun] = {}
+        self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def serve(self) -> NoReturn:
+        """Serves until rank 0 ends."""
+        # torchrun sends these to all ranks; rank 0 decides what is finished before the end.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        import_library()  # while rank 0 prepares its program
+        while True:
+            try:
+                while not self._channel.waits(_LOOKS_EVERY):
+                    os.kill(self._leader, 0)
+                number, name, values = self._channel.receive()
+            except (EOFError, OSError):
+                if self._engine is not None:
+                    end_process(f"rank {self._place.rank}: rank 0 has ended, so this process ends")
+                number, name, values = 0, "end", ()
+            if name == "end":
+                self._close_engine()
+                end_process_group()
+                sys.exit(0)
+            if name == "answer":
+                self._answers.put(values)
+            elif name in ("open_engine", "close_engine", "load_base"):
+                # On this thread: the worker imports nothing and cannot wait for itself.
+                try:
+                    done = getattr(self, f"_{name}")(*values)
+                except Exception as error:
+                    self._reply(number, ERROR, sendable(error))
+                else:
+                    self._reply_later(number, done)
+            else:
+                self._submit(number, name, values)
+
+    def _submit(self, number: int, name: str, values: tuple[Any, ...]) -> None:
+        assert self._engine is not None
+        operation: Callable[..., Any] = getattr(self, f"_{name}")
+        if name == "forward_backward_custom":
+            operation = partial(operation, partial(self._ask, number))
+        self._reply_later(number, self._engine.submit(operation, *values))
+
+    def _reply_later(self, number: int, done: Future[Any] | None) -> None:
+        def reply(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is None:
+                self._reply(number, RESULT, future.result())
+            else:
+                self._reply(number, ERROR, sendable(error))
+
+        if done is None:
+            self._reply(number, RESULT, None)
+        else:
+            done.add_done_callback(reply)
+
+    def _reply(self, number: int, kind: str, value: Any) -> None:
+        with suppress(OSError):  # the main thread sees it as well
+            self._channel.send(number, kind, value)
+
+    def _ask(self, number: int, *values: Any) -> Any:
+        """Returns rank 0's answer to a question about an operation."""
+        self._channel.send(number, QUESTION, values)
+        kind, value = self._answers.get()
+        if kind == ERROR:
+            raise value
+        return value
+
+    def _open_engine(self, device: str, dtype: str) -> None:
+        with in_step("starting torch.distributed"):
+            start_process_group(self._store, self._place)
+        self._engine = Engine(device, dtype)
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine, self._runs = None, {}
+
+    def _load_base(self, name: str, resolved: ResolvedModel) -> Future[Any]:
+        assert self._engine is not None
+        self._engine.adopt(name, resolved)
+
+        def load() -> None:
+            assert self._engine is not None
+            self._engine.base_model(name)  # kept by the engine; not sent
+
+        return self._engine.submit(load)
+
+    def _take_weights(self, key: int, model: str, spec: AdapterSpec) -> None:
+        """Receives the weights of a run, which rank 0 sends after each change."""
+        with in_step("receiving weights"):
+            engine, run = self._engine, self._runs.get(key)
+            assert engine is not None
+            if run is None or run.adapter.spec != spec:
+                base = engine.base_model(model)
+                adapter = Adapter.create(spec, base.targets, 0, base.device)
+                run = self._runs[key] = engine.new_run(str(key), base, adapter)
+            receive_weights(run.adapter)
+
+    def _forward_backward(
+        self,
+        key: int,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None,
+        backward: bool,
+    ) -> LossOutput:
+        return self._runs[key].forward_backward(data, loss_name, loss_config, backward=backward)
+
+    def _forward_backward_custom(
+        self,
+        ask: Callable[..., Any],
+        key: int,
+        data: Sequence[Example],
+        group_size: int | None,
+        trained_only: bool,
+    ) -> LossOutput:
+        def loss_fn(indices: Sequence[int], logprobs: list[Any]) -> Any:
+            # Rank 0 has the caller's function.
+            values = [one.detach().cpu().numpy() for one in logprobs]
+            value, metrics, gradients = ask(list(indices), values)
+            return stand_in(value, metrics, gradients, logprobs)
+
+        return self._runs[key].forward_backward_custom(
+            data, loss_fn, group_size, trained_only=trained_only
+        )
+
+    def _give_gradients(self, key: int) -> None:
+        with in_step("summing gradients"):
+            run = self._runs[key]
+            send_gradients(run.adapter, run.take_gradients())
+
+    def _drop_gradients(self, key: int) -> None:
+        if (run := self._runs.get(key)) is not None:
+            run.take_gradients()
+
+    def _end_run(self, key: int) -> None:
+        self._runs.pop(key, None)

@@ -1,0 +1,275 @@
+"""Joins the processes that torchrun has started: rank 0 leads, the other ranks serve its engine.
+
+Imports neither torch nor torch.distributed unless torchrun has started this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tinker_cookbook.engine.device_names import check_device_name
+from tinker_cookbook.engine.parallel.messages import QUESTION, Answer, Call, Channel
+from tinker_cookbook.exceptions import ConfigurationError
+
+_COLLECTIVE_MINUTES = 5
+"""How long one rank waits for the others in a collective, which they enter within seconds."""
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_VARIABLES += ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_VARIABLES += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Number of this process, and how many there are."""
+
+    rank: int
+    world: int
+
+    def device(self, requested: str) -> str:
+        """Returns the device of this rank: ranks on GPUs have one each.
+
+        Raises:
+            ConfigurationError: more processes than GPUs, or one GPU for all of them.
+        """
+        import torch
+
+        name = check_device_name(requested)
+        if name == "mps" or name.startswith("cuda:"):
+            raise ConfigurationError(
+                f"device: got {name!r} for {self.world} processes of torchrun, which need a GPU "
+                "each; set device=cuda (CUDA_VISIBLE_DEVICES selects the GPUs) or device=cpu"
+            )
+        if name == "cpu" or not torch.cuda.is_available():
+            # ``auto`` on a Mac must not give all ranks the one GPU.
+            return "cpu" if name == "auto" else name
+        if (count := torch.cuda.device_count()) < self.world:
+            raise ConfigurationError(
+                f"torchrun started {self.world} processes, but this machine shows {count} GPU(s); "
+                f"start it with --nproc-per-node {count}, or set device=cpu"
+            )
+        return f"cuda:{self.rank}"
+
+
+class Followers:
+    """The other ranks, as rank 0 sees them. One engine at a time uses them."""
+
+    def __init__(
+        self, channels: Mapping[int, Channel], pids: Mapping[int, int], store: Any
+    ) -> None:
+        self.place = Place(0, len(channels) + 1)
+        self.ranks = tuple(channels)
+        self.ended_runs: list[int] = []  # that the other ranks still keep
+        self._channels, self._pids, self._store = channels, pids, store
+        self._numbers = itertools.count()
+        self._calls: dict[int, Call] = {}
+        self._process = os.getpid()
+        self._used = threading.Lock()
+        for rank in channels:
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
+
+    def claim(self) -> bool:
+        """Reserves the ranks for an engine; false if they serve another one, or after a fork."""
+        return os.getpid() == self._process and self._used.acquire(blocking=False)
+
+    def release(self, wait: bool = True) -> None:
+        """Ends the engines of the other ranks."""
+        closing = self.start("close_engine")
+        if wait:
+            closing.wait()
+        self._used.release()
+
+    def open_engines(self, device: str, dtype: str) -> None:
+        """Creates the engine of each rank, and the process group for tensors."""
+        opened = self.start("open_engine", device, dtype)
+        start_process_group(self._store, self.place)
+        opened.wait()
+
+    def start(self, name: str, *args: Any) -> Call:
+        """Starts the same operation on all other ranks."""
+        return self.start_each(name, dict.fromkeys(self.ranks, args))
+
+    def start_each(
+        self, name: str, args: Mapping[int, tuple[Any, ...]], answer: Answer | None = None
+    ) -> Call:
+        """Starts an operation on the ranks of ``args``, with their arguments.
+
+        ``answer`` serves the questions that a rank asks meanwhile; it is called on other threads.
+        """
+        if not self._channels:  # they have ended, and so does this process
+            return Call((), answer)
+        call, number = Call(args, answer), next(self._numbers)
+        self._calls[number] = call
+        for rank, values in args.items():
+            try:
+                self._channels[rank].send(number, name, values)
+            except OSError:
+                self._lost(rank)
+        return call
+
+    def end(self) -> None:
+        """Lets the other ranks end. Later losses of a rank are no error."""
+        if os.getpid() != self._process:
+            return
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            with suppress(OSError):
+                channel.send(0, "end", ())
+        end_process_group()
+
+    def _read(self, rank: int) -> None:
+        channel = self._channels[rank]
+        while True:
+            try:
+                number, kind, value = channel.receive()
+            except (EOFError, OSError):
+                if self._channels:
+                    self._lost(rank)
+                return
+            call = self._calls[number]
+            if kind == QUESTION:
+                with suppress(OSError):  # seen by the next ``receive``
+                    channel.send(number, "answer", call.answer(rank, value))
+            elif call.finish(rank, kind, value):
+                del self._calls[number]
+
+    def _lost(self, rank: int) -> NoReturn:
+        end_process(
+            f"rank {rank} of {self.place.world} (process {self._pids[rank]}) has ended, so this "
+            "run ends. Saved checkpoints are intact: start the same command again to resume from "
+            "the last one, with any number of processes"
+        )
+
+
+def join() -> Followers | None:
+    """Joins the processes of torchrun, once; returns the other ranks, in rank 0.
+
+    Returns ``None`` without torchrun. In other ranks it serves rank 0 and ends the process then
+    (``SystemExit``). Call it early: what a script does before, every rank does.
+    """
+    with _joining:
+        if _joined.place is None and "TORCHELASTIC_RUN_ID" in os.environ:
+            _join()
+        return _joined.followers
+
+
+def local_device(requested: str) -> str:
+    """Returns the device of this process: with torchrun each rank has a GPU of its own."""
+    place = _joined.place
+    return requested if place is None or place.world == 1 else place.device(requested)
+
+
+def start_process_group(store: Any, place: Place) -> None:
+    """Starts torch.distributed for tensors of CPUs and, where there are any, of GPUs."""
+    import datetime
+
+    import torch
+    from torch import distributed
+
+    if distributed.is_initialized():
+        return
+    # One machine: gloo need not look up the name of the host, which may have no address.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=datetime.timedelta(minutes=_COLLECTIVE_MINUTES),
+    )
+
+
+def end_process_group() -> None:
+    """Ends what ``start_process_group`` has started."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def in_step(doing: str) -> Iterator[None]:
+    """Ends the process at an error in the block: a rank that leaves a collective early would keep
+    the others waiting."""
+    try:
+        yield
+    except Exception as error:
+        end_process(f"{doing} failed: {type(error).__name__}: {error}")
+
+
+def end_process(message: str) -> NoReturn:
+    """Prints a message and ends this process at once, whatever its threads are waiting for."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        print(f"\ntorchrun: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@dataclass
+class _Joined:
+    place: Place | None = None
+    followers: Followers | None = None
+
+
+_joined = _Joined()
+_joining = threading.RLock()  # a rank that serves stays inside, and makes its engine there
+
+
+def _join() -> None:
+    place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
+    if 1 < place.world == here:
+        from torch.distributed.rendezvous import rendezvous
+
+        import tinker_cookbook.engine.worker  # noqa: F401  that it exits before ``Followers.end``
+
+        store, _, _ = next(rendezvous("env://"))
+    # The children of this process are no ranks.
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
+    _joined.place = place
+    if here != place.world:
+        raise ConfigurationError(
+            f"torchrun: got {place.world} processes on several machines, expected those of one; "
+            "leave --nnodes out, or train on a cluster through backend=URL"
+        )
+    if place.world == 1:
+        return
+    if place.rank == 0:
+        _joined.followers = _accept(store, place)
+        atexit.register(_joined.followers.end)
+    else:
+        _follow(store, place)
+
+
+def _accept(store: Any, place: Place) -> Followers:
+    from multiprocessing.connection import Listener
+
+    channels, pids = dict[int, Channel](), dict[int, int]()
+    # A socket in a folder that only this user can enter.
+    with Listener(family="AF_UNIX", backlog=place.world) as listener:
+        store.set("address", f"{os.getpid()} {listener.address}")
+        for _ in range(place.world - 1):
+            channel = Channel(listener.accept())
+            rank, pid = channel.receive()
+            channels[rank], pids[rank] = channel, pid
+    return Followers(dict(sorted(channels.items())), pids, store)
+
+
+def _follow(store: Any, place: Place) -> NoReturn:
+    from multiprocessing.connection import Client
+
+    from tinker_cookbook.engine.parallel.follower import Follower
+
+    leader, _, address = store.get("address").decode().partition(" ")
+    channel = Channel(Client(address, family="AF_UNIX"))
+    channel.send(place.rank, os.getpid())
+    Follower(channel, int(leader), store, place).serve()

@@ -1,0 +1,177 @@
+"""A training run whose batches are shared among the processes of torchrun."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tinker_cookbook.engine.parallel.launch import Followers, in_step
+from tinker_cookbook.engine.parallel.share import (
+    BatchLoss,
+    GroupLoss,
+    send_weights,
+    shares_of,
+    sum_gradients,
+)
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.losses import CustomLossFn
+from tinker_cookbook.engine.training.optimizer import AdamSettings
+from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+
+_keys = itertools.count()
+
+
+class DataParallelRun(TrainingRun):
+    """The run of rank 0. Losses are sums over datums, so the gradients of the ranks add up.
+
+    Rank 0 alone takes the steps, saves and loads. The other ranks get its weights before the first
+    pass after a change, so all compute with the same bits.
+    """
+
+    def __init__(self, *args: Any, followers: Followers, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._followers, self._key = followers, next(_keys)
+        self._weights_sent = False
+        # Not sent from the finalizer, which may run in the middle of another message.
+        weakref.finalize(self, followers.ended_runs.append, self._key).atexit = False
+
+    def forward_backward(
+        self,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None = None,
+        *,
+        backward: bool = True,
+    ) -> LossOutput:
+        """See ``TrainingRun.forward_backward``; an error of any rank refuses the pass."""
+        with self._refusing_step_after_failure(backward):
+            # The whole batch: messages number its datums, and no rank begins a batch that is wrong.
+            _, data, _ = self._checked(data, loss_name, loss_config)
+            shares = self._shares(data)
+            more = loss_name, loss_config, backward
+            return self._on_all_ranks(
+                "forward_backward",
+                shares,
+                {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
+                lambda own: super(DataParallelRun, self).forward_backward(
+                    own, loss_name, loss_config, backward=backward
+                ),
+            )
+
+    def forward_backward_custom(
+        self,
+        data: Sequence[Example],
+        loss_fn: CustomLossFn,
+        group_size: int | None = None,
+        *,
+        trained_only: bool = False,
+    ) -> LossOutput:
+        """See ``TrainingRun.forward_backward_custom``. ``loss_fn`` is called in rank 0 alone, one
+        call at a time; with a ``group_size`` also on threads that wait for other ranks."""
+        with self._refusing_step_after_failure(True):
+            self._check_custom(data, group_size)
+            shares = self._shares(data, group_size or 1)
+            kind = BatchLoss if group_size is None else GroupLoss
+            loss = kind(loss_fn, shares, self.base.device)
+            more = group_size, trained_only
+            return self._on_all_ranks(
+                "forward_backward_custom",
+                shares,
+                {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
+                lambda own: super(DataParallelRun, self).forward_backward_custom(
+                    own, loss.own, group_size, trained_only=trained_only
+                ),
+                loss,
+            )
+
+    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+        """See ``TrainingRun.optim_step``."""
+        if self._gradients and self._failure is None:
+            giving = self._followers.start("give_gradients", self._key)
+            with in_step("summing gradients"):
+                self._gradients = sum_gradients(self.adapter, self._gradients)
+            giving.wait()
+        else:  # the step will be refused
+            self._drop_gradients()
+        self._weights_sent = False
+        return super().optim_step(settings)
+
+    def replace_by(self, other: TrainingRun) -> None:
+        """See ``TrainingRun.replace_by``."""
+        super().replace_by(other)
+        self._drop_gradients()
+        self._weights_sent = False
+
+    def _shares(self, data: Sequence[Example], group_size: int = 1) -> list[list[int]]:
+        tokens = [example.tokens for example in data]
+        micros = self._plan(data, group_size)
+        return shares_of(micros, tokens, self._followers.place.world)
+
+    def _on_all_ranks(
+        self,
+        name: str,
+        shares: Sequence[Sequence[int]],
+        arguments: Mapping[int, tuple[Any, ...]],
+        own: Callable[[list[Example]], LossOutput],
+        loss: BatchLoss | GroupLoss | None = None,
+    ) -> LossOutput:
+        """Runs a pass, each rank its share, and puts the results together."""
+        self._send_weights()
+        others = {
+            rank: (self._key, *arguments[rank])
+            for rank in self._followers.ranks
+            if shares[rank]  # a batch may have fewer datums than there are ranks
+        }
+        call = self._followers.start_each(name, others, None if loss is None else loss.answer)
+        if loss is not None:
+            call.on_error(loss.give_up)
+        error: BaseException | None = None
+        outputs = dict[int, LossOutput]()
+        try:
+            outputs[0] = own(arguments[0][0])
+        except Exception as caught:
+            error = caught
+            if loss is not None:
+                loss.give_up(caught)
+        # Also after an error here: the others end first.
+        try:
+            outputs |= call.wait()
+        except Exception as caught:
+            error = error or (None if loss is None else loss.error) or caught
+        if error is not None:
+            raise error
+        return _joined(outputs, shares)
+
+    def _send_weights(self) -> None:
+        self._end_runs()
+        if self._weights_sent:
+            return
+        taking = self._followers.start("take_weights", self._key, self.base.name, self.adapter.spec)
+        with in_step("sending weights"):
+            send_weights(self.adapter)
+        taking.wait()
+        self._weights_sent = True
+
+    def _drop_gradients(self) -> None:
+        self._followers.start("drop_gradients", self._key).wait()
+
+    def _end_runs(self) -> None:
+        """Frees runs of the other ranks that no longer exist here."""
+        while ended := self._followers.ended_runs:
+            self._followers.start("end_run", ended.pop())
+
+
+def _joined(outputs: Mapping[int, LossOutput], shares: Sequence[Sequence[int]]) -> LossOutput:
+    logprobs: list[np.ndarray] = [np.empty(0)] * sum(len(share) for share in shares)
+    metrics = dict[str, float]()
+    for rank, output in outputs.items():
+        for index, values in zip(shares[rank], output.logprobs, strict=True):
+            logprobs[index] = values
+        # Sums, like those of micro-batches.
+        for name, value in output.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + value
+    return LossOutput(logprobs, metrics)
