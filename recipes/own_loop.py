@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends import connect
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -70,6 +71,7 @@ def run_own_loop(
                 base_url=settings.base_url,
                 device=settings.device,
                 dtype=settings.dtype,
+                sampler=SamplerSettings.of(settings),
                 user_metadata={} if name is None else {"session_name": name},
             ) as connection:
                 logger.info(connection.describe())

@@ -20,6 +20,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import run_own_loop
@@ -49,7 +50,7 @@ LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")
 
 @also_named(batch_size="groups_per_batch", max_steps="num_steps", n_batches="num_steps")
 @chz.chz
-class Config:
+class Config(SamplerOptions):
     """Settings of the loop."""
 
     model_name: str = chz.field(

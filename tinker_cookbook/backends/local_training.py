@@ -88,6 +88,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
             trained_only = bool(getattr(loss_fn, "trained_only", False))
             examples = convert.custom_examples_of(data, trained_only=trained_only)
             group_size = getattr(loss_fn, "group_size", None)
+            self._engine.begin_pass()
             return convert.loss_output_of(
                 run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
             )
@@ -218,6 +219,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker."""
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+            self._engine.begin_pass()
             output = run.forward_backward(examples(), loss_fn, loss_fn_config, backward=backward)
             return convert.loss_output_of(output)
 

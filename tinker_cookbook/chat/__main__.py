@@ -80,6 +80,7 @@ class Config(BackendSettings):
                 base_url=self.base_url,
                 device=self.device,
                 dtype=self.dtype,
+                sampler="builtin",  # vLLM would start for minutes before the first answer
             )
             for path, name in pairs
         ]

@@ -36,6 +36,7 @@ from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, re
 from tinker_cookbook.engine.parallel.launch import Followers, join, local_device
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
+    ExternalSampler,
     PromptScores,
     Sample,
     SampleRequest,
@@ -69,6 +70,8 @@ class Engine:
         self._resolving = threading.Lock()
         self._schedulers: dict[BaseModel, Scheduler | FallbackSampler] = {}
         self._arrived: deque[SampleRequest] = deque()
+        self.external: ExternalSampler | None = None
+        """Samples instead of the engine's own batch, where it can; scores are always its own."""
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
         if followers is not None and followers.claim():
@@ -96,6 +99,8 @@ class Engine:
 
         Cancelling the future, at any time, frees the request's memory.
         """
+        if self.external is not None and self.external.takes(request):
+            return self.external.sample(request)
         # In this order, so that the woken thread finds the request.
         self._arrived.append(request)
         self._worker.wake()  # raises if the engine is closed
@@ -177,6 +182,8 @@ class Engine:
         """Creates a run with a new adapter. Runs on the worker."""
         base = self.trained_base(model)
         base.require_covered(spec)
+        if self.external is not None:
+            self.external.require(base, spec)
         adapter = Adapter.create(spec, base.targets, seed, base.device)
         return self.new_run(run_id, base, adapter)
 
@@ -210,10 +217,18 @@ class Engine:
 
     def close(self, wait: bool = True) -> None:
         """Drops queued operations; with ``wait`` waits for the running one."""
+        external, self.external = self.external, None
+        if external is not None:
+            external.close()
         self._worker.close(wait)
         followers, self._followers = self._followers, None
         if followers is not None:
             followers.release(wait)
+
+    def begin_pass(self) -> None:
+        """Makes room for a training pass. Runs on the worker."""
+        if self.external is not None:
+            self.external.rest()
 
     def pause(self) -> None:
         """Yields to sampling; long operations call it between their parts."""

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import chz
 
+from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config:
+class Config(SamplerOptions):
     """Settings of the server."""
 
     model_name: str = chz.field(
@@ -68,6 +70,7 @@ class Config:
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected a number above 0"
                 )
+        SamplerSettings.of(self).check()
         if not 0 <= self.port < 65536:
             raise ConfigurationError(f"port: got {self.port}, expected 0 to 65535")
 
@@ -89,6 +92,7 @@ async def main(config: Config) -> None:
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.home import home_dir
         from tinker_cookbook.engine.model.loading import size_text, weights_bytes
+        from tinker_cookbook.engine.vllm.choice import use_sampler
         from tinker_cookbook.server.app import make_app, serve
         from tinker_cookbook.server.keys import KeyFile
         from tinker_cookbook.server.state import ServerState
@@ -107,6 +111,7 @@ async def main(config: Config) -> None:
     new_keys = keys.ensure(config.owner_names)
     engine = Engine(config.device, config.dtype)
     try:
+        sampler = use_sampler(engine, SamplerSettings.of(config))
         sizes = {}
         for name in config.models:
             folder = Path(engine.resolve(name).folder)
@@ -114,7 +119,7 @@ async def main(config: Config) -> None:
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype))
         folder, limit = root / "server", config.max_queued_samples
         state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
-        _print_start(config, listener, state, sizes, new_keys)
+        _print_start(config, listener, state, sizes, new_keys, sampler)
         await serve(make_app(state, config.max_request_mb << 20), state, listener)
     finally:
         engine.close()
@@ -147,6 +152,7 @@ def _print_start(
     state: ServerState,
     sizes: dict[str, str],
     new_keys: dict[str, str],
+    sampler: str,
 ) -> None:
     from tinker_cookbook.engine.devices import free_memory_bytes
 
@@ -161,6 +167,7 @@ def _print_start(
     lines += [
         f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
         f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
+        f"sampler      {sampler.removeprefix('sampler: ')}",
         f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
         "(mode 600); a key is renewed by deleting it there and starting again",
     ]

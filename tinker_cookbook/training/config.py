@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.model.resolve import (
     check_rank,
     hidden_size,
     model_config,
     resolve_model,
 )
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.training.best import MetricMode, check_best_settings
@@ -64,7 +66,7 @@ class BackendSettings:
 
 
 @chz.chz
-class RunSettings(BackendSettings):
+class RunSettings(BackendSettings, SamplerOptions):
     """Settings with the same meaning and the same default in every recipe and every loop.
 
     A subclass that defines a number again must give its bounds again, by ``number``.
@@ -145,7 +147,8 @@ def check_model(settings: Any) -> None:
 
 def check_settings(settings: Any) -> None:
     """Raises ``ConfigurationError`` for a backend or chat format that does not exist."""
-    check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    SamplerSettings.of(settings).check(local=kind == "local")
     if settings.renderer_name is not None:
         check_renderer_name(settings.renderer_name)
 

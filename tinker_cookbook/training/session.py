@@ -31,6 +31,7 @@ from tinker_cookbook.checkpoint_utils import (
     load_checkpoints_file,
 )
 from tinker_cookbook.engine.model.resolve import resolve_model
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.training.best import BestEvaluation
@@ -131,6 +132,7 @@ class TrainingSession:
             device=config.device,
             dtype=config.dtype,
             user_metadata=metadata,
+            sampler=SamplerSettings.of(config),
         )
         # A remote backend knows its models itself.
         source = ""

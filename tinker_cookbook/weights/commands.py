@@ -11,6 +11,7 @@ import chz
 from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, TinkerPath
 from tinker_cookbook.engine.model.resolve import resolve_model
+from tinker_cookbook.engine.vllm.settings import check_vllm_python
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.run_folder.paths import local_path
@@ -23,7 +24,6 @@ from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._publish import publish_to_hf_hub
 from tinker_cookbook.weights._run_card import write_card
 from tinker_cookbook.weights._source import Checkpoint
-from tinker_cookbook.weights._vllm_proof import check_vllm_python
 from tinker_cookbook.weights.proof import Proof, read_proof
 from tinker_cookbook.weights.settings import ExportSettings
 
@@ -130,7 +130,7 @@ def merge(settings: MergeSettings) -> None:
 def _check_vllm(settings: ExportSettings) -> str | None:
     if settings.vllm_python is not None and not settings.verify:
         raise ConfigurationError("vllm_python: needs verify=True; leave one of the two out")
-    return check_vllm_python(settings.vllm_python)
+    return None if settings.vllm_python is None else check_vllm_python(settings.vllm_python)
 
 
 def card(settings: CardSettings) -> None:

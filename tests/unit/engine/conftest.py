@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import engine_reference as ref
 import pytest
 import torch
+from fake_vllm import FakeVLLM, Transformers
 
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.sampling.requests import Sample, SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +34,42 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BaseMod
 def stories_base(stories_model: str) -> BaseModel:
     """The trained 260k-parameter Llama, in fp32."""
     return ref.load_base(stories_model)
+
+
+def run_now(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Does what the engine's worker would do in its turn."""
+    future: Future[Any] = Future()
+    future.set_result(work(*arguments))
+    return future
+
+
+@pytest.fixture(scope="session")
+def vllm_draw(tmp_path_factory: pytest.TempPathFactory):
+    """As ``ref.draw``, through a server with vLLM's API and the same model."""
+    from tinker_cookbook.engine.vllm.sampler import VLLMSampler
+    from tinker_cookbook.engine.vllm.settings import SamplerSettings
+
+    made: dict[BaseModel, tuple[FakeVLLM, VLLMSampler]] = {}
+
+    def draw(
+        sampler: Sampler, prompt: Any, count: int, settings: SamplingSettings, **kwargs: Any
+    ) -> list[Sample]:
+        base = sampler.base
+        if base not in made:
+            fake = FakeVLLM(Transformers(str(base.folder)), root=str(base.folder))
+            chosen = SamplerSettings(sampler=fake.url, vllm_timeout=300.0)
+            made[base] = fake, VLLMSampler(chosen, base.device, base.dtype, run_now)
+        request = sample_request(sampler, prompt, count, settings, **kwargs)
+        assert made[base][1].takes(request)
+        return made[base][1].sample(request).result(timeout=300)
+
+    yield draw
+    for fake, vllm in made.values():
+        vllm.close()
+        fake.close()
+
+
+@pytest.fixture(params=["builtin", "vllm"])
+def draw(request: pytest.FixtureRequest):
+    """The contract of sampling, as each sampler fulfils it."""
+    return ref.draw if request.param == "builtin" else request.getfixturevalue("vllm_draw")

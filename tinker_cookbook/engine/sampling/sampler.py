@@ -48,6 +48,11 @@ class Sampler:
             "learning_rate or with grad_clip_norm"
         )
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """The snapshot; None samples from the base model."""
+        return self._adapter
+
     def terms(self) -> Terms:
         """Returns the adapter in the form that layers apply."""
         if self._terms is None:

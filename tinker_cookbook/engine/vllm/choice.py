@@ -1,0 +1,22 @@
+"""Gives an engine the sampler that its settings choose."""
+
+from __future__ import annotations
+
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.vllm.settings import SamplerSettings
+
+
+def use_sampler(engine: Engine, settings: SamplerSettings) -> str:
+    """Returns the sentence for the user that says which sampler the engine has, and why.
+
+    Raises:
+        ConfigurationError: vLLM is requested and missing, or no server answers at the URL.
+    """
+    device = engine.choice.device
+    name, reason = settings.choose(device.type)
+    if name != "builtin":
+        # Loads the HTTP client, which the built-in sampler does without.
+        from tinker_cookbook.engine.vllm.sampler import VLLMSampler
+
+        engine.external = VLLMSampler(settings, device, engine.choice.dtype, engine.submit)
+    return reason

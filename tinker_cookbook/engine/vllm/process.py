@@ -1,0 +1,115 @@
+"""A vLLM server that is started here, in the environment of another Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tinker_cookbook.engine.home import home_dir
+from tinker_cookbook.engine.vllm import _serve
+
+_END_SECONDS = 10.0
+"""Seconds that the server has to end by itself."""
+_WARNING = "WARNING"
+_ERROR_LINE = re.compile(r"\b(\w*Error|\w*Exception|error):")
+
+
+class VLLMProcess:
+    """A running server. ``key`` protects it from other users of the machine.
+
+    Args:
+        python: Interpreter with vLLM.
+        model: Folder of the base model.
+        arguments: Flags of the server, after those that are always set; later ones win.
+        variables: Further environment variables.
+    """
+
+    def __init__(
+        self, python: str, model: str, arguments: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        self.key, self.port = secrets.token_urlsafe(24), _free_port()
+        self._ended = False
+        self.url = f"http://127.0.0.1:{self.port}"
+        folder = home_dir() / "vllm"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"server-{os.getpid()}-{self.port}.log"
+        command = [python, "-I", _serve.__file__, "--model", model, "--host", "127.0.0.1"]
+        # Sampled with these defaults and no others: vLLM would take those of the model's files.
+        command += ["--port", str(self.port), "--generation-config", "vllm", *arguments]
+        own = {
+            "VLLM_API_KEY": self.key,
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        # Settings of this process's libraries are not for another environment.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={**inherited, **own, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that its workers can be ended with it
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._process.poll() is None
+
+    def why_gone(self) -> str | None:
+        """Returns why the server ended, with the last errors in its log; None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and _WARNING not in line]
+        if code < 0:
+            return f"its process was ended by signal {-code}; log: {self.log}"
+        # The last errors are those that ended it; the end of the log alone says little.
+        errors = [line for line in lines if _ERROR_LINE.search(line)][-3:] or lines[-3:]
+        return f"its process ended with code {code}; log: {self.log}\n" + "\n".join(errors)
+
+    def end(self) -> None:
+        """Ends the server and its workers."""
+        if self._ended:  # the number of its group may belong to another one by now
+            return
+        self._ended = True
+        if self._process.poll() is None:
+            self._process.terminate()
+            until = time.monotonic() + _END_SECONDS
+            while self._process.poll() is None and time.monotonic() < until:
+                time.sleep(0.05)
+        # What is left of its group, which holds the GPU's memory.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def adapters_folder() -> Path:
+    """Returns where adapters are written: memory (/dev/shm) where there is one.
+
+    ``TINKER_COOKBOOK_ADAPTERS`` names another folder, which a server on another machine can read.
+    """
+    chosen = os.environ.get("TINKER_COOKBOOK_ADAPTERS")
+    if chosen:
+        return Path(chosen).expanduser()
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK):
+        return shared
+    return home_dir() / "vllm"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
