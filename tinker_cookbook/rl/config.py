@@ -43,6 +43,8 @@ DEFAULT_LOSS = "importance_sampling"
 LOSS_NORMALIZATIONS = ("sum", "tokens")
 # Their penalty terms are not advantages: dividing only the advantages would change the balance.
 LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
+# The others truncate the ratio to the sampler themselves, or compare with the sampler's policy.
+LOSSES_WITH_RATIO_CAP = ("importance_sampling", "ppo", "gspo")
 
 
 def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
@@ -141,6 +143,11 @@ class PolicyTrainingConfig(TrainingConfig):
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Do not train on groups whose rewards are all equal"
     )
+    importance_ratio_cap: float = chz.field(
+        default=0.0,
+        doc="Truncated importance sampling: weigh tokens by the ratio of trainer to sampler, at "
+        "most this (2 is usual); 0: off",
+    )
     num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
     kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
     kl_discount_factor: float = chz.field(
@@ -211,6 +218,7 @@ class PolicyTrainingConfig(TrainingConfig):
             ("eval_temperature", 0, math.inf),
             ("kl_penalty_coef", 0, math.inf),
             ("kl_discount_factor", 0, 1),
+            ("importance_ratio_cap", 0, math.inf),
             ("num_substeps", 1, math.inf),
             ("num_groups_to_log", 0, math.inf),
         ):
@@ -275,6 +283,12 @@ class PolicyTrainingConfig(TrainingConfig):
                 f"kl_discount_factor: got {self.kl_discount_factor:g} with "
                 "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
                 "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
+            )
+        if self.importance_ratio_cap and name not in LOSSES_WITH_RATIO_CAP:
+            raise ConfigurationError(
+                f"importance_ratio_cap: got {self.importance_ratio_cap:g} with the loss {name}, "
+                f"expected one of {', '.join(LOSSES_WITH_RATIO_CAP)}; cispo and stable_reinforce "
+                "truncate the ratio themselves (loss_fn_config.clip_high_threshold)"
             )
         if normalization not in LOSS_NORMALIZATIONS:
             raise ConfigurationError(

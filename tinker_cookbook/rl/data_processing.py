@@ -45,6 +45,11 @@ __getattr__ = lazy_exports(
 )
 
 
+SAMPLER_LOGPROBS = "sampler_logprobs"
+"""Field of data whose ``logprobs`` were replaced by the trainer's: what the sampler reported."""
+_NOT_OF_LOSS = ("mask", SAMPLER_LOGPROBS)
+
+
 @dataclass(frozen=True)
 class DatumOrigin:
     """Index of a datum's group in the batch, and of its trajectory in the group."""
@@ -157,7 +162,9 @@ def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.D
     for datum in data_D:
         # Backends refuse fields that a loss does not use. Advantages are 0 where the mask is 0, so
         # only gspo, which averages over the sequence, needs the mask.
-        inputs = {name: value for name, value in datum.loss_fn_inputs.items() if name != "mask"}
+        inputs = {
+            name: value for name, value in datum.loss_fn_inputs.items() if name not in _NOT_OF_LOSS
+        }
         if loss_fn == "gspo":
             inputs["sequence_ratio_mask"] = datum.loss_fn_inputs["mask"]
         out.append(replace(datum, loss_fn_inputs=inputs))

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.data_processing import SAMPLER_LOGPROBS
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
@@ -230,7 +231,13 @@ def check_penalty(coef: float, discount: float) -> None:
 
 def sampled_logprobs(data_D: Sequence[tinker.Datum]) -> _Array:
     """Returns the sampler's log-probabilities of the trained tokens of all data, in order [N]."""
-    return trained_values(data_D, [_field(datum, "logprobs") for datum in data_D])
+    names = [
+        SAMPLER_LOGPROBS if SAMPLER_LOGPROBS in datum.loss_fn_inputs else "logprobs"
+        for datum in data_D
+    ]
+    return trained_values(
+        data_D, [_field(datum, name) for datum, name in zip(data_D, names, strict=True)]
+    )
 
 
 def trained_values(

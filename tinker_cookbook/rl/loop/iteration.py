@@ -25,6 +25,7 @@ from tinker_cookbook.rl.loop.adjuster import (
     logprobs_of,
     submit_loss,
 )
+from tinker_cookbook.rl.loop.importance import RatioStatistics, truncate_importance
 from tinker_cookbook.rl.loop.sources import (
     GroupSource,
     Metrics,
@@ -161,6 +162,7 @@ class Update:
         self._passes: list[Future[types.ForwardBackwardOutput]] = []
         self._optim_steps: list[Future[types.OptimStepResponse]] = []
         self._adjusted: dict[str, Mean] = {}
+        self._ratios = RatioStatistics()
         self._scoring_seconds = 0.0
         self._episodes = self._whole_episodes = 0
         # The current substep: its number, whether it has a pass, and its data without a signal.
@@ -186,9 +188,14 @@ class Update:
             has_signal = adjustment.has_signal
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
-        # 3. Submit one pass for each substep; groups of different substeps never share a pass.
+        # 3. Weigh the tokens by how the trainer's policy differs from that of the sampler.
+        data_D = rollouts.data_D
+        # A config of user code with the fields of the official cookbook has no such setting.
+        if cap := getattr(self._config, "importance_ratio_cap", 0.0):
+            data_D = await truncate_importance(self._client, data_D, cap, self._ratios)
+        # 4. Submit one pass for each substep; groups of different substeps never share a pass.
         substeps_D = [rollouts.groups[origin.group].substep for origin in rollouts.origins_D]
-        pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
+        pairs_D = zip(substeps_D, data_D, strict=True)
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
             part = [datum for _, datum in pairs]
             # ``has_signal`` ignores rounding but covers all groups; this covers the substep.
@@ -253,6 +260,7 @@ class Update:
         if self._adjuster is not None:
             metrics["time/scoring"] = self._scoring_seconds
         metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
+        metrics.update(self._ratios.metrics())
         # KL and entropy; only the sampler's entropy if nothing was trained.
         read = logprobs_of if self._adjuster is None else self._adjuster.trained_logprobs
         logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
