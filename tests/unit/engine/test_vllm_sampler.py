@@ -236,6 +236,8 @@ def test_adapters_that_vllm_does_not_take(base, tiny_base, monkeypatch, tmp_path
         asked.require(gemma, AdapterSpec())
     with pytest.raises(ConfigurationError, match=r"ranks up to 512; lower lora_rank \(got 600\)"):
         asked.require(base, AdapterSpec(600))
+    with pytest.raises(ConfigurationError, match=r"routed experts; set train_mlp=False, or set sa"):
+        asked.require(tiny_base("qwen3_moe"), AdapterSpec(4))
     for spec, taken in ((AdapterSpec(4), False), (body_only, True)):
         auto.require(gemma, spec)
         sampler = Sampler(gemma, ref.random_adapter(gemma, spec))

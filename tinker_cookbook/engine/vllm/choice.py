@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.exceptions import ConfigurationError
 
 
 def use_sampler(engine: Engine, settings: SamplerSettings) -> str:
@@ -18,5 +19,9 @@ def use_sampler(engine: Engine, settings: SamplerSettings) -> str:
         # Loads the HTTP client, which the built-in sampler does without.
         from tinker_cookbook.engine.vllm.sampler import VLLMSampler
 
-        engine.external = VLLMSampler(settings, device, engine.choice.dtype, engine.submit)
+        try:
+            engine.external = VLLMSampler(settings, device, engine.choice.dtype, engine.submit)
+        except ConfigurationError:
+            engine.close()
+            raise
     return reason
