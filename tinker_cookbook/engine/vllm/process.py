@@ -18,6 +18,10 @@ from tinker_cookbook.engine.vllm import _serve
 
 _END_SECONDS = 10.0
 """Seconds that the server has to end by itself."""
+_OWN_VARIABLES = frozenset(
+    "PYTHONPATH RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE "
+    "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+)
 _WARNING = "WARNING"
 _ERROR_LINE = re.compile(r"\b(\w*Error|\w*Exception|error):")
 
@@ -49,8 +53,12 @@ class VLLMProcess:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        # Settings of this process's libraries are not for another environment.
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        # The paths of this environment, and torchrun's numbers of its processes, are not for it.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _OWN_VARIABLES and not name.startswith("TORCHELASTIC")
+        }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
