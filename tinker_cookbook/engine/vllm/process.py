@@ -19,8 +19,8 @@ from tinker_cookbook.engine.vllm import _serve
 _END_SECONDS = 10.0
 """Seconds that the server has to end by itself."""
 _OWN_VARIABLES = frozenset(
-    "PYTHONPATH RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE "
-    "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+    {"PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    | {f"{scope}WORLD_SIZE" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")}
 )
 _WARNING = "WARNING"
 _ERROR_LINE = re.compile(r"\b(\w*Error|\w*Exception|error):")
