@@ -22,6 +22,7 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 RUN: dict[str, dict[str, Any]] = {
     "tictactoe": {
+        "opponents": "self,pool,optimal",
         "test_opponent": "optimal",
         "league_opponents": "random,optimal",
         "batch_size": 256,
@@ -32,7 +33,7 @@ RUN: dict[str, dict[str, Any]] = {
         "eval_every": 5,
         "num_test_datapoints": 100,
         "league_games": 32,
-        "max_steps": 40,
+        "max_steps": 100,
     },
     "kuhn": {
         "score": "chips",
@@ -50,7 +51,7 @@ RUN: dict[str, dict[str, Any]] = {
     },
 }
 MODEL: dict[str, dict[str, Any]] = {
-    "tictactoe": {"steps": 500, "num_games": 2000},
+    "tictactoe": {"steps": 1000, "num_games": 3000},
     "kuhn": {"steps": 150, "optimal_share": 0.0, "num_games": 1000},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
