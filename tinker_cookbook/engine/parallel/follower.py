@@ -57,11 +57,9 @@ class Follower:
             except (EOFError, OSError):
                 if self._engine is not None:
                     end_process(f"rank {self._place.rank}: rank 0 has ended, so this process ends")
-                number, name, values = 0, "end", ()
+                self._end()
             if name == "end":
-                self._close_engine()
-                end_process_group()
-                sys.exit(0)
+                self._end()
             if name == "answer":
                 self._answers.put(values)
             elif name in ("open_engine", "close_engine", "load_base"):
@@ -74,6 +72,11 @@ class Follower:
                     self._reply_later(number, done)
             else:
                 self._submit(number, name, values)
+
+    def _end(self) -> NoReturn:
+        self._close_engine()
+        end_process_group()
+        sys.exit(0)
 
     def _submit(self, number: int, name: str, values: tuple[Any, ...]) -> None:
         assert self._engine is not None
