@@ -12,6 +12,7 @@ import json
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -336,12 +337,14 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--port", type=int)
     parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--delay", type=float, default=0, help="seconds for each token")
     options, rest = parser.parse_known_args()
     if options.crash:
         raise ValueError("no kernel image is available")
     print("arguments", *rest, flush=True)
     print("device", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-    FakeVLLM(root=options.model, port=options.port, key=os.environ["VLLM_API_KEY"])
+    fake = FakeVLLM(root=options.model, port=options.port, key=os.environ["VLLM_API_KEY"])
+    fake.before = lambda: time.sleep(options.delay)
     threading.Event().wait()
 
 

@@ -299,7 +299,7 @@ def python_with_fake(folder: Path) -> Path:
 def test_a_process_is_started_ended_and_started_again(base, tmp_path, caplog):
     """2 s: three processes."""
     python = str(python_with_fake(tmp_path))
-    flags = "CUDA_VISIBLE_DEVICES=1 --tensor-parallel-size 2"
+    flags = "CUDA_VISIBLE_DEVICES=1 --tensor-parallel-size 2 --delay 0.02"
     chosen = SamplerSettings("vllm", python, flags)
     vllm = VLLMSampler(chosen, ref.CPU, torch.float32, run_now)
     sampler = Sampler(base, ref.random_adapter(base))
@@ -309,9 +309,11 @@ def test_a_process_is_started_ended_and_started_again(base, tmp_path, caplog):
     assert "--tensor-parallel-size 2" in log
     assert "--max-lora-rank 32" in log
     assert "device 1" in log
+    future = ask(vllm, sampler, 1, max_tokens=120, stop_tokens=frozenset())
+    time.sleep(0.5)  # so that the request is in the server
     os.killpg(process._process.pid, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"was ended by signal 9; log: .*server-"):
-        ask(vllm, sampler, 1, max_tokens=1).result(SECONDS)
+        future.result(SECONDS)
     # The next request starts it again, with the adapter.
     assert ask(vllm, sampler).result(SECONDS) == first
     assert "vLLM is started again" in caplog.text

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ _MOST_CONNECTIONS = 512
 """Requests that are open at a time; further ones wait here, as they would in the server."""
 _SHORT_SECONDS = 10.0
 """Timeout of connecting, and of requests that compute nothing."""
+_LOOK_SECONDS = 60.0
 _GONE_SECONDS = 2.0
 _START_HINT = (
     "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment and the flags "
@@ -143,7 +144,7 @@ class VLLMClient:
             raise self._refused(response)
         return response
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _errors(self, path: str) -> AsyncIterator[None]:
         """Turns errors of the connection into one that says what to do."""
         try:
@@ -190,18 +191,20 @@ class VLLMClient:
 
 
 def look_at_server(url: str, key: str | None) -> ServedModel:
-    """Returns the base model of a running server; blocks for seconds at most.
+    """Returns the base model of a running server; blocks for a minute or two at most.
 
     Raises:
         ConfigurationError: Nothing answers there, or the server cannot load adapters.
     """
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    # A server on a busy machine describes its API in seconds, the first time.
+    timeout = httpx.Timeout(_LOOK_SECONDS, connect=_SHORT_SECONDS)
+    paths: httpx.Response | None = None
     try:
-        with httpx.Client(
-            base_url=url, headers=headers, timeout=_SHORT_SECONDS, trust_env=False
-        ) as http:
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
             models = http.get("/v1/models")
-            paths = http.get("/openapi.json")
+            with contextlib.suppress(httpx.ReadTimeout):  # then the first adapter shows it
+                paths = http.get("/openapi.json")
     except httpx.HTTPError as error:
         raise ConfigurationError(
             f"sampler: got {url}, but nothing answers there ({type(error).__name__}: {error}); "
@@ -213,8 +216,9 @@ def look_at_server(url: str, key: str | None) -> ServedModel:
             f"sampler: got {url}, which answers /v1/models with {models.status_code}; expected a "
             f"vLLM server{hint}"
         )
-    # A server may hide the description of its API; then the first adapter shows it.
-    if paths.status_code == 200 and "/v1/load_lora_adapter" not in paths.json().get("paths", {}):
+    # A server may hide the description of its API.
+    described = paths.json().get("paths", {}) if paths and paths.status_code == 200 else None
+    if described is not None and "/v1/load_lora_adapter" not in described:
         raise ConfigurationError(
             f"sampler: got {url}, a server that cannot load adapters while it runs; {_START_HINT}"
         )
