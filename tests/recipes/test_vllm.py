@@ -1,4 +1,4 @@
-"""The real vLLM as sampler, started by this package (slow: 5 minutes; see ``python_of_vllm``)."""
+"""The real vLLM as sampler, started by this package (slow: 2 minutes; see ``python_of_vllm``)."""
 
 from __future__ import annotations
 

@@ -266,6 +266,9 @@ class VLLMSampler:
         arguments += ["--seed", str(secrets.randbits(31))]
         if self._device.type == "cuda":
             arguments += ["--gpu-memory-utilization", str(_MEMORY_SHARE)]
+        else:
+            # On CPUs vLLM 0.32 ends at a request with a seed whose prompt is split between steps.
+            arguments += ["--no-enable-chunked-prefill"]
         variables, words = self._settings.words
         if _SLEEP_FLAG in words:
             variables = {"VLLM_SERVER_DEV_MODE": "1", **variables}

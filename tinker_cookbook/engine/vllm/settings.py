@@ -147,7 +147,7 @@ class SamplerSettings:
             return self.url, f"sampler: the vLLM server at {self.url}, as requested"
         if self.sampler == "vllm":
             return "vllm", f"sampler: vLLM of {self.python()}, as requested"
-        # On a CPU the built-in sampler is faster than vLLM and starts at once.
+        # On a CPU the built-in sampler starts at once and has compiled kernels.
         if device_type != "cuda":
             return "builtin", f"sampler: built in, because the device is {device_type}"
         try:
