@@ -74,7 +74,9 @@ def write_adapter(
     """
     proof = Proof.of(checkpoint)
     config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
-    config["target_modules"] = _target_modules(checkpoint)
+    # Lists with parameters of experts are exact.
+    if not any(update.experts for update in checkpoint.updates.values()):
+        config["target_modules"] = _target_modules(checkpoint)
     # PEFT's own prefix; the module names are those of transformers.
     tensors = {
         f"base_model.model.{module}.lora_{side}.weight": tensor

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights._experts import by_file, changed_matrix
 from tinker_cookbook.weights._merge import (
     HEAD,
     MergeReport,
@@ -24,6 +25,7 @@ from tinker_cookbook.weights._merge import (
 )
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate, open_adapter_folder
+from tinker_cookbook.weights._tensor_files import read_header
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm
 from tinker_cookbook.weights.proof import (
     EXACT,
@@ -139,7 +141,8 @@ def write_merged(
     """
     if strategy == "auto":
         try:
-            weight_files(checkpoint.base_folder)
+            files = weight_files(checkpoint.base_folder)
+            by_file(checkpoint.updates, {k for f in files for k in read_header(f)}, "")
             strategy = "shard"
         except WeightsMergeError:
             strategy = "full"
@@ -204,21 +207,22 @@ def _check_rounding(
     half_step = torch.finfo(getattr(torch, dtype)).eps / 2
     head, base_head = model.get_output_embeddings(), base.get_output_embeddings()
     pairs: list[tuple[str, Any, Any, LowRankUpdate | None]] = [
-        (f"{name}.weight", model.get_submodule(name), base.get_submodule(name), update)
+        (name, changed_matrix(model, name, update), changed_matrix(base, name, update), update)
         for name, update in checkpoint.updates.items()
         if name != HEAD
     ]
     if HEAD in checkpoint.updates:
-        pairs.append((f"{HEAD}.weight", head, base_head, checkpoint.updates[HEAD]))
-    embeddings = model.get_input_embeddings(), base.get_input_embeddings()
-    pairs.append(("input embeddings", *embeddings, None))
+        update = checkpoint.updates[HEAD]
+        pairs.append((HEAD, head.weight.detach(), base_head.weight.detach(), update))
+    tables = [one.get_input_embeddings().weight.detach() for one in (model, base)]
+    pairs.append(("input embeddings", *tables, None))
     for name, merged, plain, update in pairs:
-        expected = plain.weight.detach().float()
+        expected = plain.float()
         if update is not None:
             expected = expected + update.delta()
         # Twice the half step: the products of B A are summed in another order here.
         bound = 2 * half_step * expected.abs() + 1e-6
-        if not ((merged.weight - expected).abs() <= bound).all():
+        if not ((merged - expected).abs() <= bound).all():
             raise WeightsMergeError(
                 f"{name}: the merged model has other weights than W + s B A rounded to {dtype}; "
                 "the export was not kept"
@@ -249,7 +253,7 @@ def _merge_loaded(
         report.untied = True
     for module, update in checkpoint.updates.items():
         try:
-            weight = (head if module == HEAD else model.get_submodule(module)).weight.data
+            weight = head.weight.data if module == HEAD else changed_matrix(model, module, update)
         except AttributeError as error:
             raise WeightsMergeError(
                 f"{checkpoint.name}: has an update of {module}, which {checkpoint.base_model} "
@@ -266,7 +270,7 @@ def _merge_loaded(
         rounded = weight.to(getattr(torch, dtype)).float()
         difference = (rounded - weight).abs().max().item()
         if difference > report.largest_rounding:
-            report.largest_rounding, report.rounding_of = difference, f"{module}.weight"
+            report.largest_rounding, report.rounding_of = difference, module
     report.tensors = len(model.state_dict())
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     copy_small_files(checkpoint.base_folder, folder)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
+from tinker_cookbook.weights._experts import by_file
 from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
 from tinker_cookbook.weights._tensor_files import (
     DTYPES,
@@ -148,7 +149,7 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
     kept = _kept_in_float32(stored)
     changes: dict[str, LowRankUpdate] = {}
     plan = _Plan()
-    for module, update in checkpoint.updates.items():
+    for module, update in by_file(checkpoint.updates, stored, source).items():
         unties = tied and module == HEAD
         target = _embedding_of(stored, folder) if unties else _key_of(module, stored)
         if target is None:

@@ -25,21 +25,36 @@ _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 # The service's name of the head -> that of transformers.
 _HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
 HEAD = "lm_head"
+INNER = ".base_layer"
+"""End of PEFT's name for the first of a module's stacked parameters."""
 
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """The update of one matrix: ``W + scaling * b @ a``."""
+    """The update of one matrix: ``W + scaling * b @ a``; or of the stacked matrices of ``experts``
+    E, whose factors PEFT stacks in ``a`` [E * r, in] and ``b`` [out, r * E]."""
 
     a: Tensor
     """[r, in], fp32."""
     b: Tensor
     """[out, r], fp32."""
     scaling: float
+    experts: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Rank of a matrix's update."""
+        return len(self.a) // max(1, self.experts)
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        """Returns the factors [E, r, in] and [E, out, r] of stacked matrices."""
+        a = self.a.view(self.experts, self.rank, -1)
+        return a, self.b.view(len(self.b), self.rank, self.experts).permute(2, 0, 1)
 
     def delta(self) -> Tensor:
-        """Returns the change of the matrix [out, in], in fp32."""
-        return (self.b @ self.a).mul_(self.scaling)
+        """Returns the change of the matrix [out, in], or of the matrices [E, out, in], in fp32."""
+        a, b = self.split() if self.experts else (self.a, self.b)
+        return (b @ a).mul_(self.scaling)
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class Checkpoint:
     @property
     def rank(self) -> int:
         """The largest rank of an update."""
-        return max(len(update.a) for update in self.updates.values())
+        return max(update.rank for update in self.updates.values())
 
 
 def open_checkpoint(
@@ -163,7 +178,7 @@ def low_rank_updates(
 
     Raises:
         WeightsAdapterError: A tensor is not half of a pair of matrices, or the adapter is of a
-            kind that changes weights in another way (DoRA, trained biases, stacked experts).
+            kind that changes weights in another way (DoRA, trained biases).
     """
     _check_kind(config, source)
     sides: dict[str, dict[str, Tensor]] = {}
@@ -190,19 +205,29 @@ def low_rank_updates(
             raise WeightsAdapterError(
                 f"{source}: {module} has {shapes}, expected a [r, in] and b [out, r]"
             )
+        experts = _experts_of(config, module, len(pair["a"]), source)
+        rank = len(pair["a"]) // max(1, experts)
         updates[module] = LowRankUpdate(
-            pair["a"], pair["b"], _scaling(config, module, len(pair["a"]))
+            pair["a"], pair["b"], _scaling(config, module, rank), experts
         )
     return updates
 
 
-def _check_kind(config: Mapping[str, Any], source: str) -> None:
-    if experts := [p for p in config.get("target_parameters") or [] if ".experts." in p]:
+def _experts_of(config: Mapping[str, Any], module: str, stacked: int, source: str) -> int:
+    """Returns how many experts an update is stacked of; 0 for a plain matrix."""
+    parameters = [p.rpartition(".")[0] for p in config.get("target_parameters") or []]
+    name = module.removesuffix(INNER)
+    if not any(name.endswith(p) for p in parameters if p.endswith("experts")):
+        return 0
+    if stacked % int(config["r"]) or config.get("rank_pattern"):
         raise WeightsAdapterError(
-            f"{source}: the adapter changes routed experts ({', '.join(experts)}), which cannot be "
-            "merged or exported here yet. Its files are in PEFT's format: copy_out of the rest "
-            "client writes them, and PeftModel.from_pretrained and merge_and_unload read them"
+            f"{source}: {module} has {stacked} rows of lora_A, expected a multiple of "
+            f"r={config['r']} without a rank_pattern: one rank for all experts"
         )
+    return stacked // int(config["r"])
+
+
+def _check_kind(config: Mapping[str, Any], source: str) -> None:
     for key in ("r", "lora_alpha"):
         if not isinstance(config.get(key), (int, float)):
             raise WeightsAdapterError(

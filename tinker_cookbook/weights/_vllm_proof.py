@@ -35,6 +35,8 @@ def loading_in_vllm(checkpoint: Checkpoint) -> str:
     """Returns how vLLM loads the adapter, or why it does not, in words."""
     architecture = next(iter(model_config(checkpoint.base_folder).get("architectures") or []), "")
     merge = "use `python -m tinker_cookbook.weights merge` instead"
+    if any(update.experts for update in checkpoint.updates.values()):
+        return f"not tested with adapters of routed experts in PEFT's layout: {merge}"
     if HEAD in checkpoint.updates and architecture not in ARCHITECTURES_WITH_HEAD:
         return (
             f"vLLM {CHECKED_VERSION} refuses this adapter, because it changes the head and "

@@ -201,13 +201,14 @@ def scores_of(tokens: list[int], logits: torch.Tensor) -> PromptScores:
 
 def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
     """Returns the checkpoint's adapter as the engine applies it."""
-    targets = {target.name: target for target in base.targets}
+    targets = {target.saved_as or target.name: target for target in base.targets}
     spec = AdapterSpec(checkpoint.rank)
     tensors = {}
     for name, update in checkpoint.updates.items():
         target = targets.get(name)
         shape = (update.b.shape[0], update.a.shape[1])
-        if target is None or shape != (target.out_features, target.in_features):
+        expected_shape = target and (target.out_features, target.in_features)
+        if target is None or shape != expected_shape or update.experts != target.experts:
             expected = (
                 "a layer that an adapter can cover"
                 if target is None
@@ -219,7 +220,7 @@ def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
             )
         # The engine has one scaling for all layers.
         b = update.b * (update.scaling / spec.scaling)
-        tensors[name] = (update.a.to(base.device), b.to(base.device))
+        tensors[target.name] = (update.a.to(base.device), b.to(base.device))
     return Adapter(spec, base.targets, tensors)
 
 

@@ -12,9 +12,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SHAPE = {
@@ -33,7 +35,17 @@ CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
     "gemma3": lambda: Gemma3TextConfig(**SHAPE, head_dim=16, query_pre_attn_scalar=16),
-}  # llama is untied, the others are tied
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **SHAPE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+}  # qwen3 and gemma3 are tied
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 
 
@@ -51,7 +63,7 @@ def make_base(folder: Path, kind: str = "qwen3", shard: str = "40KB", dtype=torc
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     return folder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from exports import adapted_model, config_of, is_tied, logprobs_of, make_adapter, make_base
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -196,6 +196,59 @@ def test_adapters_of_another_model_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def routed_adapter(folder: Path, base: Path) -> torch.Tensor:
+    """An adapter that peft itself made and wrote; returns what peft computes with it."""
+    torch.manual_seed(1)
+    config = LoraConfig(
+        r=4,
+        lora_alpha=32,
+        target_modules=["q_proj", "o_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(0.1)
+    model.save_pretrained(folder)
+    return logprobs_of(model, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("qwen3_moe", "auto"),
+        ("gpt_oss", "auto"),
+        pytest.param("qwen3_moe", "full", marks=pytest.mark.slow),
+    ],
+)
+def test_routed_experts_are_merged_and_exported(tmp_path, kind, strategy):
+    """3 s each: Qwen3-MoE stores its experts apart, gpt-oss stacked."""
+    base = make_base(tmp_path / "base", kind)
+    expected = routed_adapter(tmp_path / "adapter", base)
+    merge(base, tmp_path / "adapter", tmp_path / "out", dtype="float32", merge_strategy=strategy)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert (logprobs_of(found, TOKENS) - expected).abs().max() < 1e-5
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert (logprobs_of(plain, TOKENS) - expected).abs().max() > 0.1
+    weights.build_lora_adapter(
+        base_model=str(base),
+        adapter_path=str(tmp_path / "adapter"),
+        output_path=str(tmp_path / "exported"),
+    )
+    again = PeftModel.from_pretrained(plain, str(tmp_path / "exported"))
+    assert (logprobs_of(again, TOKENS) - expected).abs().max() < 1e-5
+
+
+def test_experts_that_files_store_stacked_need_the_full_strategy(tmp_path):
+    base = make_base(tmp_path / "base", "gpt_oss")
+    routed_adapter(tmp_path / "adapter", base)
+    with pytest.raises(WeightsMergeError, match="merge_strategy=full"):
+        merge(base, tmp_path / "adapter", tmp_path / "out", merge_strategy="shard")
+
+
 def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base)
@@ -204,11 +257,6 @@ def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
     save_file({**load_file(path), expert: torch.zeros(2, 4, 32)}, path)
     with pytest.raises(WeightsMergeError, match="expected a matrix"):
         merge(base, adapter, tmp_path / "out")
-    experts = make_adapter(tmp_path / "experts", base, target_parameters=["mlp.experts.down_proj"])
-    with pytest.raises(
-        WeightsMergeError, match=r"routed experts \(mlp.experts.down_proj\).*copy_out"
-    ):
-        merge(base, experts, tmp_path / "out")
     dora = make_adapter(tmp_path / "dora", base, use_dora=True)
     with pytest.raises(WeightsMergeError, match="use_dora=True"):
         merge(base, dora, tmp_path / "out")
