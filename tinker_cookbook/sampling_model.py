@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook.backends.connect import Connection, connect
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
@@ -61,6 +62,7 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
             base_url=self.base_url,
             device=self.device,
             dtype=self.dtype,
+            engine_settings=EngineSettings.of(self),
             sampler=SamplerSettings.of(self),
         )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tinker_cookbook import _process
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.backends.hosted import check_credentials, hosted_requested
 from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
@@ -130,16 +131,19 @@ def connect(
     root: Path | None = None,
     user_metadata: dict[str, str] | None = None,
     sampler: SamplerSettings | None = None,
+    engine_settings: EngineSettings | None = None,
 ) -> Connection:
     """Connects to a backend.
 
     ``backend`` is ``local`` (the bundled engine), ``tinker`` (the hosted API), the URL of a server
     of its protocol (also given as ``base_url``), or ``auto``: the hosted API where a key or base
     URL is set in the environment, else the local engine. ``device`` (auto|cuda|mps|cpu), ``dtype``
-    (auto|float32|bfloat16), ``root`` (the folder of checkpoints) and ``sampler`` (default: built
-    in) are for the local engine.
+    (auto|float32|bfloat16), ``root`` (the folder of checkpoints), ``sampler`` (default: built
+    in) and ``engine_settings`` are for the local engine.
     """
     kind, url, reason = check_backend(backend, base_url, device, dtype)
+    settings = engine_settings or EngineSettings()
+    settings.check(local=kind == "local")
     sampler = sampler or SamplerSettings("builtin")
     sampler.check(local=kind == "local")
     reasons = [reason]
@@ -154,12 +158,14 @@ def connect(
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.vllm.choice import use_sampler
 
-        engine = Engine(device, dtype)
+        engine = Engine(device, dtype, settings.base_dtype, settings.replay_router)
         local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
         service, choice = cast(ServiceClient, local), engine.choice
         reasons.append(f"device: {choice.device}, {choice.device_reason}")
         dtype_name = str(choice.dtype).removeprefix("torch.")
         reasons.append(f"precision: {dtype_name}, {choice.dtype_reason}")
+        if settings.base_dtype != "auto":
+            reasons.append(f"base model: {settings.base_dtype}, as requested")
         if engine.processes > 1:
             reasons.append(
                 f"processes: {engine.processes} of torchrun; each trains a part of every batch"

@@ -22,7 +22,7 @@ _USES = {
     "modal": "sandboxes on Modal",
     "multiplayer-rl": "games of TextArena",
     "plot": "curves of a run",
-    "quant": "4- and 8-bit base models",
+    "quantized": "4- and 8-bit base models",
     "rl": "environments of Reasoning Gym",
     "search": "search over documents (BM25)",
     "search-embeddings": "search with embeddings",

@@ -1,4 +1,4 @@
-"""Checks of the settings ``device`` and ``dtype`` without importing torch.
+"""Checks of the settings ``device``, ``dtype`` and ``base_dtype`` without importing torch.
 
 ``devices`` checks at the start of the engine whether the machine has the device.
 """
@@ -16,6 +16,7 @@ DTYPE_NAMES = {
     "float16": "float16",
     "fp16": "float16",
 }
+BASE_DTYPE_NAMES = ("auto", "nf4", "int8")
 
 
 def check_device_name(device: str) -> str:
@@ -48,3 +49,14 @@ def check_dtype_name(dtype: str) -> str:
             + nearest(requested, DTYPE_NAMES)
         )
     return DTYPE_NAMES.get(requested, requested)
+
+
+def check_base_dtype_name(base_dtype: str) -> str:
+    """Returns ``auto``, ``nf4`` or ``int8``."""
+    requested = base_dtype.strip().lower()
+    if requested not in BASE_DTYPE_NAMES:
+        raise ConfigurationError(
+            f"base_dtype: got {requested!r}, expected auto, nf4 or int8"
+            + nearest(requested, BASE_DTYPE_NAMES)
+        )
+    return requested

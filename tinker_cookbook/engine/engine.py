@@ -18,12 +18,14 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from tinker_cookbook.engine.device_names import check_base_dtype_name
 from tinker_cookbook.engine.devices import (
     DeviceChoice,
     choose_device,
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.kernels import quantized_layout
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import (
     check_room,
@@ -59,11 +61,29 @@ tokens fit into the caches, and more only adds memory."""
 
 
 class Engine:
-    """Owns one device. All tensor operations go through ``submit``."""
+    """Owns one device. All tensor operations go through ``submit``.
 
-    def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
+    ``base_dtype`` (auto, nf4 or int8) quantises the base models; ``replay_router`` trains routed
+    experts with the sampler's choices.
+    """
+
+    def __init__(
+        self,
+        device: str = "auto",
+        dtype: str = "auto",
+        base_dtype: str = "auto",
+        replay_router: bool = False,
+    ) -> None:
         followers = join()  # before anything else: with torchrun other ranks end here
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
+        self.base_dtype = check_base_dtype_name(base_dtype)
+        self.replay_router = replay_router
+        if replay_router and followers is not None:
+            raise ConfigurationError(
+                "replay_router=true: the choices are known to the process that samples, and "
+                "torchrun started several; start one, or leave replay_router out"
+            )
+        quantized_layout(self.base_dtype)  # a missing package is reported before anything is loaded
         import_library()  # before the worker starts, which must import nothing (see ``loading``)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
@@ -75,7 +95,7 @@ class Engine:
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
         if followers is not None and followers.claim():
-            followers.open_engines(device, dtype)
+            followers.open_engines(device, dtype, self.base_dtype)
             self._followers = followers
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
@@ -154,20 +174,20 @@ class Engine:
         resolved = self.resolve(name)
         folder = Path(resolved.folder)
         if folder not in self._models:
-            device, dtype = self.choice.device, self.choice.dtype
+            device, dtype, kept = self.choice.device, self.choice.dtype, self.base_dtype
             # The first model is always tried; for a further one an estimate comes before the load.
             if self._models:
                 check_room(
                     name,
-                    weights_bytes(folder, dtype),
-                    {base.name: weights_bytes(at, dtype) for at, base in self._models.items()},
+                    weights_bytes(folder, dtype, kept),
+                    {m.name: weights_bytes(at, dtype, kept) for at, m in self._models.items()},
                     free=free_memory_bytes(device),
                     spare=_ACTIVATION_BYTES_CPU,
                     where=str(device),
                     dtype=dtype,
                 )
             disable_progress_bar()  # it would disturb the display of the run
-            self._models[folder] = BaseModel(name, folder, device, dtype)
+            self._models[folder] = BaseModel(name, folder, device, dtype, kept, self.replay_router)
         return self._models[folder]
 
     def require_trainable(self) -> None:

@@ -134,7 +134,10 @@ class Config(SamplingModelSettings):
         """Settings of the model that grades, on the same backend."""
         if self.judge_path is None and self.judge_name is None:
             return None
-        same = {name: getattr(self, name) for name in ("backend", "base_url", "device", "dtype")}
+        same = {
+            name: getattr(self, name)
+            for name in ("backend", "base_url", "device", "dtype", "base_dtype")
+        }
         return SamplingModelSettings(
             model_path=self.judge_path,
             model_name=self.judge_name,

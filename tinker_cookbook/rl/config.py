@@ -125,6 +125,10 @@ class PolicyTrainingConfig(TrainingConfig):
     rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
         default=None, doc="Handling of a failed episode; None or False: end the run"
     )
+    replay_router: bool = chz.field(
+        default=False,
+        doc="Train mixture-of-experts models with the sampler's choices of experts (local engine)",
+    )
 
     # Loss and update.
     lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")

@@ -51,6 +51,12 @@ class Config(SamplerOptions):
     )
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
+    base_dtype: str = chz.field(
+        default="auto", doc="auto, nf4 or int8: quantise the base models (extra quantized)"
+    )
+    replay_router: bool = chz.field(
+        default=False, doc="Train routed experts with the choices of the sampler's routers"
+    )
     session_seconds: float = chz.field(
         default=120.0,
         doc="Seconds without a heartbeat after which a session ends; clients send one every 10",
@@ -109,14 +115,14 @@ async def main(config: Config) -> None:
     listener = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
     new_keys = keys.ensure(config.owner_names)
-    engine = Engine(config.device, config.dtype)
+    engine = Engine(config.device, config.dtype, config.base_dtype, config.replay_router)
     try:
         sampler = use_sampler(engine, SamplerSettings.of(config))
         sizes = {}
         for name in config.models:
             folder = Path(engine.resolve(name).folder)
             await asyncio.wrap_future(engine.submit(engine.base_model, name))
-            sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype))
+            sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
         folder, limit = root / "server", config.max_queued_samples
         state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
         _print_start(config, listener, state, sizes, new_keys, sampler)

@@ -22,7 +22,7 @@ from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 OWN_KEYS = ("log_dir", "jobs", "server", "metric")
-SERVER_KEYS = ("device", "dtype")
+SERVER_KEYS = ("device", "dtype", "base_dtype")
 RESERVED_KEYS = {
     "log_path": " (log_dir=FOLDER)",
     "backend": " (server=URL names a server)",
@@ -37,7 +37,8 @@ Runs a recipe once for each combination of the comma-separated values. Each run 
 process, and all runs train on one server. The same command again resumes an interrupted sweep.
 
   RECIPE   module of the recipe, such as recipes.sl_loop; its own keys follow. Write \\, for a comma
-           inside a value ('key=a\\,b' in a shell). device and dtype go to the server.
+           inside a value ('key=a\\,b' in a shell). device, dtype and
+           base_dtype go to the server.
   log_dir  folder of the sweep: a folder for each run, its output in NAME.log, results.jsonl,
            sweep.png [required]
   jobs     number of parallel runs [default: all, on a CPU at most 4]

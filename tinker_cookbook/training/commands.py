@@ -40,8 +40,8 @@ def plot_command(log_path: str) -> str:
 def use_lines(settings: Any, sampler_path: str) -> list[str]:
     """Returns the commands that use, evaluate and export the weights of a finished run.
 
-    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype`` and
-    ``train_unembed``; ``sampler_path`` is ``tinker://RUN/sampler_weights/NAME``.
+    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype``,
+    ``base_dtype`` and ``train_unembed``; ``sampler_path`` is ``tinker://RUN/sampler_weights/NAME``.
     """
     try:
         kind, url, _ = check_backend(
@@ -54,8 +54,9 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     chat = [python, "-m", "tinker_cookbook.chat", f"model_path={sampler_path}"]
     # Only settings that the chat would not choose itself.
     defaults = {"backend": "auto", "base_url": None, "device": "auto", "dtype": "auto"}
+    defaults |= {"base_dtype": "auto"}
     for name, default in defaults.items():
-        if (value := getattr(settings, name)) != default:
+        if (value := getattr(settings, name, default)) != default:
             chat.append(f"{name}={value}")
     # The same settings: the command also opens a model.
     evaluation = [python, "-m", "tinker_cookbook.eval", *chat[3:], "tasks=gsm8k", "limit=200"]

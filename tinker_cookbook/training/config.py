@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.model.resolve import (
     check_rank,
@@ -63,6 +64,9 @@ class BackendSettings:
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    base_dtype: str = chz.field(
+        default="auto", doc="auto, nf4 or int8: quantise the base model (local engine)"
+    )
 
 
 @chz.chz
@@ -148,6 +152,7 @@ def check_model(settings: Any) -> None:
 def check_settings(settings: Any) -> None:
     """Raises ``ConfigurationError`` for a backend or chat format that does not exist."""
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    EngineSettings.of(settings).check(local=kind == "local")
     SamplerSettings.of(settings).check(local=kind == "local")
     if settings.renderer_name is not None:
         check_renderer_name(settings.renderer_name)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
 from tinker_cookbook.backends.connect import is_interruption
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.checkpoint_utils import (
     CheckpointRecord,
     RunCheckpoints,
@@ -133,6 +134,7 @@ class TrainingSession:
             dtype=config.dtype,
             user_metadata=metadata,
             sampler=SamplerSettings.of(config),
+            engine_settings=EngineSettings.of(config),
         )
         # A remote backend knows its models itself.
         source = ""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout
 from tinker_cookbook.engine.model.low_rank import ExpertTerm, filling, outer
 
 _ALIGNED_BYTES = 16
@@ -99,10 +99,12 @@ class FrozenExperts(ABC):
 
 
 class _EachExpert(FrozenExperts):
-    """One packed matrix for each expert."""
+    """One packed matrix for each expert, in the fastest layout or a given one."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weights = [FrozenWeight(one) for one in weight.detach()]
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, layout: MakeLayout | None = None
+    ) -> None:
+        self._weights = [FrozenWeight(one, layout) for one in weight.detach()]
         self._bias = bias
         self._outputs, self._dtype = weight.shape[1], weight.dtype
 
@@ -252,9 +254,14 @@ class _OneCall(FrozenExperts):
         return torch.searchsorted(rows.ends, at, right=True)
 
 
-def freeze_experts(weight: Tensor, bias: Tensor | None = None) -> FrozenExperts:
-    """Returns the products of ``weight`` [E, out, in] that are fastest on its device."""
-    return _OneCall(weight, bias) if _OneCall.suits(weight) else _EachExpert(weight, bias)
+def freeze_experts(
+    weight: Tensor, bias: Tensor | None = None, layout: MakeLayout | None = None
+) -> FrozenExperts:
+    """Returns the products of ``weight`` [E, out, in] that are fastest on its device, or those of
+    each expert in ``layout``."""
+    if layout is None and _OneCall.suits(weight):
+        return _OneCall(weight, bias)
+    return _EachExpert(weight, bias, layout)
 
 
 def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
-from tinker_cookbook.engine.kernels import fuse, training_attention
+from tinker_cookbook.engine.kernels import fuse, quantized_layout, training_attention
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.model import attention_hook
 from tinker_cookbook.engine.model.attention_support import (
@@ -24,9 +24,16 @@ from tinker_cookbook.engine.model.attention_support import (
 )
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head
-from tinker_cookbook.engine.model.loading import files_digest
-from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
+from tinker_cookbook.engine.model.loading import dequantized, files_digest
+from tinker_cookbook.engine.model.lora import (
+    ActiveTerms,
+    AdapterLinear,
+    AdapterSpec,
+    Placement,
+    Target,
+)
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
+from tinker_cookbook.engine.model.router_replay import RouterReplay
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
@@ -46,11 +53,22 @@ class BaseModel:
     ``files_digest`` (a hash of the files of a local folder; empty for a name of the Hub).
     """
 
-    def __init__(self, name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        base_dtype: str = "auto",
+        replay_router: bool = False,
+    ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
+        placement = Placement(device, quantized_layout(base_dtype))
         # A user may write other weights into a folder; a copy of the Hub's does not change.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
-        model = self._model = _load(folder, device, dtype)
+        # A model that fits the device only when quantised is moved matrix by matrix.
+        at = device if placement.layout is None else torch.device("cpu")
+        model = self._model = _load(name, folder, at, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
         # generation_config.json first, as ``generate`` does.
@@ -63,28 +81,38 @@ class BaseModel:
 
         # Log-probabilities [8] of transformers before its layers are replaced, for ``_check``.
         embedding = model.get_input_embeddings().weight
-        tokens = torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(device)[None]
+        tokens = torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(at)[None]
+        hidden: Tensor | None = None
         with torch.no_grad():
             logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+            if placement.layout is not None:
+                hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         expected = logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
         self._active = ActiveTerms()
+        self.targets = _hook(model, self._active, placement)
+        model.to(device)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
-        self.targets = _hook(model, self._active)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._decoder: Any = model.base_model
         if device.type == "cpu":
             _leave_file(model)
-        self._check(tokens, expected)
+        self._check(tokens, expected, hidden)
+        self.replay: RouterReplay | None = None
+        if replay_router:
+            self.replay = self._made_replayable(tokens.to(device))
         release_cached_memory(device)  # loading passes through a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, tokens: Tensor, expected: Tensor) -> None:
-        """Compares the engine's layers and head with transformers' own, once."""
+    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None) -> None:
+        """Compares the engine's layers and head with transformers' own, once; given ``hidden``
+        states of transformers, the head alone, because quantised layers give other numbers."""
+        tokens, expected = tokens.to(self.device), expected.to(self.device)
+        hidden = self.hidden(tokens) if hidden is None else hidden.to(self.device)
         # An architecture that changes logits in a way that ``Head`` does not know would train
         # wrongly, without an error.
-        found = self.head.logprobs(self.hidden(tokens)[0], tokens[0].roll(-1), None)
+        found = self.head.logprobs(hidden[0], tokens[0].roll(-1), None)
         exact = self.dtype == torch.float32
         differences = (found - expected).abs()  # half precision rounds some position far off
         difference = (differences.max() if exact else differences.median()).item()
@@ -98,11 +126,22 @@ class BaseModel:
                 "something that the engine does not know, so it would train wrongly"
             )
 
+    @torch.no_grad()
+    def _made_replayable(self, tokens: Tensor) -> RouterReplay:
+        replay = RouterReplay(self._model, self._active, lambda: self.hidden(tokens))
+        if self.kv_shapes is None:
+            raise ConfigurationError(
+                f"replay_router=true, but {self.name} is sampled without the paged cache, which "
+                "keeps the choices; leave it out"
+            )
+        return replay
+
     @contextmanager
-    def adapted(self, terms: Terms) -> Iterator[None]:
-        """Applies an adapter to the forwards inside the block, and to what they recompute."""
+    def adapted(self, terms: Terms, choices: Tensor | None = None) -> Iterator[None]:
+        """Applies an adapter to the forwards inside the block, and to what they recompute;
+        ``choices`` are those of ``RouterReplay.find``."""
         # The rotary kernel as well: recomputed layers must save the same tensors as the first time.
-        with self._active.use(terms), self._rotary.active():
+        with self._active.use(terms), self._active.replaying(choices), self._rotary.active():
             yield
 
     def with_segments(self, terms: Terms) -> AbstractContextManager[None]:
@@ -120,12 +159,20 @@ class BaseModel:
     def hidden_of_batch(
         self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
     ) -> Tensor:
-        """Returns the last hidden states [T, H] of the tokens [T] of many sequences."""
+        """Returns the last hidden states [T, H] of the tokens [T] of many sequences.
+
+        The choices of experts go to the cache of the sequences, if it keeps any.
+        """
+        cache = layout.runs[0].table.cache if layout.runs else None
         with (
             attention_hook.use_layout(self._decoder.config, layout),
             self._active.use({}, segments),
+            self._active.recording() as chosen,
         ):
-            return self.hidden(tokens[None], position_ids=positions[None])[0]
+            hidden = self.hidden(tokens[None], position_ids=positions[None])[0]
+        if cache is not None and cache.choices:
+            cache.write_choices(layout.runs, torch.cat(chosen, 1))
+        return hidden
 
     def along_tree(self, layout: TreeLayout | None) -> AbstractContextManager[None]:
         """Activates ``layout`` inside the block; layers that are recomputed need it again."""
@@ -213,11 +260,13 @@ class BaseModel:
         return activation_bytes_per_token(layers, hidden, inner, itemsize)
 
 
-def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+def _load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, **dequantized(name, folder)
+    )
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
     kernel = training_attention(device, dtype)
     # An architecture that needs another attention keeps it.
@@ -228,7 +277,7 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     return model.requires_grad_(False).eval().to(device)
 
 
-def _hook(model: Any, active: ActiveTerms) -> list[Target]:
+def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]:
     """Replaces every linear layer of the decoder by one that supports adapters; the head, which
     ``Head`` applies in chunks, is only listed."""
     head = model.get_output_embeddings()
@@ -241,21 +290,24 @@ def _hook(model: Any, active: ActiveTerms) -> list[Target]:
             continue
         targets.append(Target(name, group, module.in_features, module.out_features))
         if module is not head:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, AdapterLinear(module, name, active))
+            _replace(model, name, AdapterLinear(module, name, active, placement))
     for name in stacked_experts(model):
         group = _group_of(f"{name}.")
         if group is None:
             continue
-        parent, _, child = name.rpartition(".")
-        experts = AdapterExperts(model.get_submodule(name), name, active, group)
-        setattr(model.get_submodule(parent), child, experts)
+        experts = AdapterExperts(model.get_submodule(name), name, active, group, placement)
+        _replace(model, name, experts)
         targets += experts.targets
     if not targets:
         raise ConfigurationError(
             f"{type(model).__name__}: no linear layer was found that an adapter could cover"
         )
     return targets
+
+
+def _replace(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
 
 
 def _group_of(name: str) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels import ExpertRows, FrozenExperts, freeze_experts
-from tinker_cookbook.engine.model.lora import ActiveTerms, Target
+from tinker_cookbook.engine.model.lora import ActiveTerms, Placement, Target
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments
 
 _DOWN = "down_proj"
@@ -39,11 +39,13 @@ def _up_name(module: Any) -> str:
 class AdapterExperts(nn.Module):
     """Frozen experts of a layer that add the active adapter's low-rank terms."""
 
-    def __init__(self, base: Any, name: str, active: ActiveTerms, group: str) -> None:
+    def __init__(
+        self, base: Any, name: str, active: ActiveTerms, group: str, placement: Placement
+    ) -> None:
         super().__init__()
         self._base, self._active = base, active
         self._up, self._down = (
-            _Projection(base, part, name, active) for part in (_up_name(base), _DOWN)
+            _Projection(base, part, name, active, placement) for part in (_up_name(base), _DOWN)
         )
         self.num_experts = self._up.experts
         # In peft the wrappers of a module's parameters are nested: the first is the innermost.
@@ -56,6 +58,8 @@ class AdapterExperts(nn.Module):
         """Returns [T, H] of ``hidden`` [T, H], the ``chosen`` experts [T, k] of each token, and
         their weights [T, k]."""
         k, segments = chosen.shape[1], self._active.segments
+        if self._active.recorded is not None:
+            self._active.recorded.append(chosen)
         order, back, rows = self._sorted(chosen)
         x = _Rearranged.apply(hidden, order // k, back, k)
         x = self._down(self._activation(self._up(x, rows, segments)), rows, segments)
@@ -87,12 +91,16 @@ class AdapterExperts(nn.Module):
 class _Projection:
     """One stacked parameter of a layer's experts."""
 
-    def __init__(self, base: Any, part: str, module: str, active: ActiveTerms) -> None:
-        weight = getattr(base, part).detach()
+    def __init__(
+        self, base: Any, part: str, module: str, active: ActiveTerms, placement: Placement
+    ) -> None:
+        weight = getattr(base, part).detach().to(placement.device)
         weight = weight.transpose(1, 2) if base.is_transposed else weight
         self.experts, self.outputs, self.inputs = weight.shape
         self.name, self._active = f"{module}.{part}", active
-        self._frozen = freeze_experts(weight, getattr(base, f"{part}_bias", None))
+        bias = getattr(base, f"{part}_bias", None)
+        bias = None if bias is None else bias.to(placement.device)
+        self._frozen = freeze_experts(weight, bias, placement.layout)
         # The packed form is used from here on; of the plain one, code may read dtype and device.
         setattr(base, part, nn.Parameter(weight.new_empty(0), requires_grad=False))
 

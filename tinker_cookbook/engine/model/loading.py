@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from importlib import import_module
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tinker_cookbook.exceptions import OutOfMemoryError
+from tinker_cookbook.engine.kernels import BITS
+from tinker_cookbook.engine.model.resolve import model_config
+from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +56,39 @@ def import_architecture(folder: Path) -> None:
             return
 
 
+def dequantized(name: str, folder: Path) -> dict[str, Any]:
+    """Returns what ``from_pretrained`` needs to load a model in its full precision.
+
+    Raises ``ConfigurationError`` for a checkpoint that is stored quantised, other than in MXFP4
+    (gpt-oss), which transformers converts.
+    """
+    config = model_config(folder)
+    found = config.get("quantization_config") or (config.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    if not found:
+        return {}
+    method = str(found.get("quant_method") or "an unknown method")
+    if method == "mxfp4":
+        from transformers.utils.quantization_config import Mxfp4Config
+
+        return {"quantization_config": Mxfp4Config(dequantize=True)}
+    raise ConfigurationError(
+        f"model_name: {name} is stored quantised (quantization_config: {method}), and the engine "
+        "quantises models itself, so that sampling and training read the same weights; give the "
+        "model's original weights in bfloat16, float16 or float32, with base_dtype=nf4 or "
+        "base_dtype=int8 to hold them in 4 or 8 bits"
+    )
+
+
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_IN_LAYER = re.compile(r"\.\d+\.")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
-def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Returns the memory of a model's weights in ``dtype``; the size of the files if they are not
-    safetensors."""
+def weights_bytes(folder: Path, dtype: torch.dtype, base_dtype: str = "auto") -> int:
+    """Returns the memory of a model's weights in ``dtype``, with the matrices of its layers in
+    ``base_dtype``; the size of the files if they are not safetensors."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
@@ -70,11 +100,13 @@ def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
             shapes |= json.loads(stream.read(length))
     shapes.pop("__metadata__", None)
     total = 0
-    for entry in shapes.values():
+    for name, entry in shapes.items():
         kind = entry["dtype"]
         # Loading converts floats to ``dtype`` and leaves integers.
-        item = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
-        total += prod(entry["shape"]) * item
+        item: float = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
+        if base_dtype in BITS and len(entry["shape"]) > 1 and _IN_LAYER.search(name):
+            item = BITS[base_dtype] / 8
+        total += int(prod(entry["shape"]) * item)
     # A tied unembedding counts twice, because the head's copy is reordered for products.
     if not any("lm_head" in name or "embed_out" in name for name in shapes):
         tied = [e["shape"] for name, e in shapes.items() if "embed_tokens" in name or "wte" in name]

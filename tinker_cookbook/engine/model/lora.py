@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import FrozenWeight
+from tinker_cookbook.engine.kernels import FrozenWeight, MakeLayout
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, outer
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -94,10 +94,16 @@ class AdapterSpec:
 @dataclass
 class ActiveTerms:
     """The adapter that the next forward applies, shared by all hooked layers of a model: ``terms``,
-    or ``segments`` while a batch of several clients is sampled."""
+    or ``segments`` while a batch of several clients is sampled.
+
+    ``recorded`` receives each layer's choice of experts [T, k], if it is a list; ``replayed``
+    [T, layers, k] are choices for the layers to follow.
+    """
 
     terms: Terms = field(default_factory=dict)
     segments: Segments | None = None
+    recorded: list[Tensor] | None = None
+    replayed: Tensor | None = None
 
     @contextmanager
     def use(self, terms: Terms, segments: Segments | None = None) -> Iterator[None]:
@@ -109,13 +115,41 @@ class ActiveTerms:
         finally:
             self.terms, self.segments = before
 
+    @contextmanager
+    def recording(self) -> Iterator[list[Tensor]]:
+        """Yields a list to which the forwards inside the block append choices of experts."""
+        self.recorded = []
+        try:
+            yield self.recorded
+        finally:
+            self.recorded = None
+
+    @contextmanager
+    def replaying(self, choices: Tensor | None) -> Iterator[None]:
+        """Makes the forwards inside the block follow ``choices`` of experts."""
+        before, self.replayed = self.replayed, choices
+        try:
+            yield
+        finally:
+            self.replayed = before
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how frozen weights are kept; ``layout`` ``None``: the fastest one."""
+
+    device: torch.device
+    layout: MakeLayout | None = None
+
 
 class AdapterLinear(nn.Module):
     """A frozen linear layer that adds the active adapter's low-rank term."""
 
-    def __init__(self, base: nn.Linear, name: str, active: ActiveTerms) -> None:
+    def __init__(
+        self, base: nn.Linear, name: str, active: ActiveTerms, placement: Placement
+    ) -> None:
         super().__init__()
-        self._frozen = FrozenWeight(base.weight)
+        self._frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
         self.bias = base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
         self._name = name

@@ -110,10 +110,10 @@ class Follower:
             raise value
         return value
 
-    def _open_engine(self, device: str, dtype: str) -> None:
+    def _open_engine(self, device: str, dtype: str, base_dtype: str) -> None:
         with in_step("starting torch.distributed"):
             start_process_group(self._store, self._place)
-        self._engine = Engine(device, dtype)
+        self._engine = Engine(device, dtype, base_dtype)
 
     def _close_engine(self) -> None:
         if self._engine is not None:

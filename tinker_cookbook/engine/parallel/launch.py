@@ -87,9 +87,9 @@ class Followers:
             closing.wait()
         self._used.release()
 
-    def open_engines(self, device: str, dtype: str) -> None:
+    def open_engines(self, device: str, dtype: str, base_dtype: str = "auto") -> None:
         """Creates the engine of each rank, and the process group for tensors."""
-        opened = self.start("open_engine", device, dtype)
+        opened = self.start("open_engine", device, dtype, base_dtype)
         start_process_group(self._store, self.place)
         opened.wait()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from tinker_cookbook.engine.kernels import page_tokens
@@ -63,16 +64,24 @@ class PagedCache:
     """Pools of the blocks of one base model.
 
     ``keys[i]`` of layer i is [blocks, kv heads, BLOCK, width] and ``values[i]`` likewise. For the
-    C kernel (``native``) keys are stored as [blocks, kv heads, width, BLOCK].
+    C kernel (``native``) keys are stored as [blocks, kv heads, width, BLOCK]. With a number of
+    ``choices`` (``RouterReplay.width``), ``choices[0]`` is [blocks, BLOCK, number]: the experts
+    that each token was routed to.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        choices: int = 0,
     ) -> None:
         self.native = page_tokens(dtype, device) == BLOCK and all(shape.plain for shape in shapes)
         self.dtype, self.device = dtype, device
         numbers = sum(shape.heads * (shape.key + shape.value) for shape in shapes)
-        self.bytes_per_token = numbers * dtype.itemsize
+        self.bytes_per_token = numbers * dtype.itemsize + choices * torch.int16.itemsize
+        one = torch.empty(0, BLOCK, choices, dtype=torch.int16, device=device)
+        self.choices: list[torch.Tensor] = [one] if choices else []
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for shape in shapes:
@@ -115,7 +124,7 @@ class PagedCache:
         tails = self._take(count) if length % BLOCK and count else []
         if tails:
             targets = torch.tensor([tail.index for tail in tails], device=self.device)
-            for pool in (*self.keys, *self.values):
+            for pool in (*self.keys, *self.values, *self.choices):
                 pool[targets] = pool[table.blocks[full].index].clone()
         forks = []
         for number in range(count):
@@ -141,6 +150,22 @@ class PagedCache:
         """Frees the blocks that no other table references."""
         self._release(table.blocks, table.kept)
         table.blocks = []
+
+    def write_choices(self, runs: Sequence[Run], chosen: torch.Tensor) -> None:
+        """Stores the choices [T, number] of a step's tokens."""
+        blocks, offsets = [], []
+        for run in runs:
+            at = np.arange(run.position, run.position + run.count)
+            blocks.append(np.array([block.index for block in run.table.blocks])[at // BLOCK])
+            offsets.append(at % BLOCK)
+        where = [torch.from_numpy(np.concatenate(part)) for part in (blocks, offsets)]
+        where = tuple(part.to(self.device) for part in where)
+        self.choices[0][where] = chosen[: len(where[0])].to(torch.int16)
+
+    def read_choices(self, table: BlockTable) -> np.ndarray:
+        """Returns the choices [T, number] of a sequence's tokens."""
+        index = torch.tensor([block.index for block in table.blocks], device=self.device)
+        return self.choices[0][index].flatten(0, 1)[: table.length].cpu().numpy()
 
     def shrink(self) -> None:
         """Returns the memory of all unused blocks."""
@@ -185,7 +210,7 @@ class PagedCache:
         used = [block for block in self._blocks if block.users or block.kept]
         index = torch.tensor([block.index for block in used], dtype=torch.long, device=self.device)
         # One layer at a time, so that only one layer's old pool exists next to the new ones.
-        for pools in (self.keys, self.values):
+        for pools in (self.keys, self.values, self.choices):
             for layer, old in enumerate(pools):
                 new = old.new_zeros(count, *old.shape[1:])
                 torch.index_select(old, 0, index, out=new[: len(used)])

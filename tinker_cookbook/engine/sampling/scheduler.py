@@ -186,6 +186,7 @@ class Scheduler:
         self._prefills.remove(prefill)
         for row in prefill.rows:
             if row in finished:
+                self._keep_choices(row, table)
                 row.request.row_ended()
         if broken:
             self._cache.free(table)
@@ -198,8 +199,15 @@ class Scheduler:
         if row.failed:  # its cache may hold NaN
             self._cache.free(table)
             return
+        self._keep_choices(row, table)
         self._prefixes.adopt(row.request.sampler, row.tokens, table)
         row.request.row_ended()
+
+    def _keep_choices(self, row: SampledSequence, table: BlockTable) -> None:
+        """Keeps the choices of experts of a finished sequence for training."""
+        replay = self._base.replay
+        if replay is not None and not row.failed:
+            replay.keep(row.tokens[: table.length], self._cache.read_choices(table))
 
     def _drop_done(self) -> None:
         """Frees the memory of requests that were cancelled or have failed."""
@@ -428,7 +436,8 @@ class Scheduler:
     def _clear(self) -> None:
         """Clears the KV cache and all running sequences."""
         base = self._base
-        self._cache = PagedCache(self._shapes, base.dtype, base.device)
+        choices = 0 if base.replay is None else base.replay.width
+        self._cache = PagedCache(self._shapes, base.dtype, base.device, choices)
         kept = self._free_tokens() // 8
         if base.device.type == "cpu":
             kept = min(kept, _KEPT_BYTES_CPU // self._cache.bytes_per_token)

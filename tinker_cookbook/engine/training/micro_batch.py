@@ -57,6 +57,11 @@ class MicroBatchPass:
         self._examples = [data[i] for i in self._indices]
         self._batch = pad(micro, [example.tokens for example in data], base.device)
         targets = np.concatenate([example.targets for example in self._examples])
+        self._choices, self._replayed = None, 0
+        if base.replay is not None:
+            tokens = [example.tokens for example in self._examples]
+            positions = self._batch.tokens.numel()
+            self._choices, self._replayed = base.replay.find(tokens, self._batch.flat, positions)
         # Sequences that share a prefix have most positions and targets in common: the head
         # computes each pair once, and `_expand` maps them back.
         self._expand: Tensor | None = None
@@ -108,6 +113,8 @@ class MicroBatchPass:
             if backward:
                 (upstream,) = torch.autograd.grad(value, leaf)
                 self.gradients = self.backward(upstream)
+        if self._base.replay is not None:
+            self.metrics = {"router_replayed_tokens:sum": self._replayed}
         self.release(keep_result=True)
 
     def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: bool) -> None:
@@ -138,7 +145,12 @@ class MicroBatchPass:
     def body(self, *, grad: bool, checkpoint: bool) -> Tensor:
         """Returns the hidden states [T, H] of the positions that the head needs."""
         hidden = hidden_states(
-            self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
+            self._base,
+            self._terms,
+            self._batch,
+            grad=grad,
+            checkpoint=checkpoint,
+            choices=self._choices,
         )
         # Drops padding, and takes each shared position once for each target. Without either the
         # index would only copy.
@@ -178,7 +190,8 @@ class MicroBatchPass:
             # converts their gradients to those of the fp32 tensors.
             names = [name for name in self._terms if name != base.unembed_name]
             leaves = [side for n in names for side in (self._terms[n].a, self._terms[n].b)]
-            with base.adapted(self._terms), base.along_tree(self._batch.tree):
+            adapted = base.adapted(self._terms, self._choices)
+            with adapted, base.along_tree(self._batch.tree):
                 found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
             # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
             # the strides, and would silently apply it to the wrong elements.
@@ -226,13 +239,20 @@ class MicroBatchPass:
 
 
 def hidden_states(
-    base: BaseModel, terms: Terms, batch: PaddedBatch, *, grad: bool, checkpoint: bool = False
+    base: BaseModel,
+    terms: Terms,
+    batch: PaddedBatch,
+    *,
+    grad: bool,
+    checkpoint: bool = False,
+    choices: Tensor | None = None,
 ) -> Tensor:
-    """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch."""
+    """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch;
+    ``choices`` are those of ``RouterReplay.find``."""
     layout = {} if batch.positions is None else {"position_ids": batch.positions}
     with (
         torch.set_grad_enabled(grad),
-        base.adapted(terms),
+        base.adapted(terms, choices),
         base.checkpointed(checkpoint and grad),
         base.along_tree(batch.tree),
     ):

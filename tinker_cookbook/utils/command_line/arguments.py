@@ -167,8 +167,8 @@ _HINTS: dict[tuple[str, ...], tuple[str, str]] = {
         "start the command by torchrun --nproc-per-node N -m recipes.NAME to train on N GPUs",
     ),
     ("load_in_4bit", "load_in_8bit", "quantization_bit"): (
-        "dtype",
-        "the local engine trains in bfloat16 or float32; set dtype",
+        "base_dtype",
+        "set base_dtype=nf4 or base_dtype=int8",
     ),
 }
 

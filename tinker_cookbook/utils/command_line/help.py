@@ -25,7 +25,7 @@ _GROUPS: dict[str, str] = {
     "train_mlp train_unembed train_on_what num_substeps remove_constant_reward_groups "
     "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl "
     "label_smoothing simpo_gamma reference_model_name max_steps_off_policy num_minibatches "
-    "async_config stream_minibatch_config submit_ahead random_rewards",
+    "async_config stream_minibatch_config submit_ahead replay_router random_rewards",
     "Sampling": "max_tokens temperature top_p top_k eval_temperature rollout_max_retries "
     "rollout_error_tolerance rollout_config termination",
     "Checkpoints": "log_path behavior_if_log_dir_exists allow_config_change save_every "
@@ -34,7 +34,7 @@ _GROUPS: dict[str, str] = {
     "Evaluation and logging": "eval_every infrequent_eval_every evaluator_builders "
     "infrequent_evaluator_builders show_samples num_groups_to_log rollout_json_export "
     "wandb_project wandb_name session_name recipe_name enable_trace span_chart_every store",
-    "Backend": "backend base_url device dtype num_replicas",
+    "Backend": "backend base_url device dtype base_dtype num_replicas",
 }
 _POSITIONS = {
     name: (group, position)

@@ -12,7 +12,7 @@ import ctypes
 import platform
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,6 +44,9 @@ class Layout(ABC):
     """Whether a row's result is the same to the bit for any number of rows, not only for multiples
     of 8."""
 
+    copies = True
+    """Whether ``transposed`` takes memory of its own."""
+
     @abstractmethod
     def __init__(self, weight: Tensor) -> None: ...
 
@@ -59,6 +62,10 @@ class Layout(ABC):
     def dense(self) -> Tensor:
         """Returns the plain matrix [out, in]."""
 
+    def transposed(self) -> Layout:
+        """Returns the layout of the transposed matrix."""
+        return type(self)(self.dense().t())
+
     def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
         """Returns ``product`` with low-rank terms, each for its rows. It has no gradient."""
         return add_low_rank(self.product(x, bias), x, parts)
@@ -69,16 +76,19 @@ class Layout(ABC):
         return out, term.add_keeping(out, x)
 
 
+MakeLayout = Callable[[Tensor], Layout]
+"""A layout, or what chooses one for a matrix [out, in]."""
+
+
 class FrozenWeight:
     """A matrix ``W`` [out, in] without a gradient, in the fastest layout (or a given one) for each
     direction."""
 
-    def __init__(self, weight: Tensor, layout: type[Layout] | None = None) -> None:
+    def __init__(self, weight: Tensor, layout: MakeLayout | None = None) -> None:
         weight = weight.detach()
         self.shape = (weight.shape[0], weight.shape[1])
         self.dtype, self.device = weight.dtype, weight.device
-        self._layout = layout or fastest_layout(weight)
-        self.forward = self._layout(weight)
+        self.forward = (layout or fastest_layout(weight))(weight)
         """For ``x W^T``."""
         self._backward: Layout | None = None
 
@@ -87,10 +97,9 @@ class FrozenWeight:
         """For ``gradient W``: a second copy, made at first use and kept if memory allows."""
         packed = self._backward
         if packed is None:
-            packed = self._layout(self.forward.dense().t())
-            # A plain transpose is a view. A copy that is not kept is made anew each time: slower,
-            # and the same bits.
-            if self._layout is _Plain or free_memory_bytes(self.device) > _SPARE_BYTES:
+            packed = self.forward.transposed()
+            # A copy that is not kept is made anew each time: slower, and the same bits.
+            if not packed.copies or free_memory_bytes(self.device) > _SPARE_BYTES:
                 self._backward = packed
         return packed
 
@@ -117,6 +126,8 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
 
 class _Plain(Layout):
     """torch's own layout."""
+
+    copies = False  # a plain transpose is a view
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -166,6 +177,8 @@ class _Panels(Layout):
     adapters' terms are added in the same call."""
 
     any_rows = True
+    _codes = 0
+    """Address of ``struct Codes`` of panels in 4 bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self._outputs, self._inputs = weight.shape
@@ -195,7 +208,7 @@ class _Panels(Layout):
     def _compute(self, x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         # Sums stay fp32 until bias and adapters are in, and are rounded once.
         out = x.new_empty(x.shape[0], self._outputs, dtype=torch.float32)
-        return out, _add(out, x, parts, self.panels)
+        return out, _add(out, x, parts, self.panels, self._codes)
 
     def _rounded(self, out: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None:
@@ -229,7 +242,9 @@ class _PackedTerm(NamedTuple):
     panels: tuple[Tensor, Tensor]
 
 
-def _add(out: Tensor, x: Tensor, parts: Sequence[Part], panels: Tensor | None = None) -> Tensor:
+def _add(
+    out: Tensor, x: Tensor, parts: Sequence[Part], panels: Tensor | None = None, codes: int = 0
+) -> Tensor:
     """Computes ``out`` (fp32) as ``x`` times the matrix, if given, plus the terms of ``parts``.
 
     Returns the terms' ``x A^T`` one after another, rows filled up to whole panels with zeros.
@@ -256,7 +271,7 @@ def _add(out: Tensor, x: Tensor, parts: Sequence[Part], panels: Tensor | None = 
     call = (
         *(rows, inputs, x.stride(0), panels is not None and panels.dtype == torch.bfloat16),
         *(outputs, len(parts), torch.get_num_threads() if multiplications > _ONE_THREAD else 1),
-        *(x.data_ptr(), 0 if panels is None else panels.data_ptr()),
+        *(x.data_ptr(), 0 if panels is None else panels.data_ptr(), codes),
         *(out.data_ptr(), low.data_ptr(), *adapters),
     )
     numbers = array("q", call)
@@ -269,4 +284,5 @@ def _routines() -> ctypes.CDLL:
     routines = library("product")
     assert routines is not None, "panels exist only where the library does"
     routines.tinker_add.argtypes = [ctypes.c_void_p]
+    routines.tinker_decode.argtypes = [ctypes.c_int64] * 6
     return routines

@@ -53,11 +53,59 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
 #undef CASE
 }
 
+/* Weights in 4 bits. A byte has the codes of an output for two inputs, the first in its low half:
+   [panels, inputs / 2, PANEL]. A weight is values[code] times the scale of its output and SCALED
+   inputs: [panels, inputs / SCALED, PANEL]. */
+typedef struct {
+    const float *values, *scales;
+} Codes;
+
+/* Inputs of a part of a panel in 4 bits: the numbers that are made of it stay in the first cache. */
+enum { SCALED = 64, DECODED = 128 };
+
+/* Writes `depth` inputs of a panel, from `k` on (multiples of SCALED), to `wide` in float32. */
+static void decode(const Codes *codes, const uint8_t *part, int64_t panel, int64_t inputs, int64_t k,
+                   int64_t depth, float *wide) {
+    const float *scales = codes->scales + (panel * (inputs / SCALED) + k / SCALED) * PANEL;
+    for (int64_t i = 0; i < depth; i += SCALED, scales += PANEL)
+        for (int v = 0; v < WIDE; v++) {
+            const Floats scale = load(scales, v * LANES, 0);
+            for (int64_t at = i; at < i + SCALED; at += 2) {
+                Bytes raw;
+                memcpy(&raw, part + at / 2 * PANEL + v * LANES, sizeof raw);
+                const Words both = __builtin_convertvector(raw, Words);
+                const Floats first = lookup(codes->values, both & 15) * scale;
+                const Floats second = lookup(codes->values, both >> 4) * scale;
+                memcpy(wide + at * PANEL + v * LANES, &first, sizeof first);
+                memcpy(wide + (at + 1) * PANEL + v * LANES, &second, sizeof second);
+            }
+        }
+}
+
+/* A matrix in 4 bits, to `out` [outputs, inputs] in float32. */
+void tinker_decode(const Codes *codes, const uint8_t *bytes, int64_t outputs, int64_t inputs,
+                   float *out, int64_t threads) {
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t p = 0; p < panels; p++) {
+        const uint8_t *part = bytes + p * inputs * PANEL / 2;
+        const int64_t width = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
+        float tile[SCALED * PANEL]; /* transposed where it is in the first cache */
+        for (int64_t k = 0; k < inputs; k += SCALED) {
+            decode(codes, part + k * PANEL / 2, p, inputs, k, SCALED, tile);
+            for (int64_t o = 0; o < width; o++)
+                for (int64_t i = 0; i < SCALED; i++)
+                    out[(p * PANEL + o) * inputs + k + i] = tile[i * PANEL + o];
+        }
+    }
+}
+
 /* x W^T for W [outputs, inputs] in panels. */
 typedef struct {
     int64_t inputs, x_stride, half; /* half: W is bfloat16, else float32 */
     const float *x;                 /* [rows, inputs] */
     const void *panels;
+    const Codes *codes; /* NULL, or of panels in 4 bits */
 } Term;
 
 /* The sum of `terms` terms, added to the present result if `accumulate`. */
@@ -79,6 +127,7 @@ typedef struct {
     int64_t rows, inputs, x_stride, half, outputs, adapters, threads;
     const float *x;
     const void *panels; /* may be NULL */
+    const Codes *codes; /* may be NULL */
     float *out, *low;
     Adapter adapter[];
 } Call;
@@ -104,16 +153,19 @@ static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, i
 /* Outputs of one panel of a term. For many rows bfloat16 is widened once, before the products. */
 static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, int64_t rows,
                      int accumulate) {
-    const int64_t size = t->half ? 2 : 4, begin = panel * PANEL;
+    /* Bytes of two weights. */
+    const int64_t size = t->codes ? 1 : t->half ? 4 : 8, begin = panel * PANEL;
     const int64_t width = s->outputs - begin < PANEL ? s->outputs - begin : PANEL;
     /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
        again for each block of rows. */
-    const int widens = t->half && rows > 2 * ROWS;
+    const int widens = t->codes || (t->half && rows > 2 * ROWS);
+    const int64_t most = t->codes ? DECODED : DEEP;
     float wide[DEEP * PANEL];
-    for (int64_t k = 0; k < t->inputs; k += DEEP) {
-        const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL * size;
-        const int64_t depth = t->inputs - k < DEEP ? t->inputs - k : DEEP;
-        for (int64_t i = 0; widens && i < depth * PANEL; i += LANES) {
+    for (int64_t k = 0; k < t->inputs; k += most) {
+        const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL / 2 * size;
+        const int64_t depth = t->inputs - k < most ? t->inputs - k : most;
+        if (t->codes) decode(t->codes, part, panel, t->inputs, k, depth, wide);
+        for (int64_t i = 0; widens && !t->codes && i < depth * PANEL; i += LANES) {
             const Floats x = load(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
         }
@@ -163,7 +215,7 @@ static void add_b(const Call *c, const Adapter *a, const float *low, const Term 
 /* One adapter for all rows shares a sum with the matrix, which saves a pass over the result; for
    several the matrix is read once, before. The order of all additions is the same. */
 void tinker_add(const Call *c) {
-    const Term matrix = {c->inputs, c->x_stride, c->half, c->x, c->panels};
+    const Term matrix = {c->inputs, c->x_stride, c->half, c->x, c->panels, c->codes};
     const int shared = c->panels && c->adapters == 1 && c->adapter[0].rows == c->rows;
 #pragma omp parallel num_threads(c->threads) if (c->threads > 1)
     {

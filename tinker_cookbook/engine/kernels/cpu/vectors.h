@@ -23,6 +23,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 /* Calls a function with the dtype as a constant last argument: the compiler makes one version of it
    for each, without branches in its loops. */
@@ -112,6 +113,23 @@ INLINE Floats exp_negative(Floats x) {
     Floats power;
     memcpy(&power, &exponent, sizeof power);
     return p * power;
+}
+
+/* values[at] of 16 values, for each of `at` (0 to 15). */
+INLINE Floats lookup(const float *values, Words at) {
+    Floats out;
+#if defined __AVX512F__
+    memcpy(&out, values, sizeof out);
+    return __builtin_shuffle(out, at);
+#elif defined __AVX__
+    Floats low, high;
+    memcpy(&low, values, sizeof low);
+    memcpy(&high, values + LANES, sizeof high);
+    return __builtin_shuffle(low, high, at);
+#else
+    for (int i = 0; i < LANES; i++) out[i] = values[at[i]];
+    return out;
+#endif
 }
 
 /* Prefetches `bytes` bytes. */

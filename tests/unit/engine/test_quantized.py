@@ -1,0 +1,156 @@
+"""Quantised bases: settings, refusals, and the way of a quantised layout through the model.
+
+What needs bitsandbytes is in ``quantized_checks`` and runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+from environments import python_with, run_in
+
+from tinker_cookbook.backends.connect import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.kernels import quantized
+from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.linear import _Panels
+from tinker_cookbook.engine.model import base_model
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.loading import dequantized, weights_bytes
+from tinker_cookbook.engine.model.low_rank import LowRank
+from tinker_cookbook.engine.sampling.requests import SamplingSettings
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.exceptions import ConfigurationError
+
+CHECKS = Path(__file__).resolve().parent / "quantized_checks" / "quantized_checks.py"
+
+
+class Rounded(quantized._Dequantized):
+    """Quantises to bfloat16, without a package."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._kept, self._dtype = weight.to(torch.bfloat16), weight.dtype
+
+    def dense(self) -> torch.Tensor:
+        return self._kept.to(self._dtype)
+
+
+class FakeBitsandbytes:
+    """Random codes of 4 bits in bitsandbytes' order, and the weights that they stand for."""
+
+    def __init__(self) -> None:
+        self.values = torch.randn(16)
+
+    def quantize_4bit(self, weight: torch.Tensor, **_: object) -> tuple[torch.Tensor, object]:
+        codes = torch.randint(0, 16, (weight.numel(),), dtype=torch.uint8)
+        scales = torch.rand(weight.numel() // 64)
+        self.dense = (self.values[codes.long()].view(-1, 64) * scales[:, None]).view(weight.shape)
+        packed = (codes[::2] << 4 | codes[1::2])[:, None]
+        return packed, SimpleNamespace(absmax=scales, code=self.values)
+
+
+@pytest.mark.parametrize("shape", [(96, 192), (130, 64), (7, 1088)])
+@pytest.mark.parametrize("rows", [1, 7, 150])
+def test_panels_of_4_bits_give_the_bits_of_plain_panels(shape, rows, monkeypatch):
+    if library("product") is None:
+        pytest.skip("needs a C compiler")
+    fake = FakeBitsandbytes()
+    monkeypatch.setattr(quantized, "_functional", lambda: fake)
+    layout = quantized._NF4Panels(torch.zeros(shape))
+    assert torch.equal(layout.dense(), fake.dense)
+    plain, x, bias = _Panels(fake.dense), torch.randn(rows, shape[1]), torch.randn(shape[0])
+    term = LowRank(torch.randn(5, shape[1]), torch.randn(shape[0], 5))
+    assert torch.equal(layout.product(x, bias), plain.product(x, bias))
+    for found, expected in zip(
+        layout.trained(x, bias, term), plain.trained(x, bias, term), strict=True
+    ):
+        assert torch.equal(found, expected)
+    gradient = torch.randn(rows, shape[0])
+    torch.testing.assert_close(layout.transposed().product(gradient), gradient @ fake.dense)
+
+
+@pytest.mark.slow
+def test_the_checks_pass_with_bitsandbytes():
+    """A minute, and 60 MB for the environment of the first run."""
+    python = python_with("quantized", "bitsandbytes>=0.49,<0.51")
+    printed = run_in(python, "-m", "pytest", "-q", str(CHECKS), "-p", "no:cacheprovider")
+    assert " passed" in printed
+    assert "skipped" not in printed
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_a_quantised_layout_computes_with_its_weights(kind, tmp_path, monkeypatch):
+    """3 s: log-probabilities and gradients of peft on a model of the same rounded weights."""
+    from transformers import AutoModelForCausalLM
+
+    folder = ref.make_model(kind, tmp_path / "base")
+    monkeypatch.setattr(base_model, "quantized_layout", lambda _: Rounded)
+    base = BaseModel(str(folder), folder, ref.CPU, torch.float32, "nf4")
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for name, parameter in plain.named_parameters():
+        if ".layers." in name and parameter.dim() > 1 and "gate.weight" not in name:
+            parameter.data = parameter.data.bfloat16().float()
+    plain.save_pretrained(tmp_path / "rounded")
+    run = ref.make_run(base)
+    data = ref.supervised(np.random.default_rng(0), base, (20, 11, 27))
+    output = run.forward_backward(data, "cross_entropy")
+    (sample,) = ref.draw(
+        Sampler(base, run.snapshot()), data[0].tokens[:5], 1, SamplingSettings(max_tokens=8, seed=1)
+    )
+    base.folder = tmp_path / "rounded"  # what the reference loads
+    ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, print).check()
+    tokens = np.concatenate([data[0].tokens[:5], sample.tokens])
+    item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
+    trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
+    np.testing.assert_allclose(trained[4:], sample.logprobs, atol=1e-4)
+
+
+def test_without_bitsandbytes_the_error_says_what_to_install(monkeypatch):
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(quantized, "import_module", missing)
+    expected = r"base_dtype: got 'nf4'.*bitsandbytes.*pip install 'tinker_cookbook\[quantized\]'"
+    with pytest.raises(ConfigurationError, match=expected):
+        Engine("cpu", "float32", "nf4")
+
+
+def test_bad_values_are_refused():
+    with pytest.raises(ConfigurationError, match="base_dtype: got 'nf5', expected auto, nf4 or"):
+        Engine("cpu", "float32", "nf5")
+    with pytest.raises(ConfigurationError, match="base_dtype: got 'fp4'"):
+        connect("local", engine_settings=EngineSettings("fp4"))
+    with pytest.raises(ConfigurationError, match="base_dtype=int8: the remote backend decides"):
+        EngineSettings("int8").check(local=False)
+
+
+def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
+    def stored(method: str) -> None:
+        config = {"quantization_config": {"quant_method": method}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    stored("bitsandbytes")
+    expected = r"org/m is stored quantised \(quantization_config: bitsandbytes\).*base_dtype=nf4"
+    with pytest.raises(ConfigurationError, match=expected):
+        dequantized("org/m", tmp_path)
+    stored("mxfp4")  # gpt-oss, which transformers converts
+    assert dequantized("org/m", tmp_path)["quantization_config"].dequantize
+    (tmp_path / "config.json").write_text("{}")
+    assert dequantized("org/m", tmp_path) == {}
+
+
+def test_the_estimate_of_memory_counts_the_bits(tmp_path):
+    folder = ref.make_model("llama", tmp_path)
+    layers = 3 * (2 * 48 * 48 + 2 * 24 * 48 + 3 * 96 * 48)
+    whole = weights_bytes(folder, torch.float32)
+    assert whole - weights_bytes(folder, torch.float32, "nf4") == pytest.approx(
+        layers * (4 - 0.5625), abs=30
+    )
+    assert whole - weights_bytes(folder, torch.float32, "int8") == layers * 3

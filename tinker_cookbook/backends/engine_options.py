@@ -1,0 +1,34 @@
+"""Settings of the bundled engine beside device and precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tinker_cookbook.engine.device_names import check_base_dtype_name
+from tinker_cookbook.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """``base_dtype``: auto, nf4 or int8, in which the matrices of a base model are kept.
+    ``replay_router``: train routed experts with the choices of the sampler's routers."""
+
+    base_dtype: str = "auto"
+    replay_router: bool = False
+
+    @classmethod
+    def of(cls, settings: Any) -> EngineSettings:
+        """Takes them from settings; those that lack some keep the defaults."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
+
+    def check(self, *, local: bool = True) -> None:
+        """Raises ``ConfigurationError`` for an unknown value, and for any with a remote backend."""
+        check_base_dtype_name(self.base_dtype)
+        for name, field in self.__dataclass_fields__.items():
+            if not local and getattr(self, name) != field.default:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)}: the remote backend decides that itself; leave "
+                    f"{name} out or set backend=local"
+                )
