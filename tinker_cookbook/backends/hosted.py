@@ -18,7 +18,7 @@ import urllib.request
 import warnings
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tinker_cookbook.exceptions import BackendError
@@ -87,6 +87,7 @@ def connect_hosted(
     # Exit handlers run in reverse order: registered again, this one runs before those so far.
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)
+    _accept_samples_without_ids()
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 
@@ -136,6 +137,25 @@ def _check_url(url: str) -> None:
             f"base_url: got {url!r}, expected an address like 'https://host' or "
             "'http://127.0.0.1:8000'"
         )
+
+
+def _accept_samples_without_ids() -> None:
+    """Lets the SDK read samples of servers of an older protocol, which give them no ids.
+
+    The SDK of 0.38 stops with an assertion there. Only ``stable_reinforce`` needs the ids.
+    """
+    from tinker.lib.public_interfaces import sampling_client
+
+    # No public setting exists for it; another version of the SDK may have no such function.
+    attach = getattr(sampling_client, "_attach_sequence_ids", None)
+    if attach is None or getattr(attach, "accepts_none", False):
+        return
+
+    def attach_if_there(response: Any, sequence_ids: list[str] | None) -> Any:
+        return response if sequence_ids is None else attach(response, sequence_ids)
+
+    attach_if_there.accepts_none = True  # type: ignore[attr-defined]
+    sampling_client._attach_sequence_ids = attach_if_there  # type: ignore[attr-defined]
 
 
 def _why_unreachable(url: str, seconds: float) -> str | None:

@@ -58,6 +58,7 @@ from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number, peak_rate
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -159,6 +160,16 @@ class Config(SDFTSettings, BatchConfig):
                 f"({self.save_every}): a run that is resumed takes the teacher from the checkpoint "
                 "of that step"
             )
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do: the teacher's distributions and their loss."""
+        setting = f"topk={self.topk}"
+        loss = Need("custom_loss", "reverse=True", "set reverse=False")
+        return [
+            *super().server_needs(),
+            *([loss] if self.reverse else []),
+            *(Need(feature, setting) for feature in ("topk_targets", "topk_prompt_logprobs")),
+        ]
 
     @property
     def context(self) -> int:

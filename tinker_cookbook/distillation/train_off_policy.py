@@ -49,6 +49,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
@@ -261,6 +262,12 @@ class Config(BatchConfig):
         check_top_k("n_teacher_targets", self.n_teacher_targets, vocab_size)
         for i, part in enumerate(self.dataset_configs):
             part.check(self.model_name, f"dataset_configs[{i}]")
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do: teachers' distributions as targets."""
+        setting = f"n_teacher_targets={self.n_teacher_targets}"
+        features = ("topk_targets", "topk_prompt_logprobs")
+        return [*super().server_needs(), *(Need(feature, setting) for feature in features)]
 
 
 class OffPolicy(Objective):

@@ -51,6 +51,7 @@ from tinker_cookbook.rl.metrics import check_penalty, trained_values
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.model_inputs import score_datums
@@ -161,6 +162,21 @@ class Config(PolicyTrainingConfig):
                     f"dataset_configs[{i}] has another prompt or chat format; expected 0, "
                     "or a teacher that sees what the student does (its own model or checkpoint)"
                 )
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do: the teachers' scores, and the loss on them."""
+        needs = [need for need in super().server_needs() if need.feature != "prompt_logprobs"]
+        if not self.n_teacher_targets:
+            return [*needs, Need("prompt_logprobs", "on-policy distillation")]
+        setting = f"n_teacher_targets={self.n_teacher_targets}"
+        fewer = "set n_teacher_targets=0"
+        needs = [need for need in needs if not need.feature.startswith("loss:")]
+        return [
+            *needs,
+            Need("custom_loss", setting, fewer),
+            Need("topk_targets", setting, fewer),
+            Need("topk_prompt_logprobs", setting, fewer),
+        ]
 
     def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
         """Returns the student's chat format on a dataset: the dataset's, or else the run's."""

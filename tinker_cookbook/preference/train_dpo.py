@@ -42,6 +42,7 @@ from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.config import peak_rate
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -110,6 +111,15 @@ class Config(DPOSettings, BatchConfig):
                 f"reference_model_name: got {self.reference_model_name!r} with dpo_loss="
                 f"{self.dpo_loss}, which measures from no reference; leave one out"
             )
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do: custom losses, and scores of the reference."""
+        needs = [Need("custom_loss", f"dpo_loss={self.dpo_loss}")]
+        if self.pair_loss.needs_reference:
+            needs.append(
+                Need("prompt_logprobs", f"dpo_loss={self.dpo_loss} with its reference policy")
+            )
+        return [*super().server_needs(), *needs]
 
 
 def main(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import chz
 
@@ -25,6 +26,7 @@ from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strate
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 # Algorithms, which are a loss together with a normalization of the advantages.
@@ -40,6 +42,8 @@ _ALGORITHMS = {
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 DEFAULT_LOSS = "importance_sampling"
+# Their gradient is that of importance_sampling where the sampler has the learner's weights.
+SAME_ON_POLICY = ("ppo", "cispo", "stable_reinforce")
 LOSS_NORMALIZATIONS = ("sum", "tokens")
 # Their penalty terms are not advantages: dividing only the advantages would change the balance.
 LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
@@ -191,6 +195,49 @@ class PolicyTrainingConfig(TrainingConfig):
     def records_stability_info(self) -> bool:
         """Returns whether sampling must record what ``stable_reinforce`` trains on."""
         return self.training_loss_fn() == "stable_reinforce"
+
+    def is_on_policy(self) -> bool:
+        """Returns whether every update trains on samples of the weights that it changes."""
+        stale = self.async_config is not None and self.async_config.max_steps_off_policy > 0
+        return not stale and self.num_substeps == 1
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do: the loss, and scores for a KL penalty."""
+        loss = self.training_loss_fn()
+        name = "loss_fn" if self.async_config is None else "async_config.loss_fn"
+        # At the sampler's own weights the ratio is 1, where these losses have the same gradient.
+        same = loss in SAME_ON_POLICY and self.is_on_policy()
+        fallback = f"loss_fn={DEFAULT_LOSS}, whose gradient is the same on on-policy data"
+        needs = [
+            Need(
+                f"loss:{loss}",
+                f"{name}={loss}",
+                "" if loss == DEFAULT_LOSS else f"set {name}={DEFAULT_LOSS}",
+                fallback if same else "",
+            )
+        ]
+        if any(need.falls_back_to for need in needs):
+            needs.append(Need(f"loss:{DEFAULT_LOSS}", f"loss_fn={DEFAULT_LOSS}"))
+        if self.kl_penalty_coef:
+            setting = f"kl_penalty_coef={self.kl_penalty_coef:g}"
+            needs.append(Need("prompt_logprobs", setting, "set kl_penalty_coef=0"))
+        if self.compute_post_kl:
+            needs.append(
+                Need("prompt_logprobs", "compute_post_kl=True", "set compute_post_kl=False")
+            )
+        # The pass of a policy's own samples has no cross_entropy.
+        return [*super().server_needs()[1:], *needs]
+
+    def for_server(self, missing: frozenset[str]) -> Self:
+        """Returns the config that a server without the features ``missing`` can run."""
+        if f"loss:{self.training_loss_fn()}" not in missing:
+            return self
+        plain = chz.replace(self, loss_fn=DEFAULT_LOSS, loss_fn_config=None)
+        if plain.async_config is None:
+            return plain
+        return chz.replace(
+            plain, async_config=chz.replace(plain.async_config, loss_fn=DEFAULT_LOSS)
+        )
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
         """Returns the rewards of truncated episodes: the setting, or else the model's preset."""

@@ -151,6 +151,7 @@ async def run(
         if is_complete(session, total_steps):
             return
         client = await session.start(total_steps)
+        config = config.for_server(session.missing_features)
         epoch = epoch_steps(config, len(train_set), batch_size)
         session.print(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)

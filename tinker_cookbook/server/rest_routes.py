@@ -168,8 +168,8 @@ def file_of(
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Returns that the server responds. Needs no key."""
-    return {"status": "ok"}
+    """Returns that the server responds, and which server it is. Needs no key."""
+    return {"status": "ok", "server": "tinker_cookbook"}
 
 
 @router.post("/client/config")

@@ -22,6 +22,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.training.best import MetricMode, check_best_settings
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
@@ -186,6 +187,18 @@ class TrainingConfig(RunSettings):
         )
         # An unknown schedule raises here, not at the first update.
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
+
+    def server_needs(self) -> list[Need]:
+        """Returns what a server must be able to do for this run; each loop adds its own."""
+        needs = [Need("loss:cross_entropy", "this loop")]
+        if self.grad_clip_norm:
+            setting = f"grad_clip_norm={self.grad_clip_norm:g}"
+            needs.append(Need("adam:grad_clip_norm", setting, "set grad_clip_norm=0"))
+        # All layers are the default; what a server makes of it is its own choice.
+        for name in ("train_attn", "train_mlp", "train_unembed"):
+            if not getattr(self, name):
+                needs.append(Need(f"lora:{name}", f"{name}=False", f"set {name}=True"))
+        return needs
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
         """Returns the optimizer settings of the update that follows ``step`` finished ones."""

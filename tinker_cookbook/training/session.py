@@ -39,6 +39,7 @@ from tinker_cookbook.training.best import BestEvaluation
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
@@ -114,6 +115,8 @@ class TrainingSession:
         """Whether the run stops early: no evaluation was better for a while."""
         self._eval_seconds: dict[int, float] = {}
         self._finished_any = False
+        self.missing_features: frozenset[str] = frozenset()
+        """What the server lacks and the run does without (see ``server_needs``)."""
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
     async def start(self, total_steps: int) -> TrainingClient:
@@ -143,7 +146,13 @@ class TrainingSession:
             source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
         self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
         service = self.connection.service
+        # Before anything is sampled or trained: what a server lacks would show after many steps.
+        check = ServerCheck(self.connection, config.model_name)
+        await check.check_model()
         self.client = await create_training_client(service, config, self.last, metadata)
+        await check.check_needs(self.client, config.server_needs())
+        self.print(*check.lines)
+        self.missing_features = check.missing
         if self.last is not None and self.last.state_path is not None:
             self.print(f"continuing after step {self.start_step} from {self.last.state_path}")
         self.checkpoints = RunCheckpoints(

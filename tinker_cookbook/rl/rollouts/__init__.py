@@ -2,6 +2,7 @@
 
 from tinker_cookbook.rl.rollouts.episode import do_single_rollout, run_rollout
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, SamplingTurnTimeoutError
+from tinker_cookbook.rl.rollouts.executors import RayExecutor
 from tinker_cookbook.rl.rollouts.group import (
     RolloutErrorCounter,
     do_group_rollout,
@@ -12,6 +13,7 @@ from tinker_cookbook.rl.rollouts.group import (
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks, RolloutState
 
 __all__ = [
+    "RayExecutor",
     "RolloutErrorCounter",
     "RolloutFailedError",
     "RolloutHooks",

@@ -10,9 +10,10 @@ import asyncio
 import contextvars
 import logging
 import pickle
+import uuid
 from collections import Counter
 from collections.abc import Awaitable
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     ConfigurationError,
     DataValidationError,
+    TrainingError,
 )
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.rollouts.async_utils import bounded, finished
@@ -34,6 +36,7 @@ from tinker_cookbook.rl.rollouts.errors import (
     error_record,
     located,
 )
+from tinker_cookbook.rl.rollouts.executors import check_executor, runs_here
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place, current_place
@@ -150,19 +153,13 @@ _executor: ContextVar[Executor | None] = ContextVar("rollout_executor", default=
 def set_rollout_executor(executor: Executor | None) -> Token[Executor | None]:
     """Sets the executor of this context's group rollouts; ``None`` runs them on the event loop.
 
+    A ``ThreadPoolExecutor`` runs them in threads of this process. Every other executor
+    (``ProcessPoolExecutor``, ``RayExecutor``, Dask's) gets pickled builders and policies.
+
     Raises:
         ConfigurationError: The executor is a process pool whose start method is not "spawn".
     """
-    # A fork copies the locks of torch and of the tokenizers in their current state, and hangs.
-    if isinstance(executor, ProcessPoolExecutor):
-        context: Any = getattr(executor, "_mp_context", None)
-        method = context.get_start_method() if context is not None else "unknown"
-        if method != "spawn":
-            raise ConfigurationError(
-                f"rollout_executor: got a process pool with start method {method!r}, expected "
-                "'spawn'; make it as ProcessPoolExecutor(n, "
-                "mp_context=multiprocessing.get_context('spawn'))"
-            )
+    check_executor(executor)
     return _executor.set(executor)
 
 
@@ -195,15 +192,24 @@ def run_group(
 async def _run_in_executor(
     executor: Executor, builder: EnvGroupBuilder, policy: TokenCompleter, settings: dict[str, Any]
 ) -> TrajectoryGroup:
-    if isinstance(executor, ProcessPoolExecutor):
+    if not runs_here(executor):
         # Pickled here rather than by the pool, so that the error can name what fails.
         parts = (
             _pickled(builder, "the group's builder"),
             _pickled(policy, "the policy"),
             _pickled(settings, "strategy, config and hooks"),
             current_place(),
+            # Dask runs calls with equal arguments once, but each group is to be sampled.
+            uuid.uuid4().hex,
         )
-        return await asyncio.wrap_future(executor.submit(_run_pickled, *parts))
+        try:
+            return await asyncio.wrap_future(executor.submit(_run_pickled, *parts))
+        except BrokenExecutor as error:
+            raise TrainingError(
+                f"rollout_executor: a process of {type(executor).__name__} died (killed, or out of "
+                "memory), and such a pool cannot go on; RayExecutor and Dask's executor run the "
+                "groups of a dead process again"
+            ) from error
     # The thread runs the group on its own event loop, and stores loop and task for cancellation.
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
     cancelled = False
@@ -231,8 +237,9 @@ async def _run_in_executor(
 
 
 def _run_pickled(
-    builder: bytes, policy: bytes, settings: bytes, place: RolloutPlace | None
+    builder: bytes, policy: bytes, settings: bytes, place: RolloutPlace | None, call: str
 ) -> TrajectoryGroup:
+    """Runs a group in another process; ``call`` only tells equal calls apart."""
     with at_place(place):
         return asyncio.run(
             do_group_rollout(pickle.loads(builder), pickle.loads(policy), **pickle.loads(settings))

@@ -1,0 +1,208 @@
+"""What a server of Tinker's protocol can do, found by asking it: one small request for each thing.
+
+Other servers of the protocol implement parts of it, and some ignore what they do not know. A run
+asks for what it needs before its first step (``training.server_needs``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.utils.command_line.entrypoint import server_error_message
+from tinker_cookbook.utils.imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker import types
+
+    from tinker_cookbook.backends.protocols import ServiceClient, TrainingClient
+else:
+    tinker = lazy_module("tinker")
+    types = lazy_module("tinker.types")
+
+logger = logging.getLogger(__name__)
+
+OWN_SERVER = "tinker_cookbook"
+"""What our server's ``healthz`` names: it can do all that the loops need."""
+
+_SECONDS = 10.0
+_TOKENS = (1, 2, 3, 1)
+_TARGETS = (2, 3, 1, 2)
+# A schema of the server's document, and its field that a setting needs.
+_FIELDS = {
+    "adam:grad_clip_norm": ("AdamParams", "grad_clip_norm"),
+    "lora:train_attn": ("LoRAConfig", "train_attn"),
+    "lora:train_mlp": ("LoRAConfig", "train_mlp"),
+    "lora:train_unembed": ("LoRAConfig", "train_unembed"),
+}
+
+
+def is_own_server(url: str) -> bool:
+    """Returns whether the server at ``url`` is that of this package. Sends no key."""
+    found = _get_json(f"{url.rstrip('/')}/api/v1/healthz")
+    return str(found.get("server", "")).startswith(OWN_SERVER)
+
+
+@dataclass
+class ServerProbe:
+    """Asks the server at ``url`` through the clients of a run; nothing in the run changes.
+
+    The features: ``loss:NAME``, ``custom_loss`` (``forward_backward_custom``), ``topk_targets``
+    (cross_entropy with targets [T, K]), ``prompt_logprobs``, ``topk_prompt_logprobs``,
+    ``adam:grad_clip_norm``, ``lora:train_attn``, ``lora:train_mlp``, ``lora:train_unembed``.
+    """
+
+    url: str
+    service: ServiceClient
+    model_name: str
+    client: TrainingClient | None = None
+    _schemas: dict[str, Any] | None = field(default=None, repr=False)
+
+    async def models(self) -> list[str]:
+        """Returns the names of the models that the server lists; empty if it lists none."""
+        ask = getattr(self.service, "get_server_capabilities", None)
+        try:
+            # In a thread, because the SDK's method blocks until the result is there.
+            found = await asyncio.to_thread(ask) if ask is not None else None
+        except Exception as error:
+            logger.debug("get_server_capabilities failed: %r", error)
+            return []
+        return [model.model_name for model in getattr(found, "supported_models", None) or ()]
+
+    async def lacks(self, feature: str) -> str | None:
+        """Returns why the server cannot do ``feature``, or ``None`` if it can.
+
+        A feature that only the server's document could show counts as there without a document.
+        """
+        kind, _, name = feature.partition(":")
+        if feature in _FIELDS:
+            schema, key = _FIELDS[feature]
+            known = self._document().get(schema, {}).get("properties")
+            missing = known is not None and key not in known
+            return f"its {schema} have no {key}, which it would ignore" if missing else None
+        checks: dict[str, Callable[[], Awaitable[str | None]]] = {
+            "loss": lambda: self._check_loss(name),
+            "custom_loss": self._check_custom_loss,
+            "topk_targets": self._check_topk_targets,
+            "prompt_logprobs": self._check_prompt_logprobs,
+            "topk_prompt_logprobs": self._check_topk_prompt_logprobs,
+        }
+        try:
+            return await checks[kind]()
+        except Exception as error:
+            # A refusal, in the server's words where it has some.
+            return _one_line(server_error_message(error) or str(error) or type(error).__name__)
+
+    async def sums_losses(self) -> bool:
+        """Returns whether a pass reports the summed loss, as the Tinker API does."""
+        metrics, logprobs = await self._forward("cross_entropy", _TARGETS)
+        return _is_close(metrics.get("loss:sum"), -sum(logprobs))
+
+    async def _check_loss(self, name: str) -> str | None:
+        _, logprobs = await self._forward(name, _TARGETS)
+        got, expected = len(logprobs), len(_TARGETS)
+        if got != expected:
+            return f"it returned {got} log-probabilities for {expected} targets"
+        return None
+
+    async def _check_custom_loss(self) -> str | None:
+        # The SDK sends the gradient of the caller's loss as weights of cross_entropy, so the server
+        # must sum, and the SDK reads the sum.
+        if await self.sums_losses():
+            return None
+        return "it does not report loss:sum, the summed loss, which the SDK needs for custom losses"
+
+    async def _check_topk_targets(self) -> str | None:
+        pairs = [[target, other] for target, other in zip(_TARGETS, _TOKENS, strict=True)]
+        _, logprobs = await self._forward("cross_entropy", pairs)
+        got, expected = len(logprobs), 2 * len(_TARGETS)
+        if got != expected:
+            return f"it returned {got} log-probabilities for {len(_TARGETS)} x 2 targets"
+        return None
+
+    async def _check_prompt_logprobs(self) -> str | None:
+        client = await self.service.create_sampling_client(base_model=self.model_name)
+        found = await client.compute_logprobs(types.ModelInput.from_ints(list(_TOKENS)))
+        values = list(found or ())
+        if len(values) != len(_TOKENS):
+            return f"it returned {len(values)} log-probabilities for {len(_TOKENS)} prompt tokens"
+        if any(value is None or not math.isfinite(value) for value in values[1:]):
+            return "it returned none for some prompt tokens"
+        return None
+
+    async def _check_topk_prompt_logprobs(self) -> str | None:
+        client = await self.service.create_sampling_client(base_model=self.model_name)
+        response = await client.sample(
+            types.ModelInput.from_ints(list(_TOKENS)),
+            1,
+            types.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=2,
+        )
+        rows = response.topk_prompt_logprobs or ()
+        if len(rows) != len(_TOKENS) or any(len(row or ()) != 2 for row in list(rows)[1:]):
+            return "it returned no most probable tokens for the prompt"
+        return None
+
+    async def _forward(self, loss: str, targets: Any) -> tuple[dict[str, float], list[float]]:
+        """Returns metrics and log-probabilities of a forward pass, which leaves no gradient."""
+        assert self.client is not None
+        shape = [len(_TARGETS), *([2] if isinstance(targets[0], list) else [])]
+        flat = [t for row in targets for t in (row if isinstance(row, list) else [row])]
+        inputs = {"target_tokens": tinker.TensorData(data=flat, dtype="int64", shape=shape)}
+        ones = tinker.TensorData(data=[1.0] * len(flat), dtype="float32", shape=shape)
+        # Each loss gets the inputs that it reads, and no others: some servers refuse more.
+        if loss == "cross_entropy":
+            inputs["weights"] = ones
+        else:
+            inputs |= {"logprobs": _minus(ones), "advantages": ones}
+        if loss == "gspo":
+            inputs["sequence_ratio_mask"] = ones
+        datum = tinker.Datum(
+            model_input=types.ModelInput.from_ints(list(_TOKENS)), loss_fn_inputs=inputs
+        )
+        config = {"dro": {"beta": 0.1}, "gspo": _GSPO}.get(loss)
+        output = await self.client.forward([datum], loss, config)  # type: ignore[arg-type]
+        logprobs = output.loss_fn_outputs[0]["logprobs"]
+        return dict(output.metrics or {}), [float(v) for v in logprobs.to_numpy().ravel()]
+
+    def _document(self) -> dict[str, Any]:
+        if self._schemas is None:
+            found = _get_json(f"{self.url.rstrip('/')}/openapi.json")
+            self._schemas = found.get("components", {}).get("schemas", {})
+        return self._schemas or {}
+
+
+_GSPO = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+
+
+def _minus(ones: tinker.TensorData) -> tinker.TensorData:
+    shape = list(ones.shape or ())
+    return tinker.TensorData(data=[-1.0] * math.prod(shape), dtype="float32", shape=shape)
+
+
+def _is_close(found: float | None, expected: float) -> bool:
+    return found is not None and math.isclose(found, expected, rel_tol=1e-2, abs_tol=1e-3)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+def _get_json(url: str) -> dict[str, Any]:
+    """Returns the JSON object at an address; empty if there is none. Sends no key."""
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as response:
+            found = json.loads(response.read())
+    except (OSError, ValueError, urllib.error.URLError):
+        return {}
+    return found if isinstance(found, dict) else {}

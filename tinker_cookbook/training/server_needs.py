@@ -1,0 +1,114 @@
+"""Checks before the first step that a server can do what a run needs.
+
+Each loop's config lists its needs (``server_needs``). What the server lacks ends the run with one
+sentence, or the run does without it and says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.backends.server_probe import ServerProbe, is_own_server
+from tinker_cookbook.engine.model.resolve import base_name
+from tinker_cookbook.exceptions import BackendError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import Connection, TrainingClient
+
+ELSEWHERE = "or use backend=local, the hosted API or our own server, which have it (docs/scale.md)"
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that a run needs of a server.
+
+    Attributes:
+        feature: As in ``ServerProbe``.
+        setting: The setting that needs it, as typed: ``kl_penalty_coef=0.1``.
+        instead: What a user can change: ``set kl_penalty_coef=0``.
+        falls_back_to: What the run does without it; empty: it cannot run.
+    """
+
+    feature: str
+    setting: str
+    instead: str = ""
+    falls_back_to: str = ""
+
+
+class ServerCheck:
+    """The check of one run. ``lines`` are for the user; ``missing`` are features that the run does
+    without."""
+
+    def __init__(self, connection: Connection, model_name: str) -> None:
+        self.lines: list[str] = []
+        self.missing: frozenset[str] = frozenset()
+        self._probe: ServerProbe | None = None
+        url = connection.target[1] or os.environ.get("TINKER_BASE_URL")
+        # The hosted service and our own server have everything, so they are not asked.
+        remote = connection.kind == "tinker" and not connection.is_hosted_service
+        if remote and url and not is_own_server(url):
+            self._probe = ServerProbe(url, connection.service, base_name(model_name))
+
+    async def check_model(self) -> None:
+        """Raises ``BackendError`` if the server lists models, and not the one of the run."""
+        probe = self._probe
+        if probe is None:
+            return
+        models = await probe.models()
+        # Some servers train the model that they have, whatever name they are given.
+        if models and probe.model_name not in models:
+            raise BackendError(
+                f"model_name: got {probe.model_name}, but the server at {probe.url} has "
+                f"{', '.join(models)}; set model_name to one of these"
+            )
+
+    async def check_needs(self, client: TrainingClient, needs: Sequence[Need]) -> None:
+        """Asks for each need. Raises ``BackendError`` with one sentence for those without which
+        the run cannot go on."""
+        probe = self._probe
+        if probe is None:
+            return
+        probe.client = client
+        self.lines.append(f"asking the server at {probe.url} for what this run needs")
+        # Each feature is asked for once, though several settings may need it.
+        features = dict.fromkeys(need.feature for need in needs)
+        reasons = {feature: await probe.lacks(feature) for feature in features}
+        lacking = {need: reason for need in needs if (reason := reasons[need.feature]) is not None}
+        fatal = [need for need in lacking if not need.falls_back_to]
+        if fatal:
+            parts = "; ".join(
+                f"{need.setting} needs {_text(need)} ({lacking[need]})" for need in fatal
+            )
+            advice = ", ".join(dict.fromkeys(need.instead for need in fatal if need.instead))
+            raise BackendError(
+                f"the server at {probe.url} cannot run this: {parts}. "
+                f"{advice[:1].upper() + advice[1:] if advice else 'Choose another recipe'}, "
+                f"{ELSEWHERE}"
+            )
+        for need, reason in lacking.items():
+            self.lines.append(
+                f"the server lacks {_text(need)} ({reason}): {need.setting} is replaced by "
+                f"{need.falls_back_to}"
+            )
+        self.missing = frozenset(need.feature for need in lacking)
+        if not await probe.sums_losses():
+            self.lines.append(
+                "the server reports no summed loss (loss:sum), so it may train on a mean over "
+                "tokens or sequences: a learning_rate found on another backend may not fit"
+            )
+
+
+def _text(need: Need) -> str:
+    kind, _, name = need.feature.partition(":")
+    return {
+        "loss": f"the loss {name}",
+        "custom_loss": "losses of the client's own (forward_backward_custom)",
+        "topk_targets": "cross_entropy with several targets at a position",
+        "prompt_logprobs": "log-probabilities of prompts",
+        "topk_prompt_logprobs": "the most probable tokens of prompts",
+        "adam": f"the optimizer's {name}",
+        "lora": f"the choice of the adapted layers ({name})",
+    }[kind]
