@@ -153,8 +153,8 @@ def tables(parts: Parts) -> str:
             f"**{size}** ({name}): weights {shape.weights_bytes(_BYTES) / _GB:.0f} GB, adapter of "
             f"rank {RANK} in training {shape.adapter_bytes(RANK) / _GB:.1f} GB",
             "",
-            "| GPUs | GPUs a copy | GB of weights and adapter a GPU | SFT tok/s | $ / M tokens | RL step: sample | train "
-            "| $ / M tokens |",
+            "| GPUs | GPUs a copy | GB of weights and adapter a GPU | SFT tok/s | $ / M tokens "
+            "| RL step: sample | train | $ / M tokens |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for gpus in COUNTS:

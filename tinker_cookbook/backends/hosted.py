@@ -87,7 +87,7 @@ def connect_hosted(
     # Exit handlers run in reverse order: registered again, this one runs before those so far.
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)
-    _accept_samples_without_ids()
+    accept_samples_without_ids()
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 
@@ -139,10 +139,11 @@ def _check_url(url: str) -> None:
         )
 
 
-def _accept_samples_without_ids() -> None:
+def accept_samples_without_ids() -> None:
     """Lets the SDK read samples of servers of an older protocol, which give them no ids.
 
     The SDK of 0.38 stops with an assertion there. Only ``stable_reinforce`` needs the ids.
+    ``connect`` calls it, and so does each process that gets a client of the SDK by pickle.
     """
     from tinker.lib.public_interfaces import sampling_client
 

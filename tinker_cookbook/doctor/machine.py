@@ -90,6 +90,8 @@ def find_vllm() -> Found:
         if version := version_of(package):
             return Found("vLLM", True, f"{package} {version}, in this environment")
     python = os.environ.get(VLLM_PYTHON)
+    if not python and (program := shutil.which("vllm")):
+        return Found("vLLM", True, f"the program {program}")
     if not python:
         return Found("vLLM", False, f"not in this environment, and {VLLM_PYTHON} is not set")
     # Asked by its own Python, without importing vLLM, which takes many seconds.

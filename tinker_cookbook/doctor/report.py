@@ -112,6 +112,9 @@ def print_report(report: Report, console: Console) -> None:
         ("memory of GPUs", ", ".join(map(size_text, machine.gpu_bytes)) or "no GPU"),
         (f"free on {choice.device}", size_text(machine.free_bytes)),
     ]
+    if len(machine.gpu_bytes) > 1:
+        command = f"torchrun --nproc-per-node {len(machine.gpu_bytes)} -m recipes.…"
+        rows.append(("several GPUs", f"{command} trains on all of them"))
     rows += [
         (found.name, _mark(found)) for found in (*machine.kernels, report.sandbox, report.vllm)
     ]

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import logging
 import pickle
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Awaitable
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from tinker_cookbook.backends.hosted import accept_samples_without_ids
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
@@ -240,9 +242,13 @@ def _run_pickled(
     builder: bytes, policy: bytes, settings: bytes, place: RolloutPlace | None, call: str
 ) -> TrajectoryGroup:
     """Runs a group in another process; ``call`` only tells equal calls apart."""
+    sampled_by = pickle.loads(policy)
+    # Nothing connects in this process: the policy brings its client along.
+    if "tinker" in sys.modules:
+        accept_samples_without_ids()
     with at_place(place):
         return asyncio.run(
-            do_group_rollout(pickle.loads(builder), pickle.loads(policy), **pickle.loads(settings))
+            do_group_rollout(pickle.loads(builder), sampled_by, **pickle.loads(settings))
         )
 
 
