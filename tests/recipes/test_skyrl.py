@@ -88,7 +88,7 @@ def skyrl(tokenizer_folder, tmp_path_factory):
     words = f"uv run -m skyrl.tinker.api --backend jax --host 127.0.0.1 --port {port}".split()
     words += ["--base-model", str(model), "--checkpoints-base", str(root / "checkpoints")]
     words += ["--database-url", f"sqlite:///{root / 'tinker.db'}"]
-    words += ["--backend-config", json.dumps({"max_lora_adapters": 6, "max_lora_rank": 8})]
+    words += ["--backend-config", json.dumps({"max_lora_adapters": 16, "max_lora_rank": 8})]
     log = root / "server.log"
     with open(log, "w") as output:
         process = subprocess.Popen(

@@ -120,4 +120,7 @@ def processes(group):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # Workers cannot import __main__, so the classes above are taken from the module of this file.
+    import killed_workers
+
+    killed_workers.main(*sys.argv[1:])
