@@ -221,6 +221,10 @@ class PolicyTrainingConfig(TrainingConfig):
         if self.kl_penalty_coef:
             setting = f"kl_penalty_coef={self.kl_penalty_coef:g}"
             needs.append(Need("prompt_logprobs", setting, "set kl_penalty_coef=0"))
+        if self.importance_ratio_cap:
+            # The trainer's log-probabilities before a step come from a forward pass with ppo.
+            setting = f"importance_ratio_cap={self.importance_ratio_cap:g}"
+            needs.append(Need("loss:ppo", setting, "set importance_ratio_cap=0"))
         if self.compute_post_kl:
             needs.append(
                 Need("prompt_logprobs", "compute_post_kl=True", "set compute_post_kl=False")

@@ -37,6 +37,11 @@ def config_of(cls: type[TrainingConfig], **settings):
         (rl_train.Config, {"loss_fn": "gspo"}, {"loss:gspo"}),
         (rl_train.Config, {"loss_fn": "ppo", "num_substeps": 2}, {"loss:ppo"}),
         (rl_train.Config, {"loss_fn": "ppo"}, {"loss:ppo", "loss:importance_sampling"}),
+        (
+            rl_train.Config,
+            {"importance_ratio_cap": 2.0},
+            {"loss:importance_sampling", "loss:ppo"},
+        ),
         (rl_train.Config, {"async_config": ASYNC}, {"loss:stable_reinforce"}),
         (
             rl_train.Config,
@@ -77,7 +82,8 @@ def test_needs_of_each_loop(cls, settings, expected):
     assert {need.feature for need in needs} == expected
     # Only a loss with the same gradient has a fallback.
     fallbacks = {need.feature for need in needs if need.falls_back_to}
-    assert fallbacks == ({"loss:ppo"} if len(expected) == 2 and "loss:ppo" in expected else set())
+    on_policy_ppo = settings == {"loss_fn": "ppo"}
+    assert fallbacks == ({"loss:ppo"} if on_policy_ppo else set())
 
 
 def test_the_config_for_a_server_without_the_loss():
