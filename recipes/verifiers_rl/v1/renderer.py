@@ -5,7 +5,8 @@ It is a custom renderer in that library's sense: ``{"name": "custom", "import_pa
 the other library does not know.
 """
 
-# pyright: reportMissingImports=false
+# The library is optional; without it, ``renderers`` is this project's package to the type checker.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
