@@ -10,18 +10,23 @@ It does not show errors of real kernels (alignment, missing dtypes), real memory
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import emulated_attention
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tinker_cookbook.engine.kernels.cuda import attention as cuda_attention
 
 DEVICE = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -129,8 +134,10 @@ class PretendedDevice(TorchDispatchMode):
 
     entered: PretendedDevice | None = None
 
-    def __init__(self, total_bytes: int = 16 << 30) -> None:
+    def __init__(self, total_bytes: int = 16 << 30, *, liger: bool = False) -> None:
         super().__init__()
+        self._liger = liger
+        """Whether Liger's kernels are installed."""
         self.total_bytes = total_bytes
         self.kernels: Counter[str] = Counter()
         self.lines: Counter[tuple[str, str]] = Counter()
@@ -173,9 +180,14 @@ class PretendedDevice(TorchDispatchMode):
             (torch.nn.functional, "scaled_dot_product_attention", _sdpa),
             (torch, "inference_mode", torch.no_grad),  # its tensors have no dispatch to Python
             (AutoModelForCausalLM, "from_pretrained", self._loader(load)),
+            (cuda_attention, "_flex_attention", lambda device_type: _flex),
             (PretendedDevice, "entered", self),
         ):
             self._patches.enter_context(mock.patch.object(owner, name, value))
+        package = liger_kernel() if self._liger else None  # with None importing it fails
+        modules: dict[str, Any] = {"liger_kernel": package}
+        modules["liger_kernel.ops"] = None if package is None else package.ops
+        self._patches.enter_context(mock.patch.dict(sys.modules, modules))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -406,3 +418,147 @@ def _sdpa(
         empty = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = empty.masked_fill(~attn_mask, -torch.inf)
     return _Sdpa.apply(query, key, value, attn_mask, is_causal, scale)
+
+
+@emulates("torch_attn._varlen_attn.default")
+def _varlen(query: Any, *args: Any) -> Any:
+    width = query.shape[-1]
+    if query.dtype not in (torch.bfloat16, torch.float16) or width > 256 or width % 8:
+        raise RuntimeError(f"varlen_attn: flash attention has no kernel for {query.dtype}, {width}")
+    _entered().attention["varlen", "causal"] += 1
+    return emulated_attention.varlen_forward(query, *args)
+
+
+@emulates("torch_attn._varlen_attn_backward.default")
+def _varlen_backward(*args: Any) -> Any:
+    _entered()._add("attention varlen backward", 2)  # besides the one that is counted anyway
+    return emulated_attention.varlen_backward(*args)
+
+
+def one_kernel(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    backward: int = 1,
+    overwrites: tuple[int, ...] = (),
+    overwrites_backward: tuple[int, ...] = (),
+) -> Callable[..., Any]:
+    """Returns ``function`` of CPU tensors as one kernel of the device, with gradients.
+
+    ``backward`` is its number of kernels then. A kernel may write its results, or its gradients,
+    over the arguments whose numbers are given, as Liger's do.
+    """
+
+    class OneKernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            device = _entered()
+            device._add(name)
+            on_device = {n: arg for n, arg in enumerate(args) if isinstance(arg, DeviceTensor)}
+            ctx.rest = {n: arg for n, arg in enumerate(args) if n not in on_device}
+            ctx.numbers = list(on_device)
+            ctx.save_for_backward(*on_device.values())
+            out = function(*map(held, args))
+            outs = (out,) if isinstance(out, torch.Tensor) else out
+            for number, result in zip(overwrites, outs, strict=False):
+                held(args[number]).copy_(result)
+            wrapped = tuple(map(device._wrapped, outs))
+            return wrapped[0] if isinstance(out, torch.Tensor) else wrapped
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            device = _entered()
+            device._add(f"{name} backward", backward)
+            saved = dict(zip(ctx.numbers, map(held, ctx.saved_tensors), strict=True))
+            args = [{**saved, **ctx.rest}[number] for number in range(len(ctx.needs_input_grad))]
+            needed = [number for number, on in enumerate(ctx.needs_input_grad) if on]
+            given = list(args)
+            with torch.enable_grad():
+                for number in needed:
+                    given[number] = args[number].detach().clone().requires_grad_()
+                out = function(*given)
+                outs = [out] if isinstance(out, torch.Tensor) else list(out)
+                found = torch.autograd.grad(outs, [given[n] for n in needed], map(held, upstream))
+            gradients: list[Any] = [None] * len(args)
+            for number, gradient in zip(needed, found, strict=True):
+                gradients[number] = device._wrapped(gradient)
+                if number in overwrites_backward:
+                    args[number].copy_(gradient)
+            return tuple(gradients)
+
+    return OneKernel.apply
+
+
+def _entered() -> PretendedDevice:
+    assert PretendedDevice.entered is not None
+    return PretendedDevice.entered
+
+
+def _flex_kernel(q: Any, k: Any, v: Any, score_mod: Any, seen: Any, scale: float) -> Any:
+    out, lse = emulated_attention.flex(q, k, v, score_mod, seen, scale)
+    # torch returns it in this order of memory.
+    return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), lse
+
+
+def _flex(
+    q: Any, k: Any, v: Any, score_mod: Any, mask: Any, scale: float, grouped: bool,
+    return_aux: Any = None,
+) -> Any:  # fmt: skip
+    device = _entered()
+    if any(t.device != DEVICE for t in (q, k, v, mask.kv_indices, mask.full_q_indices)):
+        raise RuntimeError("flex_attention: a tensor is not on the device")
+    # The rule is a part of the kernel: what it computes is not counted.
+    counts = device.kernels.copy()
+    seen = held(emulated_attention.seen_under(mask, torch.arange(q.shape[2], device=DEVICE)))
+    device.kernels = counts
+    device.attention["flex", "blocks"] += 1
+    attend = one_kernel("attention flex", _flex_kernel, backward=3)
+    out, lse = attend(q, k, v, score_mod, seen, scale)
+    return out if return_aux is None else (out, SimpleNamespace(lse=lse))
+
+
+def liger_kernel() -> SimpleNamespace:
+    """Returns a package with those of Liger's functions that the engine uses."""
+
+    def named(name: str, function: Callable[..., Any], **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(apply=one_kernel(f"liger {name}", function, **options))
+
+    return SimpleNamespace(
+        ops=SimpleNamespace(
+            # The gradient of a norm is written to zeros.
+            LigerRMSNormFunction=named("norm", _rms_norm, backward=2),
+            LigerSiLUMulFunction=named("silu", _silu, overwrites_backward=(0, 1)),
+            LigerGELUMulFunction=named("gelu", _gelu, overwrites_backward=(0, 1)),
+            LigerRopeFunction=named("rope", _rope, overwrites=(0, 1)),
+        )
+    )
+
+
+def _rms_norm(
+    x: Any, weight: Any, eps: float, offset: float, casting: str, in_place: bool
+) -> torch.Tensor:
+    assert not in_place
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if casting == "llama":
+        return wide.to(x.dtype) * (offset + weight)
+    assert casting == "gemma"
+    return (wide * (offset + weight.float())).to(x.dtype)
+
+
+def _silu(gate: Any, up: Any) -> torch.Tensor:
+    return torch.nn.functional.silu(gate.float()).to(up.dtype) * up
+
+
+def _gelu(gate: Any, up: Any) -> torch.Tensor:
+    return torch.nn.functional.gelu(gate.float(), approximate="tanh").to(up.dtype) * up
+
+
+def _rope(q: Any, k: Any, cosine: Any, sine: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotated(x: Any) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        cos, sin = cosine[:, None], sine[:, None]
+        out = x * cos + torch.cat([-second, first], -1) * sin
+        return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+    return rotated(q), rotated(k)

@@ -165,7 +165,7 @@ def test_shared_prefix_equals_unshared(
         base.__dict__["shares_prefixes"] = share
         groups = run._plan(data)
         assert any(len(row.indices) > 1 for group in groups for row in group.rows) == share
-        trees = [pad(group, [e.tokens for e in data], base.device).tree for group in groups]
+        trees = [pad(group, [e.tokens for e in data], base.device).layout for group in groups]
         kinds = {type(p).__name__ for tree in trees if tree is not None for p in tree.parts}
         assert kinds == ({part} if share else set())
         if loss == "custom":

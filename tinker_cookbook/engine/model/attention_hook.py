@@ -2,8 +2,8 @@
 
 transformers looks up the attention function of a model in a registry, by the name in its config.
 The engine registers one function for all its batches. It hands the queries, keys and values of a
-layer to the active layout: ``BatchLayout`` (sampling from a KV cache) or ``TreeLayout`` (training
-with shared prefixes).
+layer to the active layout: ``BatchLayout`` (sampling from a KV cache), ``TreeLayout`` (training
+with shared prefixes) or ``PackedLayout`` (both, and packed rows, on CUDA).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ one request at a time with transformers' own cache and trained without shared pr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
+from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
@@ -109,23 +110,50 @@ def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
 
 
 @torch.no_grad()
-def check_tree_attention(base: BaseModel) -> bool:
-    """Returns whether sequences may share a row: compares two with a common prefix with each
-    alone."""
+def check_packed_attention(base: BaseModel) -> bool:
+    """Returns whether sequences may follow one another in one row, on CUDA: compares two of them
+    with each alone."""
+    if base.device.type != "cuda":
+        return False
+    tokens = probe_tokens(base.vocab_size, 19)
+    return _row_agrees(base, PackedLayout, [[tokens[:11]], [tokens[11:]]])
+
+
+@torch.no_grad()
+def check_tree_attention(base: BaseModel) -> type[PackedLayout | TreeLayout] | None:
+    """Returns the layout in which sequences may share a row, if there is one: compares two with a
+    common prefix with each alone."""
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
+    kinds = (PackedLayout, TreeLayout) if base.device.type == "cuda" else (TreeLayout,)
+    return next((kind for kind in kinds if _row_agrees(base, kind, [sequences])), None)
+
+
+def _row_agrees(
+    base: BaseModel,
+    kind: type[PackedLayout | TreeLayout],
+    groups: Sequence[Sequence[np.ndarray]],
+) -> bool:
+    """Compares groups of sequences, each in a shared row and one after another, with each sequence
+    alone."""
     # ``shortest=1``: the common prefix has only three tokens.
-    row = lay_out(sequences, shortest=1)
-    layout = TreeLayout.of([row], base.device)
+    rows = [lay_out(group, shortest=1) for group in groups]
+    layout = kind.of(rows, base.device)
+    tokens, positions = (
+        _row(base, np.concatenate(parts))
+        for parts in ([row.tokens for row in rows], [row.positions for row in rows])
+    )
     try:
-        with base.along_tree(layout):
-            found = base.hidden(_row(base, row.tokens), position_ids=_row(base, row.positions))[0]
+        with base.attending(layout):
+            found = base.hidden(tokens, position_ids=positions)[0]
     except _UNSUPPORTED as error:
-        logger.info("%s: prefixes are not shared: %s", base.name, error)
+        logger.info("%s: attention by %s is not used: %s", base.name, kind.__name__, error)
         return False
+    starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
     return _all_layers_known(base, layout.windows_seen) and all(
-        _close(found[torch.from_numpy(where)], base.hidden(_row(base, sequence))[0])
-        for sequence, where in zip(sequences, row.where, strict=True)
+        _close(found[torch.from_numpy(where + start)], base.hidden(_row(base, sequence))[0])
+        for group, row, start in zip(groups, rows, starts, strict=False)
+        for sequence, where in zip(group, row.where, strict=True)
     )
 
 

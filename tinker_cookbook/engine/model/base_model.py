@@ -17,8 +17,10 @@ from tinker_cookbook.engine.activations import activation_bytes_per_token
 from tinker_cookbook.engine.kernels import fuse, quantized_layout, training_attention
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.model import attention_hook
+from tinker_cookbook.engine.model.attention_hook import Layout
 from tinker_cookbook.engine.model.attention_support import (
     check_batch_attention,
+    check_packed_attention,
     check_tree_attention,
     probe_tokens,
 )
@@ -36,6 +38,7 @@ from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.model.router_replay import RouterReplay
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
+from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -174,7 +177,7 @@ class BaseModel:
             cache.write_choices(layout.runs, torch.cat(chosen, 1))
         return hidden
 
-    def along_tree(self, layout: TreeLayout | None) -> AbstractContextManager[None]:
+    def attending(self, layout: Layout | None) -> AbstractContextManager[None]:
         """Activates ``layout`` inside the block; layers that are recomputed need it again."""
         if layout is None:
             return nullcontext()
@@ -239,8 +242,18 @@ class BaseModel:
         return check_batch_attention(self)
 
     @cached_property
+    def packs_rows(self) -> bool:
+        """Whether sequences follow one another in one row, without padding (on CUDA)."""
+        return check_packed_attention(self)
+
+    @cached_property
     def shares_prefixes(self) -> bool:
         """Whether sequences may share a row (see ``prefix_tree``)."""
+        return self.shared_layout is not None
+
+    @cached_property
+    def shared_layout(self) -> type[PackedLayout | TreeLayout] | None:
+        """Attention of rows with shared prefixes; ``None`` if no layout suits the model."""
         return check_tree_attention(self)
 
     def unembed_pair(self, terms: Terms) -> tuple[Tensor, Tensor] | None:

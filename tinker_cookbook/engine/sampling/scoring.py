@@ -21,8 +21,7 @@ from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_to
 from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest, settle
 from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.training.micro_batch import hidden_states, plan_for
-from tinker_cookbook.engine.training.packing import pad
+from tinker_cookbook.engine.training.micro_batch import hidden_states, pad_for, plan_for
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
@@ -186,7 +185,7 @@ class Scorer:
         where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
         start = 0
         for micro in plan_for(base, sequences, self._token_budget(base)):
-            batch = pad(micro, sequences, base.device)
+            batch = pad_for(base, micro, sequences)
             parts.append(hidden_states(base, terms, batch, grad=False))
             ends = np.cumsum([len(sequences[i]) for i in micro.indices])
             indices = np.split(batch.flat.cpu().numpy() + start, ends[:-1])

@@ -24,6 +24,7 @@ from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import CustomLossFn, Loss, LossInputs, evaluate_custom
 from tinker_cookbook.engine.training.packing import MicroBatch, PaddedBatch, concatenate, pad, plan
+from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
 _SHARED_ROWS = 5
 """Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
@@ -37,7 +38,18 @@ def plan_for(
     shared = token_budget if base.shares_prefixes else 0
     if base.device.type == "cpu":  # elsewhere memory, not speed, sets the budget
         shared *= _SHARED_ROWS
-    return plan(sequences, token_budget, group_size=group_size, shared_budget=shared)
+    return plan(
+        sequences,
+        token_budget,
+        group_size=group_size,
+        shared_budget=shared,
+        packed=base.packs_rows,
+    )
+
+
+def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray]) -> PaddedBatch:
+    """Lays out a micro-batch of the batch ``sequences`` as it suits ``base``."""
+    return pad(micro, sequences, base.device, base.shared_layout or TreeLayout)
 
 
 class MicroBatchPass:
@@ -55,7 +67,7 @@ class MicroBatchPass:
         self._terms = terms
         self._indices = micro.indices
         self._examples = [data[i] for i in self._indices]
-        self._batch = pad(micro, [example.tokens for example in data], base.device)
+        self._batch = pad_for(base, micro, [example.tokens for example in data])
         targets = np.concatenate([example.targets for example in self._examples])
         self._choices, self._replayed = None, 0
         if base.replay is not None:
@@ -66,7 +78,8 @@ class MicroBatchPass:
         # computes each pair once, and `_expand` maps them back.
         self._expand: Tensor | None = None
         flat = self._batch.flat
-        if self._batch.tree is not None and targets.ndim == 1:
+        self._shared = micro.shared
+        if self._shared and targets.ndim == 1:
             # One integer for each pair of position and target, so that ``np.unique`` finds equal
             # pairs.
             keys = flat.cpu().numpy() * base.vocab_size + targets
@@ -154,7 +167,7 @@ class MicroBatchPass:
         )
         # Drops padding, and takes each shared position once for each target. Without either the
         # index would only copy.
-        if len(self._flat) != len(hidden) or self._batch.tree is not None:
+        if len(self._flat) != len(hidden) or self._shared:
             hidden = hidden[self._flat]
         self._hidden = hidden
         return hidden
@@ -191,7 +204,7 @@ class MicroBatchPass:
             names = [name for name in self._terms if name != base.unembed_name]
             leaves = [side for n in names for side in (self._terms[n].a, self._terms[n].b)]
             adapted = base.adapted(self._terms, self._choices)
-            with adapted, base.along_tree(self._batch.tree):
+            with adapted, base.attending(self._batch.layout):
                 found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
             # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
             # the strides, and would silently apply it to the wrong elements.
@@ -254,7 +267,7 @@ def hidden_states(
         torch.set_grad_enabled(grad),
         base.adapted(terms, choices),
         base.checkpointed(checkpoint and grad),
-        base.along_tree(batch.tree),
+        base.attending(batch.layout),
     ):
         hidden = base.hidden(batch.tokens, **layout)
     return hidden.reshape(-1, hidden.shape[-1])

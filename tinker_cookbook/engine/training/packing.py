@@ -3,18 +3,21 @@
 Rows are sorted by length, so that a micro-batch holds similar lengths and little padding. On a
 CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask: that
 kept its caches warm and ran twice as fast as one long packed row under a dense mask. Sequences that
-share a prefix are laid out in one long row instead, without padding (see ``prefix_tree``).
+share a prefix are laid out in one long row instead, without padding (see ``prefix_tree``). On CUDA
+all sequences of a micro-batch follow one another in one row (see ``packed_attention``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinker_cookbook.engine.model.attention_hook import Layout
+from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.prefix_tree import group_by_prefix, lay_out, row_length
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
@@ -35,11 +38,13 @@ class MicroBatch:
     """Rows that run together; all of them are shared, or none is.
 
     With a ``group_size`` each run of so many sequences belongs together, in its order: a shared
-    row is one such group, and other groups have a row for each sequence.
+    row is one such group, and other groups have a row for each sequence. ``packed`` rows follow one
+    another in one row, without padding, as shared rows always do.
     """
 
     rows: tuple[Row, ...]
     group_size: int = 1
+    packed: bool = False
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -59,7 +64,7 @@ class MicroBatch:
     @property
     def padded_tokens(self) -> int:
         """Number of tokens that the forward pass computes."""
-        if self.shared:
+        if self.shared or self.packed:
             return sum(row.length for row in self.rows)
         return len(self.rows) * self.padded_length
 
@@ -77,13 +82,14 @@ class MicroBatch:
         if len(self.rows) > unit:
             middle = len(self.rows) // unit // 2 * unit
             parts = self.rows[:middle], self.rows[middle:]
-            return [MicroBatch(rows, self.group_size) for rows in parts]
+            return [replace(self, rows=rows) for rows in parts]
         if self.group_size > 1 or len(self.indices) < 2:
             return []
         # One shared row: its halves compute the common prefix twice.
         middle = len(self.indices) // 2
         parts = self.indices[:middle], self.indices[middle:]
-        return [MicroBatch((Row(p, row_length([sequences[i] for i in p])),)) for p in parts]
+        rows = [Row(p, row_length([sequences[i] for i in p])) for p in parts]
+        return [replace(self, rows=(row,)) for row in rows]
 
 
 def plan(
@@ -92,6 +98,7 @@ def plan(
     *,
     group_size: int = 1,
     shared_budget: int = 0,
+    packed: bool = False,
 ) -> list[MicroBatch]:
     """Groups token sequences so that no micro-batch exceeds ``token_budget`` padded tokens.
 
@@ -103,6 +110,7 @@ def plan(
         token_budget: padded tokens of a micro-batch.
         group_size: each run of so many sequences, which divides their number, stays together.
         shared_budget: sequences with a common prefix may share a row of as many tokens.
+        packed: other sequences follow one another in one row, without padding.
     """
     # 1. Which sequences share a row? ``apart`` has units of rows that stay in one micro-batch.
     shared: list[Row] = []
@@ -130,21 +138,35 @@ def plan(
                     continue
             apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
     # 2. Shared rows follow one another without padding: fill up each micro-batch.
-    out: list[MicroBatch] = []
     # Indices break ties, so equal batches give equal plans and a resumed run equal bytes.
-    for row in sorted(shared, key=lambda row: (-row.length, row.indices)):
-        if out and out[-1].padded_tokens + row.length <= token_budget:
-            out[-1] = MicroBatch((*out[-1].rows, row), group_size)
-        else:
-            out.append(MicroBatch((row,), group_size))
-    # 3. Other rows are padded to the longest, which is the first after sorting.
+    shared.sort(key=lambda row: (-row.length, row.indices))
+    empty = MicroBatch((), group_size, packed)
+    out = _filled([(row,) for row in shared], token_budget, empty)
     apart.sort(key=lambda rows: (-max(row.length for row in rows), rows[0].indices))
+    if packed:
+        return out + _filled(apart, token_budget, empty)
+    # 3. Other rows are padded to the longest, which is the first after sorting.
     start = 0
     while start < len(apart):
         count = max(1, token_budget // (len(apart[start]) * _padded_length(apart[start])))
         rows = tuple(row for unit in apart[start : start + count] for row in unit)
         out.append(MicroBatch(rows, group_size))
         start += count
+    return out
+
+
+def _filled(
+    units: Sequence[tuple[Row, ...]], token_budget: int, empty: MicroBatch
+) -> list[MicroBatch]:
+    """Returns micro-batches like ``empty`` with as many units, in their order, as the budget
+    allows without padding."""
+    out: list[MicroBatch] = []
+    for unit in units:
+        tokens = sum(row.length for row in unit)
+        if out and out[-1].padded_tokens + tokens <= token_budget:
+            out[-1] = replace(empty, rows=(*out[-1].rows, *unit))
+        else:
+            out.append(replace(empty, rows=unit))
     return out
 
 
@@ -162,21 +184,27 @@ class PaddedBatch:
 
     ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
     the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] numbers
-    the sequence of each. ``positions`` [B, L] and ``tree`` are set if rows are shared; B is then 1.
+    the sequence of each. ``positions`` [B, L] and ``layout`` are set if rows are shared or packed;
+    B is then 1.
     """
 
     tokens: Tensor
     flat: Tensor
     sequence: Tensor
     positions: Tensor | None = None
-    tree: TreeLayout | None = None
+    layout: Layout | None = None
 
 
-def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device) -> PaddedBatch:
-    """Lays out a micro-batch of the batch ``sequences``."""
+def pad(
+    micro: MicroBatch,
+    sequences: Sequence[np.ndarray],
+    device: torch.device,
+    shared_layout: type[PackedLayout | TreeLayout] = TreeLayout,
+) -> PaddedBatch:
+    """Lays out a micro-batch of ``sequences``; rows with prefixes attend by ``shared_layout``."""
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-    if not micro.shared:
+    if not (micro.shared or micro.packed):
         # Right-padded with id 0, which no real position attends to.
         tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
         for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
@@ -184,7 +212,8 @@ def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device
         is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
         flat = torch.from_numpy(np.flatnonzero(is_token))
         return PaddedBatch(torch.from_numpy(tokens).to(device), flat.to(device), number_of)
-    # Shared rows follow one another in one row; ``tree`` keeps them apart in attention.
+    # Rows follow one another in one row; ``layout`` keeps them apart in attention.
+    kind = shared_layout if micro.shared else PackedLayout
     laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
     flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
@@ -193,7 +222,7 @@ def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device
         concatenate(flat, torch.int64, device),
         number_of,
         concatenate([row.positions for row in laid_out], torch.int64, device)[None],
-        TreeLayout.of(laid_out, device),
+        kind.of(laid_out, device),
     )
 
 

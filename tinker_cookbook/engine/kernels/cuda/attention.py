@@ -1,0 +1,106 @@
+"""Attention for training on CUDA: sequences follow one another in one row, without padding.
+
+``packed_attention`` is a flash kernel for sequences that share nothing. ``sparse_attention`` takes
+any mask of blocks, soft caps and sinks; torch compiles it at its first use, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:  # imported where they are used: torch's compiler takes seconds to import
+    from torch.nn.attention.flex_attention import BlockMask
+
+_WIDEST_HEAD = 256
+"""Flash kernels keep a head in shared memory, and wider ones do not fit."""
+
+
+def packs(query: Tensor, value: Tensor) -> bool:
+    """Returns whether ``packed_attention`` takes these heads [T, heads, D]."""
+    width = query.shape[-1]
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return half and width == value.shape[-1] <= _WIDEST_HEAD and width % 8 == 0
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Returns causal attention [T, heads, D] of sequences over themselves.
+
+    ``query`` is [T, heads, D], ``key`` and ``value`` are [T, kv heads, D]. Sequence i has the
+    tokens from ``bounds[i]`` to before ``bounds[i + 1]`` (int32); a ``window`` counts the token.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Flash attention's window is the number of keys before the token.
+    before = -1 if window is None else window - 1
+    grouped = query.shape[1] != key.shape[1]
+    return varlen_attn(
+        query, key, value, bounds, bounds, longest, longest,
+        scale=scale, window_size=(before, 0), enable_gqa=grouped,
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+def sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Returns attention [T, heads, D] under ``mask``; shapes as in ``packed_attention``.
+
+    ``sinks`` [heads] are further logits in the softmax, which take attention and have no value.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    capped = None if softcap is None else _soft_cap(softcap)
+    grouped = query.shape[1] != key.shape[1]
+    attend = _flex_attention(query.device.type)
+    if sinks is None:
+        out = attend(q, k, v, capped, mask, scale, grouped)
+    else:
+        out, aux = attend(q, k, v, capped, mask, scale, grouped, return_aux=AuxRequest(lse=True))
+        # A further logit s divides all weights by ``1 + exp(s - log-sum-exp)``.
+        share = torch.sigmoid(aux.lse - sinks.float()[:, None])
+        out = out * share[..., None].to(out.dtype)
+    return out[0].transpose(0, 1)
+
+
+@cache
+def _flex_attention(device_type: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if device_type != "cuda":  # tests
+        return flex_attention
+    # Lengths differ with each batch: one kernel for all of them. Shapes of heads, windows and caps
+    # have kernels of their own; beyond torch's limit of 8 it would keep all scores in memory.
+    limited = "recompile_limit" in signature(torch.compile).parameters  # torch 2.13
+    options: dict[str, Any] = {"recompile_limit": 64} if limited else {}
+    return torch.compile(flex_attention, dynamic=True, **options)
+
+
+@cache
+def _soft_cap(cap: float) -> Callable[..., Tensor]:
+    """Returns the function of a score that bounds it; the same object for the same cap, because a
+    new one would be compiled again."""
+
+    def capped(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
