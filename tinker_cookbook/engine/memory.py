@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,24 +24,25 @@ class KnownLimits:
     """Limits found by out-of-memory errors while training a base model, shared by its runs.
 
     ``most_tokens``: half of the tokens of the smallest micro-batch that did not fit.
-    ``recompute_from``: padded length from which a single row needed activation checkpointing.
+    ``recomputed``: number of tokens of a row -> share of the layers that had to be recomputed
+    (activation checkpointing) for it to fit.
     """
 
     most_tokens: int | None = None
-    recompute_from: int | None = None
+    recomputed: dict[int, float] = field(default_factory=dict)
 
     def budget(self, tokens: int) -> int:
         """Returns ``tokens``, or the known limit if it is lower."""
         return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
 
-    def recomputes(self, tokens: int) -> bool:
-        """Returns whether this many tokens need activation checkpointing."""
-        return self.recompute_from is not None and tokens >= self.recompute_from
+    def recomputed_share(self, tokens: int) -> float:
+        """Returns the share of layers to recompute for this many tokens: what as many or fewer
+        needed."""
+        return max((share for most, share in self.recomputed.items() if most <= tokens), default=0)
 
-    def note_recomputed(self, tokens: int) -> None:
-        """Records that this many tokens fitted only with activation checkpointing."""
-        known = self.recompute_from
-        self.recompute_from = tokens if known is None else min(known, tokens)
+    def note_recomputed(self, tokens: int, share: float) -> None:
+        """Records that this many tokens fitted only with a share of the layers recomputed."""
+        self.recomputed[tokens] = max(share, self.recomputed.get(tokens, 0))
 
 
 def release_cached_memory(device: torch.device) -> None:

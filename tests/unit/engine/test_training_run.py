@@ -199,7 +199,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(
     results = []
     for budget in (10_000, 8):  # 64 tokens are more than four times 8
         run = ref.make_run(base, budget, spec=spec)
-        assert run._too_long(run._plan(data)[0]) == (budget == 8)
+        assert run._recomputed_share(run._plan(data)[0]) == (budget == 8)
         saved, calls = [], []
         layers = [m for n, m in base._decoder.named_modules() if n.endswith("layers.1")]
         inner = next(m for m in layers[0].modules() if m is not layers[0])
@@ -238,7 +238,7 @@ def test_out_of_memory_halves_then_checkpoints_then_says_so(stories_base, monkey
     run = ref.make_run(stories_base)
     run.forward_backward(data, "cross_entropy")
     assert seen[0] == (3, False)
-    assert (1, True) in seen
+    assert (1, 0.5) in seen
     assert run.token_budget < 100
     assert ref.relative_error(run._gradients, expected._gradients) <= 1e-5
 
@@ -259,27 +259,57 @@ def unlearned_limits(stories_base):
 
 @pytest.mark.usefixtures("unlearned_limits")
 def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
-    """By later passes, and by other runs of the model; shorter rows are not recomputed."""
+    """By later passes, and by other runs of the model; shorter rows are not recomputed, and longer
+    ones begin with what is known."""
     original, seen = MicroBatchPass.run, []
 
     def short_of_memory(self, *args, checkpoint, **kwargs):
         tokens = sum(len(example) for example in self._examples)
         seen.append((tokens, checkpoint))
-        if tokens > 25 and not checkpoint:
+        if tokens > 25 * (1 + checkpoint):
             raise torch.OutOfMemoryError("out of memory")
         original(self, *args, checkpoint=checkpoint, **kwargs)
 
     monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
     rng = np.random.default_rng(0)
-    long, short = (ref.supervised(rng, stories_base, (length,)) for length in (40, 20))
+    long, short, longest = (ref.supervised(rng, stories_base, (n,)) for n in (37, 20, 50))
     run = ref.make_run(stories_base)
     for _ in range(3):
         run.forward_backward(long, "cross_entropy")
     run.forward_backward(short, "cross_entropy")
     ref.make_run(stories_base).forward_backward(long, "cross_entropy")
-    recomputed = (len(long[0]), True)
-    assert seen[0] == (len(long[0]), False)
-    assert seen[1:] == [recomputed] * 3 + [(len(short[0]), False), recomputed]
+    for _ in range(2):
+        run.forward_backward(longest, "cross_entropy")
+    recomputed = (37, 0.5)
+    assert seen == [
+        *((37, 0), recomputed, recomputed, recomputed),
+        *((20, 0), recomputed),
+        *((50, 0.5), (50, 1), (50, 1)),
+    ]
+
+
+def test_recomputing_some_layers_gives_the_same_gradient(stories_base, monkeypatch):
+    from torch.utils import checkpoint as torch_checkpoint
+
+    from tinker_cookbook.engine.model import base_model
+
+    data = ref.supervised(np.random.default_rng(0), stories_base, (30, 50))
+    count, found, calls = stories_base.config.num_hidden_layers, [], []
+
+    def counting(*args, **kwargs):
+        calls.append(1)
+        return torch_checkpoint.checkpoint(*args, **kwargs)
+
+    monkeypatch.setattr(base_model, "checkpoint", counting)
+    for share in (0, 0.5, 1):
+        run = ref.make_run(stories_base)
+        monkeypatch.setattr(run, "_recomputed_share", lambda micro, share=share: share)
+        calls.clear()
+        run.forward_backward(data, "cross_entropy")
+        assert len(calls) == -(-count * share // 1) * len(run._plan(data))
+        found.append(run._gradients)
+    for other in found[1:]:
+        assert ref.relative_error(other, found[0]) <= 1e-6
 
 
 @pytest.mark.usefixtures("unlearned_limits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -184,10 +185,10 @@ class BaseModel:
         return attention_hook.use_layout(self._decoder.config, layout)
 
     @contextmanager
-    def checkpointed(self, on: bool) -> Iterator[None]:
-        """Recomputes each layer in the backward pass (activation checkpointing), a third more work.
-        The adapter must be active again during the backward pass."""
-        if not on:
+    def checkpointed(self, share: float) -> Iterator[None]:
+        """Recomputes a share of the layers in the backward pass (activation checkpointing), a third
+        more work for them. The adapter must be active again during the backward pass."""
+        if not share:
             yield
             return
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -200,6 +201,8 @@ class BaseModel:
                 f"{self.name}: this architecture does not support activation checkpointing, which "
                 "a sequence of this length needs; set max_length lower"
             )
+        # The first ones: when they are recomputed, what the others kept is free again.
+        layers = layers[: math.ceil(share * len(layers))]
         for layer in layers:
             # Not reentrant: a reentrant checkpoint works with ``backward()`` only, and the passes
             # call ``torch.autograd.grad``.

@@ -55,6 +55,8 @@ def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray])
 class MicroBatchPass:
     """Holds what is needed between the forward and the backward pass of a few sequences.
 
+    ``checkpoint`` is the share of the layers that the backward pass computes again.
+
     ``terms`` is the adapter as the layers apply it. After ``run``: ``loss``, ``gradients`` (fp32 by
     target name, empty without backward) and ``logprobs_by_sequence()``, in the order of
     ``micro.indices``; after ``run_custom`` also ``metrics``.
@@ -97,7 +99,7 @@ class MicroBatchPass:
         self.gradients: TermGradients = {}
 
     def run(
-        self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: bool
+        self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: float
     ) -> None:
         """Computes the loss and, with ``backward``, the gradients."""
         # The loss computes in fp32, whatever the dtype of the model.
@@ -130,7 +132,7 @@ class MicroBatchPass:
             self.metrics = {"router_replayed_tokens:sum": self._replayed}
         self.release(keep_result=True)
 
-    def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: bool) -> None:
+    def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: float) -> None:
         """Computes a loss of the caller over these sequences alone, and its gradients."""
         self.forward(grad=True, checkpoint=checkpoint, trained_only=trained_only)
         self.loss, self.metrics, gradients = evaluate_custom(
@@ -139,7 +141,7 @@ class MicroBatchPass:
         self.gradients = self.backward(torch.cat(gradients))
         self.release(keep_result=True)
 
-    def forward(self, *, grad: bool, checkpoint: bool, trained_only: bool = False) -> None:
+    def forward(self, *, grad: bool, checkpoint: float, trained_only: bool = False) -> None:
         """Computes hidden states (with a graph if ``grad``) and log-probabilities; with
         ``trained_only`` those of positions without weight are 0, and save their logits."""
         # Detached: the head computes its gradient without autograd, which would keep [T, V] logits.
@@ -155,7 +157,7 @@ class MicroBatchPass:
             at = (~trained).nonzero()[:, 0]
             self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
 
-    def body(self, *, grad: bool, checkpoint: bool) -> Tensor:
+    def body(self, *, grad: bool, checkpoint: float) -> Tensor:
         """Returns the hidden states [T, H] of the positions that the head needs."""
         hidden = hidden_states(
             self._base,
@@ -257,7 +259,7 @@ def hidden_states(
     batch: PaddedBatch,
     *,
     grad: bool,
-    checkpoint: bool = False,
+    checkpoint: float = False,
     choices: Tensor | None = None,
 ) -> Tensor:
     """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch;
@@ -266,7 +268,7 @@ def hidden_states(
     with (
         torch.set_grad_enabled(grad),
         base.adapted(terms, choices),
-        base.checkpointed(checkpoint and grad),
+        base.checkpointed(checkpoint if grad else 0),
         base.attending(batch.layout),
     ):
         hidden = base.hidden(batch.tokens, **layout)

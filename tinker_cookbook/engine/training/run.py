@@ -37,8 +37,11 @@ from tinker_cookbook.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-_Run = Callable[[MicroBatchPass, bool], None]
-"""Runs a micro-batch, with activation checkpointing if the flag is set; results stay in it."""
+_Run = Callable[[MicroBatchPass, float], None]
+"""Runs a micro-batch with a share of the layers recomputed (checkpointed); results stay in it."""
+
+_SHARES = (0.5, 1.0)
+"""Shares of the layers to recompute, one after another, where memory runs out."""
 
 
 @dataclass
@@ -104,7 +107,7 @@ class TrainingRun:
         with self._refusing_step_after_failure(backward):
             loss, data, config = self._checked(data, loss_name, loss_config)
 
-            def run(micro: MicroBatchPass, checkpoint: bool) -> None:
+            def run(micro: MicroBatchPass, checkpoint: float) -> None:
                 micro.run(loss, config, backward=backward, checkpoint=checkpoint)
 
             return self._sum_over(data, self._plan(data), run, backward=backward)
@@ -131,7 +134,7 @@ class TrainingRun:
             if group_size is None:
                 return self._coupled(data, loss_fn, trained_only)
 
-            def run(micro: MicroBatchPass, checkpoint: bool) -> None:
+            def run(micro: MicroBatchPass, checkpoint: float) -> None:
                 micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
 
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
@@ -241,13 +244,14 @@ class TrainingRun:
         tokens = [example.tokens for example in data]
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
-    def _too_long(self, micro: MicroBatch) -> bool:
-        """Returns whether a micro-batch that cannot be split (a sequence or a group that must stay
-        together) is well over the budget: then its layers are recomputed, not kept."""
-        if self.base.limits.recomputes(micro.padded_tokens):
-            return True
+    def _recomputed_share(self, micro: MicroBatch) -> float:
+        """Returns the share of layers to recompute, not keep: what such a micro-batch needed
+        before, or all if it cannot be split (a sequence or a group that must stay together) and is
+        well over the budget."""
+        if known := self.base.limits.recomputed_share(micro.padded_tokens):
+            return known
         rows = 1 if micro.shared else min(2, len(micro.rows))  # padded rows of a group: at least 2
-        return micro.padded_tokens > 4 * rows * self.token_budget
+        return float(micro.padded_tokens > 4 * rows * self.token_budget)
 
     def _sum_over(
         self, data: Sequence[Example], micros: Sequence[MicroBatch], run: _Run, *, backward: bool
@@ -284,7 +288,9 @@ class TrainingRun:
         keep = len(micros) == 1
         logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
         for micro, one in zip(micros, passes, strict=True):
-            one.forward(grad=keep, checkpoint=self._too_long(micro), trained_only=trained_only)
+            one.forward(
+                grad=keep, checkpoint=self._recomputed_share(micro), trained_only=trained_only
+            )
             for index, values in zip(micro.indices, one.logprobs_by_sequence(), strict=True):
                 logprobs[index] = values
             self._pause()
@@ -295,7 +301,7 @@ class TrainingRun:
         for micro, one in zip(micros, passes, strict=True):
             if not keep:
                 # Hidden states are enough: the head recomputes the softmax in its backward pass.
-                one.body(grad=True, checkpoint=self._too_long(micro))
+                one.body(grad=True, checkpoint=self._recomputed_share(micro))
             gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
             self._pause()
@@ -308,16 +314,16 @@ class TrainingRun:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
         # Checkpointing costs a third more work, so it is tried only where halving is impossible.
         halves = micro.halves([example.tokens for example in data])
-        attempts = [self._too_long(micro)]
-        if backward and not halves and not attempts[0]:
-            attempts.append(True)
+        attempts = [self._recomputed_share(micro)]
+        if backward and not halves:
+            attempts += [share for share in _SHARES if share > attempts[0]]
         reason = ""
         for checkpoint in attempts:
             one = MicroBatchPass(self.base, terms, data, micro)
             try:
                 run(one, checkpoint)
-                if checkpoint and not attempts[0]:  # the next pass need not fail first
-                    self.base.limits.note_recomputed(micro.padded_tokens)
+                if checkpoint > attempts[0]:  # the next pass need not fail first
+                    self.base.limits.note_recomputed(micro.padded_tokens, checkpoint)
                 return [(micro, one)]
             except Exception as error:
                 if not out_of_memory(error):
