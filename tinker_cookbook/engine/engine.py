@@ -84,7 +84,8 @@ class Engine:
                 "torchrun started several; start one, or leave replay_router out"
             )
         quantized_layout(self.base_dtype)  # a missing package is reported before anything is loaded
-        import_library()  # before the worker starts, which must import nothing (see ``loading``)
+        # Before the worker starts, which must import nothing (see ``loading``).
+        import_library(self.choice.device)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()

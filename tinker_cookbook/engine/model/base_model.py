@@ -280,8 +280,10 @@ def _load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> 
     from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
+    # On CUDA straight from the files to the device: the host never holds the whole model.
+    where = {"device_map": {"": device}} if device.type == "cuda" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, **dequantized(name, folder)
+        folder, dtype=dtype, local_files_only=True, **where, **dequantized(name, folder)
     )
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
     kernel = training_attention(device, dtype)

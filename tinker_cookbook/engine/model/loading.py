@@ -34,13 +34,16 @@ _MODULES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
 )
+_CUDA_MODULES = ("torch.nn.attention.flex_attention", "torch.nn.attention.varlen")
 _lock = threading.Lock()
 
 
-def import_library() -> None:
-    """Imports the parts of transformers that every model needs. Takes seconds the first time."""
+def import_library(device: torch.device | None = None) -> None:
+    """Imports the parts of transformers that every model needs, and of torch those for ``device``.
+    Takes seconds the first time."""
+    on_cuda = device is not None and device.type == "cuda"
     with _lock:
-        for module in _MODULES:
+        for module in (*_MODULES, *(_CUDA_MODULES if on_cuda else ())):
             import_module(module)
 
 
