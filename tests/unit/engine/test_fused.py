@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import engine_reference as ref
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama import modeling_llama
 
+from tinker_cookbook.engine.kernels import fusing
 from tinker_cookbook.engine.kernels.cpu import elementwise
 from tinker_cookbook.engine.kernels.cpu.build import library
 
@@ -17,6 +20,12 @@ pytestmark = pytest.mark.skipif(library("elementwise") is None, reason="needs a 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [576, 48, 7]
 """Whole vectors, and rows that end within one."""
+
+
+def kernels(dtype: torch.dtype) -> fusing.Elementwise:
+    functions = elementwise.elementwise(dtype)
+    assert functions is not None
+    return functions
 
 
 def draw(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -45,7 +54,7 @@ def check(found: torch.Tensor, leaves: list[torch.Tensor], exact, dtype: torch.d
 def test_norm(rows, width, dtype):
     torch.manual_seed(width)
     x, weight = draw(rows, 3, width, dtype=dtype).requires_grad_(), torch.randn(width)
-    norm = elementwise.FusedNorm(weight, 1e-5, rounds=True)
+    norm = elementwise._norm_of(weight, 1e-5, plus_one=False)
     check(norm(x), [x], lambda x: F.rms_norm(x, (width,), weight.double(), 1e-5), dtype)
 
 
@@ -72,7 +81,7 @@ def test_rotation(batch, width, side_by_side, dtype):
     cos, sin = (draw(batch, 9, width, dtype=dtype) for _ in range(2))
     wide = cos.double(), sin.double()
     for number, leaf in enumerate((q, k)):
-        rotated = elementwise._rotate(None, q, k, cos, sin)[number]  # type: ignore[arg-type]
+        rotated = elementwise._Rotated.apply(q, k, cos, sin)[number]
 
         def exact(x, number=number):
             pair = (x, k.detach().double()) if number == 0 else (q.detach().double(), x)
@@ -97,7 +106,7 @@ def test_a_row_does_not_depend_on_other_rows(dtype):
 def test_norms_of_both_kinds_are_recognised(kind, dtype):
     norm = kind(48, eps=1e-6).to(dtype).requires_grad_(False)
     norm.weight.normal_()
-    own = elementwise._fused_norm(norm, dtype)
+    own = fusing.fused_norm(norm, dtype, kernels(dtype))
     assert own is not None
     x = draw(20, 48, dtype=dtype)
     difference = (own(x).float() - norm(x).float()).abs().max()
@@ -109,18 +118,33 @@ def test_what_differs_is_left_alone():
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return super().forward(hidden_states) * 1.01
 
-    assert elementwise._fused_norm(OtherRMSNorm(48).requires_grad_(False), torch.float32) is None
+    functions = kernels(torch.float32)
+    other = OtherRMSNorm(48).requires_grad_(False)
+    assert fusing.fused_norm(other, torch.float32, functions) is None
 
     def interleaved(q, k, cos, sin):
         return modeling_llama.apply_rotary_pos_emb(q.flip(-1), k, cos, sin)
 
-    assert not elementwise._rotates_alike(interleaved, torch.float32)
-    assert not elementwise._rotates_alike(lambda x, cos, sin: x, torch.float32)
+    for function in (interleaved, lambda x, cos, sin: x):
+        module = SimpleNamespace(apply_rotary_pos_emb=function)
+        assert not fusing.rotates_alike(module, torch.float32, ref.CPU, functions)
+    assert fusing.rotates_alike(modeling_llama, torch.float32, ref.CPU, functions)
+
+
+def test_a_kernel_that_fails_is_not_used(caplog):
+    def broken(*args):
+        raise RuntimeError("no C compiler")
+
+    functions = fusing.Elementwise((lambda weight, eps: broken,), (broken,), broken)
+    norm = modeling_llama.LlamaRMSNorm(48).requires_grad_(False)
+    assert fusing.fused_norm(norm, torch.float32, functions) is None
+    assert not fusing.rotates_alike(modeling_llama, torch.float32, ref.CPU, functions)
+    assert "no C compiler" in caplog.text
 
 
 def test_rotations_of_a_part_of_the_width_go_the_usual_way():
     q, angles = torch.randn(1, 2, 5, 16), torch.randn(1, 5, 8)
-    assert elementwise._rotate(lambda *args: "usual", q, q, angles, angles) == "usual"
+    assert fusing._rotate(None, lambda *args: "usual", q, q, angles, angles) == "usual"  # type: ignore[arg-type]
 
 
 def test_a_model_is_fused_and_transformers_is_as_before(tmp_path, monkeypatch):

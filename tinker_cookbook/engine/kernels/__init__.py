@@ -1,7 +1,7 @@
 """Kernels behind one interface: the engine imports this package, never the code of a device.
 
-``kernels.cpu`` has kernels in C; where they do not apply (another device or dtype, no compiler),
-the same names use torch's operators. Kernels of another device would be chosen here as well.
+``kernels.cpu`` has kernels in C, ``kernels.cuda`` those of Liger and of torch for CUDA alone; where
+they do not apply (another device or dtype, no compiler), the same names use torch's operators.
 
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and adapters' terms;
 * ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``;
@@ -11,14 +11,20 @@ the same names use torch's operators. Kernels of another device would be chosen 
 * ``PagedAttention`` over a paged KV cache, whose page size is ``page_tokens``.
 """
 
+from typing import Any
+
+import torch
+
+from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
-from tinker_cookbook.engine.kernels.cpu.elementwise import FusedRotary, fuse
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout, add_low_rank
 from tinker_cookbook.engine.kernels.cpu.training_attention import (
     grouped_attention,
     training_attention,
 )
+from tinker_cookbook.engine.kernels.cuda import elementwise as _on_cuda
 from tinker_cookbook.engine.kernels.experts import ExpertRows, FrozenExperts, freeze_experts
+from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
 from tinker_cookbook.engine.kernels.quantized import BITS, quantized_layout
 
 __all__ = [
@@ -37,3 +43,15 @@ __all__ = [
     "quantized_layout",
     "training_attention",
 ]
+
+
+def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
+    """Replaces the norms and MLPs of a model that agree with its device's kernels, and returns its
+    rotary embeddings. Nothing is replaced where there are no kernels for the device and dtype."""
+    kind = model.get_input_embeddings().weight.device.type
+    functions = None
+    if kind == "cpu":
+        functions = _on_cpu.elementwise(dtype)
+    elif kind == "cuda":
+        functions = _on_cuda.elementwise()
+    return FusedRotary() if functions is None else fuse_with(model, dtype, functions)

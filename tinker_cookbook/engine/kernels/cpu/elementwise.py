@@ -1,31 +1,23 @@
 """Norms, gates and rotary embeddings of a model in one pass over memory each (``elementwise.c``).
 
 torch's operators take seven passes over memory for a norm and twelve for rotary embeddings. With
-the few hundred tokens of a micro-batch these calls are half of a training step.
-
-Architectures implement these layers in different ways. ``fuse`` compares each fused version with
-the model's own and keeps transformers' module where they differ.
+the few hundred tokens of a micro-batch these calls are half of a training step. ``fusing`` puts
+them into a model.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.fusing import Elementwise
 
-_ROTATES = "apply_rotary_pos_emb"
-_MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Tolerance relative to the largest value: what rounding explains."""
+_DTYPES = (torch.float32, torch.bfloat16)
 
 _ONE_THREAD = 1 << 14
 """Elements up to which a second thread costs more than it saves."""
@@ -65,7 +57,7 @@ class _RotationCall(ctypes.Structure):
 def _launch(routine: str, call: Any, x: Tensor, /, **tensors: Tensor) -> None:
     """Runs a routine over the numbers of ``x``; ``call`` gets the addresses of contiguous tensors
     of its dtype."""
-    if x.dtype not in _TOLERANCES:
+    if x.dtype not in _DTYPES:
         raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
     for name, tensor in tensors.items():
         setattr(call, name, tensor.data_ptr())
@@ -163,124 +155,18 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
     return out.transpose(1, 2)
 
 
-class FusedNorm(nn.Module):
-    """An RMS norm with frozen ``weight`` (fp32, what ``x`` is multiplied with in the end)."""
-
-    def __init__(self, weight: Tensor, eps: float, rounds: bool) -> None:
-        super().__init__()
-        self._weight, self._eps, self._rounds = weight, eps, rounds
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns ``x`` [..., width], normalized along the last axis."""
-        return _Norm.apply(x, self._weight, self._eps, self._rounds)
-
-
-class FusedRotary:
-    """Replaces the rotary function in the module of each architecture during a forward pass."""
-
-    def __init__(self, modules: list[ModuleType]) -> None:
-        self._fused = [(m, partial(_rotate, getattr(m, _ROTATES))) for m in modules]
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Uses the fused function inside the block; blocks may nest."""
-        before = [getattr(module, _ROTATES) for module, _ in self._fused]
-        for module, function in self._fused:
-            setattr(module, _ROTATES, function)
-        try:
-            yield
-        finally:
-            for (module, _), function in zip(self._fused, before, strict=True):
-                setattr(module, _ROTATES, function)
-
-
-def _rotate(
-    usual: Callable[..., Any],
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D]."""
-    # ``usual`` handles other cases: partial rotary width, other axes.
-    batch, _, length, width = q.shape
-    shapes = ((1, length, width), (batch, length, width))
-    plain = not args and not kwargs and tuple(cos.shape) in shapes and k.shape[2:] == q.shape[2:]
-    if not plain or not q.dtype == k.dtype == cos.dtype == sin.dtype:
-        return usual(q, k, cos, sin, *args, **kwargs)
-    return _Rotated.apply(q, k, cos, sin)
-
-
-@torch.no_grad()
-def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
-    """Replaces the norms and MLPs of a model that agree with the kernels, and returns its rotary
-    embeddings. Nothing is replaced where the kernels do not support the device and dtype."""
-    device = model.get_input_embeddings().weight.device
-    if device.type != "cpu" or dtype not in _TOLERANCES or library("elementwise") is None:
-        return FusedRotary([])
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("RMSNorm"):
-            norm = _fused_norm(module, dtype)
-            if norm is not None:
-                parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, norm)
-        elif all(hasattr(module, part) for part in _MLP):
-            inputs = getattr(module.gate_proj, "in_features", None)
-            if inputs is None:
-                continue
-            # Random rows show whether a module computes something else (another activation).
-            (x,) = _random(dtype, (3, inputs))
-            expected = module(x)
-            module.forward = partial(_gated, module)
-            if not _same(module(x), expected):
-                del module.forward  # the method of the class is visible again
-    # The rotary function is a function of the architecture's module, not a layer.
-    names = {type(module).__module__ for module in model.modules()}
-    sources = [sys.modules[name] for name in sorted(names) if name in sys.modules]
-    return FusedRotary([m for m in sources if _rotates_alike(getattr(m, _ROTATES, None), dtype)])
-
-
-def _gated(module: Any, x: Tensor) -> Tensor:
-    return module.down_proj(_Gated.apply(module.gate_proj(x), module.up_proj(x)))
-
-
-def _fused_norm(module: Any, dtype: torch.dtype) -> FusedNorm | None:
-    """Returns the fused version of an RMS norm; ``None`` if none agrees with it."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or eps is None:
+def elementwise(dtype: torch.dtype) -> Elementwise | None:
+    """Returns the routines, if this machine has them for ``dtype``."""
+    if dtype not in _DTYPES or library("elementwise") is None:
         return None
-    (x,) = _random(dtype, (3, len(weight)))
-    expected = module(x)
+    return Elementwise(
+        norms=(partial(_norm_of, plus_one=False), partial(_norm_of, plus_one=True)),
+        gates=(_Gated.apply,),
+        rotate=_Rotated.apply,
+    )
+
+
+def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Any:
     # Llama multiplies the rounded value with the weight, Gemma the exact one with 1 + weight.
-    for factor, rounds in ((weight.detach().float().clone(), True), (1 + weight.float(), False)):
-        fused = FusedNorm(factor, float(eps), rounds)
-        if _same(fused(x), expected):
-            return fused
-    return None
-
-
-def _rotates_alike(function: Callable[..., Any] | None, dtype: torch.dtype) -> bool:
-    """Returns whether a module's rotary function agrees with the kernel."""
-    if function is None:
-        return False
-    inputs = _random(dtype, (2, 3, 5, 16), (2, 1, 5, 16), (2, 5, 16), (2, 5, 16))
-    try:
-        expected = function(*inputs)
-    except (TypeError, ValueError, RuntimeError, IndexError):
-        return False
-    return all(map(_same, _Rotated.apply(*inputs), expected))
-
-
-def _random(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return False
-    scale = expected.abs().max().item()
-    return (found - expected).abs().max().item() <= _TOLERANCES[found.dtype] * scale
+    factor = 1 + weight.float() if plus_one else weight.float().clone()
+    return lambda x: _Norm.apply(x, factor, eps, not plus_one)
