@@ -7,7 +7,7 @@ import chz
 from benchmarks.harness import check_choices, check_least, check_output
 from tinker_cookbook.exceptions import ConfigurationError
 
-REFERENCES = ("plain", "stock")
+REFERENCES = ("plain", "stock", "trl")
 VARIANTS = ("engine", *REFERENCES)
 CASES = ("mixed", "group", "single")
 PREFIX_CASES = ("shared", "distinct")
@@ -47,7 +47,19 @@ class Config(Settings):
     variants: tuple[str, ...] = chz.field(
         default=("engine", "plain"),
         doc="Which run, in this order: engine, plain (transformers + peft), stock (plain without "
-        "the process settings of this package)",
+        "the process settings of this package), trl (SFTTrainer, with Liger's kernels on CUDA)",
+    )
+    train_unembed: bool = chz.field(
+        default=True, doc="The adapter covers the unembedding layer too; trl cannot"
+    )
+    trl_python: str | None = chz.field(
+        default=None, doc="A Python with trl and the dependencies of this package; default: this"
+    )
+    trl_batch_size: int = chz.field(
+        default=1, doc="trl: conversations in memory at once, of the batch_size of a step"
+    )
+    trl_gradient_checkpointing: bool = chz.field(
+        default=False, doc="trl: recompute all layers; its own default is true"
     )
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which conversations are cut; default: the model's context"
@@ -113,6 +125,17 @@ def check_config(config: Config) -> None:
     if config.max_length is not None:
         check_least(config, {"max_length": 2})
     check_choices("variants", config.variants, VARIANTS)
+    if "trl" not in config.variants:
+        return
+    if config.train_unembed:
+        raise ConfigurationError(
+            "train_unembed: got true, but trl trains no unembedding layer; set train_unembed=false"
+        )
+    if config.trl_batch_size < 1 or config.batch_size % config.trl_batch_size:
+        raise ConfigurationError(
+            f"trl_batch_size: got {config.trl_batch_size}, expected a divisor of batch_size = "
+            f"{config.batch_size}"
+        )
 
 
 def check_sampling_config(config: SamplingConfig) -> None:

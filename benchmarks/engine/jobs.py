@@ -54,10 +54,11 @@ def run_job(
     choice: DeviceChoice,
     work: Path,
     environment: dict[str, str] | None = None,
+    python: str | None = None,
 ) -> Outcome:
     """Runs a job of ``benchmarks.engine.worker`` in a process of its own."""
     job = job | {"kind": kind, "device": str(choice.device), "dtype": dtype_name(choice)}
-    return run_module("benchmarks.engine.worker", job, work, environment)
+    return run_module("benchmarks.engine.worker", job, work, environment, python)
 
 
 def settings_of(config: Settings, choice: DeviceChoice, *excluded: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -41,9 +42,16 @@ def run_benchmark(config: Config) -> int:
 
     It is 0 if every variant has a figure, or ran out of memory, and the variants agree on the loss.
     """
+    console = Console(highlight=False)
+    result = measure(config, console)
+    deliver(result, config.output, console)
+    return report.exit_status(result)
+
+
+def measure(config: Config, console: Console) -> dict[str, Any]:
+    """Measures, prints the table and returns the JSON object."""
     check_config(config)
     choice = choose_device(config.device, config.dtype)
-    console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="tinker-cookbook-bench-") as temporary:
         work = Path(temporary)
         load = _prepare(config, choice, work)
@@ -52,7 +60,7 @@ def run_benchmark(config: Config) -> int:
         runs = _interleaved(config, choice, load, work, console)
         ceilings.append(_ceilings(choice, load, work))
     result = report.build(
-        settings=settings_of(config, choice, "variants"),
+        settings=settings_of(config, choice, "variants", "trl_python"),
         machine=describe_machine(choice.device),
         size=load.size,
         timed=load.rows[config.batch_size * config.warmup :],
@@ -61,8 +69,7 @@ def run_benchmark(config: Config) -> int:
         notes=load.notes,
     )
     report.print_table(result, console)
-    deliver(result, config.output, console)
-    return report.exit_status(result)
+    return result
 
 
 def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
@@ -102,7 +109,10 @@ def _from_file(config: Config, folder: Path, max_length: int) -> conversations.C
 def _interleaved(
     config: Config, choice: DeviceChoice, load: Workload, work: Path, console: Console
 ) -> dict[str, list[Outcome]]:
-    names = ("batch_size", "rank", "seed", "warmup")
+    names = (
+        *("batch_size", "rank", "seed", "warmup", "train_unembed"),
+        *("trl_batch_size", "trl_gradient_checkpointing"),
+    )
     job = {name: getattr(config, name) for name in names}
     job |= {"folder": str(load.folder), "data": str(load.data_file)}
     timed = load.rows[config.batch_size * config.warmup :]
@@ -112,7 +122,12 @@ def _interleaved(
         runs,
         config.repeats,
         lambda variant: run_job(
-            "variant", job | {"variant": variant}, choice, work, _environment(variant)
+            "variant",
+            job | {"variant": variant},
+            choice,
+            work,
+            _environment(variant),
+            config.trl_python if variant == "trl" else None,
         ),
         lambda outcome: report.one_line(outcome, tokens),
         "repeat",
@@ -133,6 +148,8 @@ def _environment(variant: str) -> dict[str, str]:
     For "stock" they are the defaults of the C runtime: glibc raises its thresholds to 32 and 64 MiB
     as a program frees large buffers, libgomp spins 300,000 times, and oneDNN keeps 1024 kernels.
     """
+    if variant == "trl":  # its Python need not have this package installed
+        return {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     if variant != "stock":
         return {}
     return {

@@ -37,6 +37,9 @@ class Setup:
     rank: int
     seed: int
     warmup: int
+    train_unembed: bool = True
+    trl_batch_size: int = 1
+    trl_gradient_checkpointing: bool = False
 
 
 @dataclass
@@ -77,7 +80,8 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
 
     def create() -> TrainingRun:
         base = BaseModel("bench", setup.folder, engine.choice.device, engine.choice.dtype)
-        adapter = Adapter.create(AdapterSpec(setup.rank), base.targets, setup.seed, base.device)
+        spec = AdapterSpec(setup.rank, train_unembed=setup.train_unembed)
+        adapter = Adapter.create(spec, base.targets, setup.seed, base.device)
         return TrainingRun("bench", base, adapter, engine.token_budget(base))
 
     def train(run: TrainingRun, batch: Sequence[Conversation]) -> float:
@@ -103,10 +107,16 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
         lambda batch: engine.submit(train, run, batch).result(), batches, engine.choice.device
     )
     threads = engine.submit(torch.get_num_threads).result()
-    note = f"micro-batches of up to {run.token_budget} tokens"
+    limits = run.base.limits
+    short = limits.most_tokens is not None or limits.recomputed
+    notes = [
+        f"micro-batches of up to {run.token_budget} tokens, "
+        f"{'packed' if run.base.packs_rows else 'padded'}; "
+        f"{'memory ran out and parts were repeated' if short else 'no part was repeated'}"
+    ]
     peak = peak_memory_bytes(engine.choice.device)
     engine.close()
-    return _measurement(setup, losses, seconds, (loaded, peak), parameters, threads, [note])
+    return measurement(setup, losses, seconds, (loaded, peak), parameters, threads, notes)
 
 
 def run_plain(setup: Setup, batches: Batches) -> Measurement:
@@ -135,7 +145,7 @@ def run_plain(setup: Setup, batches: Batches) -> Measurement:
     losses, seconds = _timed(train, batches, device)
     parameters = sum(p.numel() for p in adapter)
     peaks = (loaded, peak_memory_bytes(device))
-    return _measurement(setup, losses, seconds, peaks, parameters, torch.get_num_threads(), [])
+    return measurement(setup, losses, seconds, peaks, parameters, torch.get_num_threads(), [])
 
 
 RUNNERS: dict[str, Callable[[Setup, Batches], Measurement]] = {
@@ -146,27 +156,38 @@ RUNNERS: dict[str, Callable[[Setup, Batches], Measurement]] = {
 
 
 def _peft_model(setup: Setup, device: torch.device, dtype: torch.dtype) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         setup.folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
     )
     model.to(device)
-    linears = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
-    config = LoraConfig(
+    model = get_peft_model(model, lora_config(model, setup))
+    start_adapter(model, setup.seed)
+    return model
+
+
+def lora_config(model: Any, setup: Setup) -> Any:
+    """peft's settings of the same adapter as the engine's."""
+    from peft import LoraConfig
+
+    kept = None if setup.train_unembed else model.get_output_embeddings()
+    linears = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not kept
+    ]
+    return LoraConfig(
         r=setup.rank,
         lora_alpha=ALPHA,
         target_modules=sorted({name.rsplit(".", 1)[-1] for name in linears}),
         task_type="CAUSAL_LM",
     )
-    model = get_peft_model(model, config)
-    _start_adapter(model, setup.seed)
-    return model
 
 
 @torch.no_grad()
-def _start_adapter(model: torch.nn.Module, seed: int) -> None:
+def start_adapter(model: torch.nn.Module, seed: int) -> None:
     """Samples the ``A`` matrices in layer order, as the engine does, so that both start equal."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -204,7 +225,7 @@ def _timed(
     return losses, seconds
 
 
-def _measurement(
+def measurement(
     setup: Setup,
     losses: list[float],
     seconds: list[float],
@@ -213,6 +234,7 @@ def _measurement(
     threads: int,
     notes: list[str],
 ) -> Measurement:
+    """Returns what a variant reports; ``peaks`` are bytes when loaded and at the end."""
     return Measurement(
         first_loss=losses[0],
         losses=losses[setup.warmup :],

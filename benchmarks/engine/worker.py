@@ -14,6 +14,7 @@ from benchmarks.engine.ceilings import measure_ceilings
 from benchmarks.engine.sampling import jobs as sampling_jobs
 from benchmarks.engine.shapes import write_random_model
 from benchmarks.engine.shared_prefix import measure as shared_prefix
+from benchmarks.engine.trl_variant import run_trl
 from benchmarks.engine.variants import RUNNERS, Setup
 from benchmarks.harness import run_worker
 from tinker_cookbook.engine.devices import cpu_threads
@@ -30,8 +31,12 @@ def _variant(job: dict[str, Any]) -> dict[str, Any]:
         rank=job["rank"],
         seed=job["seed"],
         warmup=job["warmup"],
+        train_unembed=job["train_unembed"],
+        trl_batch_size=job["trl_batch_size"],
+        trl_gradient_checkpointing=job["trl_gradient_checkpointing"],
     )
-    return dataclasses.asdict(RUNNERS[job["variant"]](setup, batches))
+    run = run_trl if job["variant"] == "trl" else RUNNERS[job["variant"]]
+    return dataclasses.asdict(run(setup, batches))
 
 
 def _ceilings(job: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,12 @@ RunBench = Callable[[ModuleType, Any], tuple[dict[str, Any], str]]
 
 
 def run_job(
-    kind: str, job: dict[str, Any], choice: Any, work: Any, environment: Any = None
+    kind: str,
+    job: dict[str, Any],
+    choice: Any,
+    work: Any,
+    environment: Any = None,
+    python: Any = None,
 ) -> dict[str, Any]:
     """Stands in for ``jobs.run_job``; jobs and results go through JSON here as well."""
     job = job | {"device": str(choice.device), "dtype": harness.dtype_name(choice)}

@@ -1,0 +1,88 @@
+"""The benchmark on a GPU: its settings, its arithmetic, and a tiny run on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from bench_runs import run_job
+
+from benchmarks.engine import jobs
+from benchmarks.engine import runner as engine_runner
+from benchmarks.engine.config import check_config
+from benchmarks.gpu import runner
+from benchmarks.gpu.config import Config
+from benchmarks.gpu.goals import goal_line
+from tinker_cookbook.exceptions import ConfigurationError
+
+pytest_plugins = ("bench_runs",)
+
+
+def test_defaults_are_the_shapes_and_rows_of_the_goals():
+    config = Config()
+    config.check()
+    for model in config.models:
+        training = config.of(model)
+        check_config(training)
+        assert training.data == "random:8192-8192"
+        assert training.variants == ("engine", "trl")
+        assert not training.train_unembed
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"models": ()}, "models: got none"),
+        ({"row_tokens": 1}, "row_tokens: got 1"),
+        ({"variants": ("engine", "tlr")}, "tlr"),
+        ({"batch_size": 3, "trl_batch_size": 2}, "trl_batch_size: got 2, expected a divisor"),
+    ],
+)
+def test_wrong_settings_are_named(settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        runner.run_benchmark(Config(**settings))
+
+
+def test_help_loads_no_torch():
+    code = "import sys, benchmarks.gpu.__main__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def result_of(gpu: str | None, speed: float | None) -> dict:
+    return {
+        "model": "shape:qwen3-4b",
+        "gpu": gpu,
+        "variants": {
+            "engine": {"tokens_per_second": speed, "runs": [{"notes": ["no part was repeated"]}]},
+            "trl": {"tokens_per_second": 10_000.0},
+        },
+        "ratios": {"trl": {"tokens_per_second": {"median": 1.6}}} if speed else None,
+    }
+
+
+def test_summary_names_speeds_ratio_and_goal():
+    line = goal_line(result_of("NVIDIA H100 80GB HBM3", 16_500.0))
+    assert line == (
+        "shape:qwen3-4b: engine 16,500 tok/s; trl 10,000 tok/s; engine / trl 1.60; no part was "
+        "repeated; goal 16,000 tok/s: reached"
+    )
+    assert goal_line(result_of("NVIDIA H100", 15_000.0)).endswith("16,000 tok/s: missed")
+    assert goal_line(result_of("NVIDIA H100", None)).endswith("16,000 tok/s: no figure")
+    assert goal_line(result_of(None, 20.0)).endswith("is for an H100")
+
+
+@pytest.mark.slow  # 10 s
+def test_tiny_run(one_thread, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(jobs, "run_job", run_job)
+    monkeypatch.setattr(engine_runner, "run_job", run_job)
+    config = Config(
+        models=("shape:tiny",), row_tokens=40, batch_size=2, steps=1, repeats=1, rank=4,
+        variants=("engine", "plain"), dtype="float32", device="cpu",
+        output=str(tmp_path / "out.json"),
+    )  # fmt: skip
+    assert runner.run_benchmark(config) == 0
+    printed = capsys.readouterr().out
+    assert "shape:tiny: engine" in printed
+    assert "engine / plain" in printed
+    assert "padded; no part was repeated" in printed
