@@ -64,7 +64,7 @@ class AdamW:
         clip = settings.grad_clip_norm
         if clip > 0 and norm > clip:
             # In place: the run has given these gradients up. On a GPU a few kernels for all.
-            torch._foreach_mul_(grads, clip / norm)
+            torch._foreach_mul_(grads, clip / norm)  # pyright: ignore[reportPrivateImportUsage]
         rate, decay, eps = settings.learning_rate, settings.weight_decay, settings.eps
         betas = (settings.beta1, settings.beta2)
         self._optimizer.param_groups[0].update(lr=rate, betas=betas, eps=eps, weight_decay=decay)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def elementwise() -> Elementwise | None:
     """Returns Liger's kernels, if the package is installed."""
     try:
-        from liger_kernel import ops
+        from liger_kernel import ops  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         logger.info(
             "Liger's kernels are not used, and training is slower: %s. "
