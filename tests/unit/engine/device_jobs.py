@@ -67,10 +67,8 @@ def examples(vocab: int, loss: str, *, shared: bool, count: int = 4) -> list[Exa
 
 
 def adapter_of(base: BaseModel, seed: int = 0) -> Adapter:
-    """An adapter of all layers that the model lets it cover."""
-    experts = any(parameter.dim() == 3 for parameter in base._model.parameters())
-    mlp = not experts or base.kv_shapes is None
-    return ref.random_adapter(base, AdapterSpec(8, train_mlp=mlp), seed)
+    """An adapter of all layers, routed experts too."""
+    return ref.random_adapter(base, AdapterSpec(8), seed)
 
 
 def make_run(base: BaseModel, budget: int = _BUDGET) -> TrainingRun:

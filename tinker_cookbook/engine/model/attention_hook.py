@@ -58,9 +58,11 @@ def register(
     """Registers an attention function and its mask function (default: no mask)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    # transformers looks for the mask function under the same name.
+    # transformers looks for the mask function under the same name. Without one it leaves early:
+    # else it looks at the positions first, for which the host waits for a GPU in each step.
     AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, mask or (lambda *args, **kwargs: None))
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -20,6 +22,7 @@ class LowRank:
     def __init__(self, a: Tensor, b: Tensor) -> None:
         self.a, self.b = a, b
         self.packed: Any = None  # both in a kernel's layout, which the kernel makes once
+        self.stack: tuple[tuple[weakref.ref[LowRank], ...], LowRank] | None = None
         self._by_expert: ExpertTerm | None = None
 
     def by_expert(self, count: int) -> ExpertTerm:
@@ -41,6 +44,16 @@ class LowRank:
         low = F.linear(x, self.a)
         out.addmm_(low, self.b.t())  # in place: another [T, out] would cost memory
         return low
+
+    def add_selected(self, out: Tensor, x: Tensor, dropped: Tensor | None = None) -> None:
+        """Adds the term as training does; ``dropped`` [T, r] marks the ranks that a row has not."""
+        low = F.linear(x, self.a)
+        if dropped is not None:
+            low.masked_fill_(dropped, 0)
+        if out.dtype == low.dtype:
+            out.addmm_(low, self.b.t())
+        else:  # logits are fp32
+            out.addmm_(low.to(out.dtype), self.by_column[1].t())
 
     def add(self, out: Tensor, x: Tensor) -> None:
         """Adds the term for ``x`` [T, in] to ``out``, computed in fp32 with values of the model's
@@ -86,6 +99,67 @@ class ExpertTerm:
 
 Part = tuple[LowRank, int, int]
 """A term, and its rows: from the first number to before the second."""
+
+_MOST_RANKS = 512
+"""Ranks of the adapters that share a product on a GPU. Each row computes all of them, which takes
+less time than a product for each adapter until they are a good part of the layer's width."""
+
+
+def add_together(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
+    """Adds the terms of ``parts``, consecutive rows of ``x`` [T, in], to ``out`` [T, out].
+
+    For a GPU, where the number of kernels counts: several adapters are one product.
+    """
+    bunch: list[Part] = []
+    for part in parts:
+        terms = {term for term, _, _ in (*bunch, part)}
+        if bunch and sum(len(term.a) for term in terms) > _MOST_RANKS:
+            _add_bunch(out, x, bunch)
+            bunch = []
+        bunch.append(part)
+    if bunch:
+        _add_bunch(out, x, bunch)
+
+
+def _add_bunch(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
+    first, end = parts[0][1], parts[-1][2]
+    # In a fixed order, so that the same adapters are stacked once for many steps.
+    terms = sorted({term for term, _, _ in parts}, key=id)
+    covered = sum(end - first for _, first, end in parts)
+    if len(terms) == 1 and covered == end - first:
+        terms[0].add_selected(out[first:end], x[first:end])
+        return
+    ranks = tuple(len(term.a) for term in terms)
+    rows = tuple((terms.index(term), start - first, stop - first) for term, start, stop in parts)
+    dropped = _dropped(ranks, rows, end - first, x.device)
+    _stacked(terms).add_selected(out[first:end], x[first:end], dropped)
+
+
+@lru_cache(maxsize=16)  # all layers of a step ask for the same few
+def _dropped(
+    ranks: tuple[int, ...], rows: tuple[tuple[int, int, int], ...], count: int, device: torch.device
+) -> Tensor:
+    """Returns [T, sum of ranks]: whether a rank belongs to another adapter than the row."""
+    owner = np.full(count, -1)
+    for number, start, stop in rows:
+        owner[start:stop] = number
+    of_rank = np.repeat(np.arange(len(ranks)), ranks)
+    return torch.from_numpy(owner[:, None] != of_rank).to(device)
+
+
+def _stacked(terms: Sequence[LowRank]) -> LowRank:
+    """Returns the terms as one, whose ranks follow one another; made once while they live."""
+    known = terms[0].stack
+    if known is not None and [ref() for ref in known[0]] == list(terms):
+        return known[1]
+    a, b = torch.cat([term.a for term in terms]), torch.cat([term.b for term in terms], 1)
+    # Zero times NaN is NaN: the numbers of a diverged adapter must not reach the rows of others.
+    # In ``A`` they do not, as the ranks of others are dropped; so those of ``B`` move there.
+    broken = ~b.isfinite().all(0)
+    stack = LowRank(a.masked_fill(broken[:, None], torch.nan), b.nan_to_num(0, 0, 0))
+    terms[0].stack = tuple(map(weakref.ref, terms)), stack
+    return stack
+
 
 Terms = Mapping[str, LowRank]
 """Target name -> the term of an adapter there."""

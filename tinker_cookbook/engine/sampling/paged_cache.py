@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from tinker_cookbook.engine.kernels import page_tokens
 
 BLOCK = 64
 """Tokens of a block; ``PAGE`` in ``kernels/cpu/attention.c``."""
+
+Slots: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Block and offset [T] of tokens."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class PagedCache:
         device: torch.device,
         choices: int = 0,
     ) -> None:
-        self.native = page_tokens(dtype, device) == BLOCK and all(shape.plain for shape in shapes)
+        self.plain = all(shape.plain for shape in shapes)
+        self.native = page_tokens(dtype, device) == BLOCK and self.plain
         self.dtype, self.device = dtype, device
         numbers = sum(shape.heads * (shape.key + shape.value) for shape in shapes)
         self.bytes_per_token = numbers * dtype.itemsize + choices * torch.int16.itemsize
@@ -91,7 +96,16 @@ class PagedCache:
             self.values.append(torch.empty(0, shape.heads, *value, dtype=dtype, device=device))
         self._blocks: list[Block] = []
         self._free: list[Block] = []
+        # On a GPU the copies and clears of all sequences are a few kernels at the next ``settle``.
+        self._later = device.type != "cpu"
+        self._copies: dict[Block, Block] = {}  # target -> source
+        self._stale: dict[Block, None] = {}
         self._active = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the pools, in bytes."""
+        return len(self._blocks) * BLOCK * self.bytes_per_token
 
     @property
     def active_tokens(self) -> int:
@@ -102,6 +116,12 @@ class PagedCache:
     def kept_tokens(self) -> int:
         """Number of tokens in blocks that only cached prefixes reference."""
         return (len(self._blocks) - len(self._free) - self._active) * BLOCK
+
+    def write(self, layer: int, at: Slots, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Writes the first of ``key`` and ``value`` [T, kv heads, D]; not for a native cache."""
+        blocks, offsets = at
+        self.keys[layer][blocks, :, offsets] = key[: len(blocks)]
+        self.values[layer][blocks, :, offsets] = value[: len(blocks)]
 
     def new(self, length: int) -> BlockTable:
         """Returns the table of an empty sequence, with room for ``length`` tokens."""
@@ -122,7 +142,9 @@ class PagedCache:
         # blocks are never written again and can be shared.
         full = length // BLOCK
         tails = self._take(count) if length % BLOCK and count else []
-        if tails:
+        if tails and self._later:
+            self._copy_later(table.blocks[full], tails)
+        elif tails:
             targets = torch.tensor([tail.index for tail in tails], device=self.device)
             for pool in (*self.keys, *self.values, *self.choices):
                 pool[targets] = pool[table.blocks[full].index].clone()
@@ -198,15 +220,43 @@ class PagedCache:
             if not (block.users or block.kept):
                 freed.append(block)
         self._free += freed
-        if freed and not self.native:
-            # torch's products multiply what is beyond a sequence's end by a weight of zero, which
-            # does not remove the NaN that a diverged run may have left.
-            index = torch.tensor([block.index for block in freed], device=self.device)
+        if self._later:
+            for block in freed:
+                self._copies.pop(block, None)
+                self._stale[block] = None
+        elif freed and not self.native:
+            self._zero(freed)
+
+    def settle(self) -> None:
+        """Makes the copies and clears that ``fork`` and ``free`` have left for later."""
+        copies, stale = self._copies, list(self._stale)
+        self._copies, self._stale = {}, {}
+        if copies:
+            numbers = [[block.index for block in side] for side in (copies, copies.values())]
+            target, source = torch.tensor(numbers, device=self.device)
+            # All are read before any is written: a freed source may be a target by now.
             for pool in (*self.keys, *self.values):
-                pool[index] = 0
+                pool[target] = pool[source]
+        if stale:
+            self._zero(stale)
+
+    def _copy_later(self, source: Block, targets: Sequence[Block]) -> None:
+        if source in self._copies:  # its own copy is still to be made
+            self.settle()
+        for target in targets:
+            self._copies[target] = source
+            self._stale.pop(target, None)
+
+    def _zero(self, blocks: Sequence[Block]) -> None:
+        # torch's products multiply what is beyond a sequence's end by a weight of zero, which does
+        # not remove the NaN that a diverged run may have left.
+        index = torch.tensor([block.index for block in blocks], device=self.device)
+        for pool in (*self.keys, *self.values):
+            pool[index] = 0
 
     def _resize(self, count: int) -> None:
         """Moves all blocks in use to the front of pools of ``count`` blocks."""
+        self.settle()
         used = [block for block in self._blocks if block.users or block.kept]
         index = torch.tensor([block.index for block in used], dtype=torch.long, device=self.device)
         # One layer at a time, so that only one layer's old pool exists next to the new ones.
@@ -232,3 +282,16 @@ class Run:
     first: int
     count: int
     decodes: bool = False
+
+
+def slots(runs: Sequence[Run]) -> Slots:
+    """Returns block and offset [T] of each token of ``runs``, on the device of their cache."""
+    blocks, offsets = [], []
+    for run in runs:
+        at = np.arange(run.position, run.position + run.count)
+        indices = np.array([block.index for block in run.table.blocks])
+        blocks.append(indices[at // BLOCK])
+        offsets.append(at % BLOCK)
+    device = runs[0].table.cache.device
+    both = torch.from_numpy(np.stack([np.concatenate(blocks), np.concatenate(offsets)])).to(device)
+    return both[0], both[1]

@@ -62,7 +62,11 @@ class Sampler:
     def unembed_pair(self) -> LoraPair | None:
         """Returns the part of ``terms`` for the unembedding layer."""
         low_rank = self.terms().get(self.base.unembed_name)
-        return None if low_rank is None else low_rank.by_column
+        if low_rank is None:
+            return None
+        # Elsewhere than on a CPU the sampler applies adapters in the dtype of training.
+        on_cpu = self.base.device.type == "cpu"
+        return low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)
 
 
 def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:

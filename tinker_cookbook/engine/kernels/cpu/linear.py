@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
 from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.model.low_rank import LowRank, Part
+from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
 SMALLEST = 1 << 16
 """Elements from which packing is faster; a call costs up to 10 us more than torch's."""
@@ -221,7 +221,10 @@ def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
     each for its rows."""
     if not parts:
         return out
-    if out.device.type == "cpu" and library("product") is not None:
+    if out.device.type != "cpu":
+        add_together(out, x, parts)
+        return out
+    if library("product") is not None:
         # The kernel adds to fp32 sums.
         wide = out.float()
         _add(wide, x, parts)

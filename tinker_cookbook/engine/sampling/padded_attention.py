@@ -1,0 +1,192 @@
+"""Attention of one step on a GPU: sequences are padded to one length and computed together.
+
+There a kernel takes as long to start as a short product takes to compute. So decode tokens of all
+lengths, and prefill chunks of all prompts, are one call of torch's fused attention each. On a CPU
+padding costs more than calls: ``batch_attention`` computes sequences of similar length together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bias
+from tinker_cookbook.engine.sampling.gathered_attention import attention_weights
+from tinker_cookbook.engine.sampling.paged_cache import BLOCK, PagedCache, Run, slots
+
+_QUERIES = 512
+"""Tokens of a prefill chunk in one row: a shorter row computes fewer scores of later tokens."""
+
+_COPY = 64
+"""Scores of one key that take as long as its copy from the cache (an estimate)."""
+
+_SLACK = 1 << 20
+"""Padding in scores that is always accepted, as it takes no longer than a further call."""
+
+_GROUP_BYTES = 1 << 30
+"""Memory of the keys and values, or of the scores, that one call may take."""
+
+_HEADS = 64
+"""Query heads of a large model, for the memory of scores that are not fused."""
+
+
+def _padded(run: Run) -> int:
+    """Number of keys of a run, in whole blocks."""
+    return -(-(run.position + run.count) // BLOCK) * BLOCK
+
+
+def grouped(runs: Sequence[Run], cache: PagedCache) -> list[list[Run]]:
+    """Returns the runs that are padded to a common length, in the order of the batch.
+
+    A further group begins where more than half of the work would be padding, or where memory ends.
+    """
+    groups: list[list[Run]] = []
+    needed = queries = 0
+    score_bytes = cache.dtype.itemsize if cache.plain else 8 * _HEADS
+    layer_bytes = -(-cache.bytes_per_token // len(cache.keys))
+    for run in sorted(runs, key=_padded, reverse=True):
+        needed += _padded(run) * (run.count + _COPY)
+        queries = max(queries, run.count)
+        if groups:
+            keys = (len(groups[-1]) + 1) * _padded(groups[-1][0])
+            fits = keys * max(layer_bytes, queries * score_bytes) <= _GROUP_BYTES
+            if fits and keys * (queries + _COPY) <= max(2 * needed, needed + _SLACK):
+                groups[-1].append(run)
+                continue
+        groups.append([run])
+        needed, queries = _padded(run) * (run.count + _COPY), run.count
+    return [sorted(group, key=lambda run: run.first) for group in groups]
+
+
+class _Group:
+    """N runs, padded to L queries and S keys each."""
+
+    def __init__(self, cache: PagedCache, runs: Sequence[Run]) -> None:
+        self._cache, self._count = cache, len(runs)
+        self._length = length = max(run.count for run in runs)
+        blocks = max(map(_padded, runs)) // BLOCK
+        # Past the end of a run its last query and its first block are repeated: finite numbers,
+        # which are dropped or have a weight of 0.
+        rows = np.empty((len(runs), blocks + 2 * length), dtype=np.int64)
+        for row, run in zip(rows, runs, strict=True):
+            mine = [block.index for block in run.table.blocks[: _padded(run) // BLOCK]]
+            row[:blocks] = mine + mine[:1] * (blocks - len(mine))
+            offsets = np.minimum(np.arange(length), run.count - 1)
+            row[blocks : blocks + length] = run.position + offsets
+            row[blocks + length :] = run.first + offsets
+        self.where = rows[:, blocks + length :].flatten()
+        """Index in the batch of each query [N * L]."""
+        self._first = bool((self.where == np.arange(len(self.where))).all())
+        on_device = torch.from_numpy(rows).to(cache.device)  # one copy for all
+        self._table = on_device[:, :blocks]
+        self._position = on_device[:, blocks : blocks + length]
+        self._where = on_device[:, blocks + length :].flatten()
+        self._blocks: dict[int, Tensor] = {}
+        self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Returns [N, 1, L, S]: 0 for visible keys, -inf for others; one for all layers."""
+        if (window, dtype) not in self._biases:
+            key = torch.arange(self._table.shape[1] * BLOCK, device=self._table.device)
+            bias = causal_bias(self._position.flatten(), key, window)
+            bias = bias.view(self._count, 1, self._length, -1)
+            self._biases[window, dtype] = bias.to(dtype)
+        return self._biases[window, dtype]
+
+    def _read(self, pool: Tensor) -> Tensor:
+        """Returns the keys or the values [N, kv heads, S, D] of a layer."""
+        heads, width = pool.shape[1], pool.shape[3]
+        if heads not in self._blocks:
+            head = torch.arange(heads, device=pool.device)
+            self._blocks[heads] = (self._table[:, None] * heads + head[:, None]).flatten()
+        # One copy of BLOCK * width adjacent numbers for each block and head.
+        found = pool.view(-1, BLOCK * width).index_select(0, self._blocks[heads])
+        return found.view(self._count, heads, -1, width)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Returns the attention [N * L, heads, D] of the queries."""
+        count, length = self._count, self._length
+        query = call.query
+        flat = query[: len(self.where)] if self._first else query.index_select(0, self._where)
+        heads, width = flat.shape[1:]
+        keys = self._read(self._cache.keys[call.layer])
+        values = self._read(self._cache.values[call.layer])
+        kv_heads = keys.shape[1]
+        if call.softcap is not None or call.sinks is not None:
+            return self._unfused(call, flat, keys, values)
+        bias = self._bias(call.window, flat.dtype)
+        if length == 1:
+            # The query heads of one kv head are its queries: keys need not be repeated.
+            query = flat.reshape(count, kv_heads, -1, width)
+            found = F.scaled_dot_product_attention(query, keys, values, bias, scale=call.scale)
+            return found.reshape(count, heads, -1)
+        query = flat.view(count, length, heads, width).transpose(1, 2)
+        if heads > kv_heads:  # with a mask torch has no fused kernel for grouped heads
+            group = heads // kv_heads
+            keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
+        found = F.scaled_dot_product_attention(query, keys, values, bias, scale=call.scale)
+        return found.transpose(1, 2).reshape(count * length, heads, -1)
+
+    def _unfused(self, call: AttentionCall, flat: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention with a soft cap or sinks, which the fused kernels do not have."""
+        (count, length), (heads, width) = (self._count, self._length), flat.shape[1:]
+        kv_heads = keys.shape[1]
+        # [N * kv heads, query heads of one kv head * L, D]
+        query = flat.view(count, length, kv_heads, -1, width).permute(0, 2, 3, 1, 4)
+        query = query.reshape(count * kv_heads, -1, width)
+        bias = self._bias(call.window, torch.float32)
+        bias = bias.expand(count, heads, length, -1).reshape(len(query), -1, bias.shape[-1])
+        weights = attention_weights(call, query, keys.flatten(0, 1), bias, count)
+        found = torch.bmm(weights, values.flatten(0, 1))
+        found = found.view(count, heads, length, -1).transpose(1, 2)
+        return found.reshape(count * length, heads, -1)
+
+
+class PaddedAttention:
+    """Attention of one step over a paged cache, for devices other than the CPU."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._cache = cache = runs[0].table.cache
+        cache.settle()
+        self._slots = slots(runs)
+        most = _QUERIES if cache.plain else BLOCK
+        decoding = [run for run in runs if run.count == 1]
+        rows = [
+            replace(
+                run,
+                position=run.position + start,
+                first=run.first + start,
+                count=min(most, run.count - start),
+            )
+            for run in runs
+            if run.count > 1
+            for start in range(0, run.count, most)
+        ]
+        self._groups = [_Group(cache, some) for some in grouped(decoding, cache)]
+        self._groups += [_Group(cache, some) for some in grouped(rows, cache)]
+        self._order: Tensor | None = None
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Writes keys and values to the cache; returns the attention [T, heads, D]. That of padding
+        after the last run is some token's."""
+        # First the writes: a token attends to itself and to earlier tokens of its chunk.
+        self._cache.write(call.layer, self._slots, call.key, call.value)
+        found = [group.attend(call) for group in self._groups]
+        flat = found[0] if len(found) == 1 else torch.cat(found)
+        if self._order is None:
+            self._order = self._order_of(len(call.query))
+        return flat.index_select(0, self._order) if len(self._order) else flat
+
+    def _order_of(self, tokens: int) -> Tensor:
+        """Returns where each of the batch's tokens is in the results; empty if in order."""
+        where = np.concatenate([group.where for group in self._groups])
+        order = np.zeros(tokens, dtype=np.int64)
+        order[where] = np.arange(len(where))
+        if len(where) == tokens and np.array_equal(order, np.arange(tokens)):
+            order = order[:0]
+        return torch.from_numpy(order).to(self._cache.device)
