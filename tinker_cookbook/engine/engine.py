@@ -26,6 +26,7 @@ from tinker_cookbook.engine.devices import (
     free_memory_bytes,
 )
 from tinker_cookbook.engine.kernels import quantized_layout
+from tinker_cookbook.engine.memory import MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import (
     check_room,
@@ -93,6 +94,7 @@ class Engine:
         self._arrived: deque[SampleRequest] = deque()
         self.external: ExternalSampler | None = None
         """Samples instead of the engine's own batch, where it can; scores are always its own."""
+        self._memory = MemoryBudget(self.choice.device)
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
         if followers is not None and followers.claim():
@@ -222,7 +224,8 @@ class Engine:
         """Returns a run of ``trained_base``, which shares its batches among the ranks."""
         budget = self.token_budget(base)
         if self._followers is None:
-            return TrainingRun(run_id, base, adapter, budget, step, self.pause)
+            measure = partial(self.token_budget, base)
+            return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
         from tinker_cookbook.engine.parallel.run import DataParallelRun
 
         return DataParallelRun(
@@ -233,8 +236,9 @@ class Engine:
         """Returns the maximum padded tokens of a micro-batch, from the free memory."""
         budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
-            budget = free_memory_bytes(base.device) // 2
-        return base.limits.budget(max(64, budget // base.activation_bytes_per_token()))
+            budget = self._memory.training_bytes()
+        tokens = max(64, budget // base.activation_bytes_per_token())
+        return base.limits.budget(tokens, free_memory_bytes(base.device))
 
     def close(self, wait: bool = True) -> None:
         """Drops queued operations; with ``wait`` waits for the running one."""
@@ -270,7 +274,9 @@ class Engine:
                     if base not in self._schedulers:
                         shapes = base.kv_shapes
                         self._schedulers[base] = (
-                            FallbackSampler() if shapes is None else Scheduler(base, shapes)
+                            FallbackSampler()
+                            if shapes is None
+                            else Scheduler(base, shapes, self._memory)
                         )
                     self._schedulers[base].add(request)
                 except Exception as error:  # of a model that cannot be prepared; others go on

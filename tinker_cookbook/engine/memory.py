@@ -1,12 +1,16 @@
-"""Detects out-of-memory errors and frees memory that allocators hold in reserve."""
+"""Divides memory between training and sampling, detects out-of-memory errors, frees reserves."""
 
 from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
 
 import torch
+
+from tinker_cookbook.engine.devices import free_memory_bytes
 
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -23,17 +27,32 @@ def out_of_memory(error: BaseException) -> bool:
 class KnownLimits:
     """Limits found by out-of-memory errors while training a base model, shared by its runs.
 
-    ``most_tokens``: half of the tokens of the smallest micro-batch that did not fit.
-    ``recomputed``: number of tokens of a row -> share of the layers that had to be recomputed
-    (activation checkpointing) for it to fit.
+    ``failed_tokens``: tokens of the smallest micro-batch that did not fit, when ``failed_free``
+    bytes were free. ``recomputed``: number of tokens of a row -> share of the layers that had to be
+    recomputed (activation checkpointing) for it to fit.
     """
 
-    most_tokens: int | None = None
+    failed_tokens: int | None = None
+    failed_free: int = 0
     recomputed: dict[int, float] = field(default_factory=dict)
 
-    def budget(self, tokens: int) -> int:
-        """Returns ``tokens``, or the known limit if it is lower."""
-        return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+    def budget(self, tokens: int, free: int = 0) -> int:
+        """Returns ``tokens``, or half of what did not fit if that is lower.
+
+        With more ``free`` bytes than at the failure it is more in proportion: memory that a sampler
+        or another run has returned can be used again.
+        """
+        if self.failed_tokens is None:
+            return tokens
+        half = max(1, self.failed_tokens // 2)
+        # Measurements differ a little from pass to pass, which should not bring the failure back.
+        if free > self.failed_free * 5 // 4 > 0:
+            half = half * free // self.failed_free
+        return min(tokens, half)
+
+    def note_failed(self, tokens: int, free: int) -> None:
+        """Records that this many tokens did not fit into ``free`` bytes."""
+        self.failed_tokens, self.failed_free = tokens, free
 
     def recomputed_share(self, tokens: int) -> float:
         """Returns the share of layers to recompute for this many tokens: what as many or fewer
@@ -55,3 +74,48 @@ def release_cached_memory(device: torch.device) -> None:
         # The package makes glibc keep all free pages; this returns them to the operating system.
         with suppress(AttributeError, OSError, TypeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Cache(Protocol):
+    bytes_per_token: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache holds."""
+        ...
+
+
+class MemoryBudget:
+    """Divides a GPU's memory between training and the KV caches of the samplers.
+
+    Both are given shares of what is free without any KV cache, so they fit side by side whichever
+    comes first: half for the activations of a micro-batch and two fifths for all KV caches. The
+    rest is for products of a step, and for gaps between allocations.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._caches: WeakSet[_Cache] = WeakSet()
+
+    def add(self, cache: _Cache) -> None:
+        """Counts ``cache`` while it lives."""
+        self._caches.add(cache)
+
+    def training_bytes(self) -> int:
+        """Returns the memory that the activations of a micro-batch may take now."""
+        free, held = self._measure()
+        # A sequence that is alone may exceed the share of the KV caches.
+        return min((free + held) // 2, free)
+
+    def cache_tokens(self, cache: _Cache, context_length: int) -> int:
+        """Returns how many tokens ``cache`` may take, with those it holds."""
+        if self._device.type == "cpu":
+            # At least one full context, so that any request can run.
+            tokens = free_memory_bytes(self._device) // 2 // cache.bytes_per_token
+            return max(context_length, tokens)
+        free, held = self._measure()
+        share = (free + held) * 2 // 5 - (held - cache.nbytes)
+        return max(0, share) // cache.bytes_per_token
+
+    def _measure(self) -> tuple[int, int]:
+        return free_memory_bytes(self._device), sum(cache.nbytes for cache in self._caches)

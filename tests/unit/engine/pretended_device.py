@@ -161,6 +161,10 @@ class PretendedDevice(TorchDispatchMode):
         self._storages = {k: s for k, s in self._storages.items() if not s[0].expired()}
         return sum(size for _, size in self._storages.values())
 
+    def free_bytes(self) -> int:
+        """Returns the bytes that no live tensor takes."""
+        return max(0, self.total_bytes - self.allocated_bytes())
+
     def __enter__(self) -> PretendedDevice:
         from transformers import AutoModelForCausalLM
 
@@ -195,7 +199,7 @@ class PretendedDevice(TorchDispatchMode):
         super().__exit__(*error)
 
     def _memory(self, device: Any = None) -> tuple[int, int]:
-        return max(0, self.total_bytes - self.allocated_bytes()), self.total_bytes
+        return self.free_bytes(), self.total_bytes
 
     def _loader(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def from_pretrained(folder: Path, *args: Any, device_map: Any = None, **kwargs: Any) -> Any:

@@ -175,17 +175,12 @@ class PagedCache:
 
     def write_choices(self, runs: Sequence[Run], chosen: torch.Tensor) -> None:
         """Stores the choices [T, number] of a step's tokens."""
-        blocks, offsets = [], []
-        for run in runs:
-            at = np.arange(run.position, run.position + run.count)
-            blocks.append(np.array([block.index for block in run.table.blocks])[at // BLOCK])
-            offsets.append(at % BLOCK)
-        where = [torch.from_numpy(np.concatenate(part)) for part in (blocks, offsets)]
-        where = tuple(part.to(self.device) for part in where)
+        where = slots(runs)
         self.choices[0][where] = chosen[: len(where[0])].to(torch.int16)
 
     def read_choices(self, table: BlockTable) -> np.ndarray:
         """Returns the choices [T, number] of a sequence's tokens."""
+        self.settle()
         index = torch.tensor([block.index for block in table.blocks], device=self.device)
         return self.choices[0][index].flatten(0, 1)[: table.length].cpu().numpy()
 
@@ -235,7 +230,7 @@ class PagedCache:
             numbers = [[block.index for block in side] for side in (copies, copies.values())]
             target, source = torch.tensor(numbers, device=self.device)
             # All are read before any is written: a freed source may be a target by now.
-            for pool in (*self.keys, *self.values):
+            for pool in (*self.keys, *self.values, *self.choices):
                 pool[target] = pool[source]
         if stale:
             self._zero(stale)

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from tinker_cookbook.engine.devices import free_memory_bytes
-from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
+from tinker_cookbook.engine.memory import MemoryBudget, out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.batch_plan import BatchPlan
@@ -53,8 +52,11 @@ class _Restart(Exception):  # noqa: N818
 class Scheduler:
     """The running batch of one base model. All methods run on the engine's worker."""
 
-    def __init__(self, base: BaseModel, shapes: list[LayerShape]) -> None:
+    def __init__(
+        self, base: BaseModel, shapes: list[LayerShape], memory: MemoryBudget | None = None
+    ) -> None:
         self._base, self._shapes = base, shapes
+        self._memory = memory or MemoryBudget(base.device)
         on_cpu = base.device.type == "cpu"
         self._usual_rows = _MOST_ROWS_CPU if on_cpu else _MOST_ROWS_GPU
         self._most_rows = self._usual_rows  # lower while memory is short
@@ -394,13 +396,13 @@ class Scheduler:
         """
         # Prefills that wait for a prefix are admitted, but have no blocks yet.
         waiting = sum(len(prefill.tokens) for prefill in self._prefills if prefill.table is None)
+        if self._base.device.type != "cpu":  # the block of each sample that is still to start
+            waiting += BLOCK * sum(len(prefill.rows) for prefill in self._prefills)
         return self._budget - self._cache.active_tokens - waiting
 
     def _free_tokens(self) -> int:
-        """Returns the number of tokens whose KV cache fits into half of the free memory."""
-        # At least one full context, so that any request can run.
-        free = free_memory_bytes(self._base.device) // 2
-        return max(self._base.context_length, free // self._cache.bytes_per_token)
+        """Returns the number of tokens whose KV cache fits into the memory for it."""
+        return self._memory.cache_tokens(self._cache, self._base.context_length)
 
     def _restart_with_half(self, error: Exception) -> Exception | None:
         """Restarts with half of the rows; returns the error if only one row is left."""
@@ -438,6 +440,7 @@ class Scheduler:
         base = self._base
         choices = 0 if base.replay is None else base.replay.width
         self._cache = PagedCache(self._shapes, base.dtype, base.device, choices)
+        self._memory.add(self._cache)
         kept = self._free_tokens() // 8
         if base.device.type == "cpu":
             kept = min(kept, _KEPT_BYTES_CPU // self._cache.bytes_per_token)

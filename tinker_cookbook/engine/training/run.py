@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, TermGradients
@@ -70,7 +71,7 @@ class _GradientSums:
 
 class TrainingRun:
     """The operations of one run. Gradients add up until ``optim_step``; ``pause`` is called between
-    micro-batches, for sampling."""
+    micro-batches, for sampling; ``measure`` returns the token budget before each pass."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class TrainingRun:
         token_budget: int,
         step: int = 0,
         pause: Callable[[], None] = lambda: None,
+        measure: Callable[[], int] | None = None,
     ) -> None:
         self.run_id = run_id
         self.base = base
@@ -87,7 +89,7 @@ class TrainingRun:
         self.optimizer = AdamW(adapter.parameters())
         self.step = step
         self.token_budget = token_budget
-        self._pause = pause
+        self._pause, self._measure = pause, measure
         self._gradients: dict[str, torch.Tensor] = {}
         self._failure: str | None = None  # an exception would keep the pass in memory
         self._shared_with_sampler = False
@@ -242,6 +244,8 @@ class TrainingRun:
 
     def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
+        if self._measure is not None:  # memory may have been taken or returned since
+            self.token_budget = self._measure()
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
     def _recomputed_share(self, micro: MicroBatch) -> float:
@@ -342,8 +346,8 @@ class TrainingRun:
         logger.warning("Out of memory at %d tokens; halving.", micro.padded_tokens)
         # Remembered for this run, and for later runs on the same base model: failing again would
         # cost a pass.
-        self.token_budget = max(1, micro.padded_tokens // 2)
-        self.base.limits.most_tokens = self.token_budget
+        self.base.limits.note_failed(micro.padded_tokens, free_memory_bytes(self.base.device))
+        self.token_budget = self.base.limits.budget(self.token_budget)
         out = []
         for half in halves:
             out += self._with_retries(data, half, terms, run, backward)
