@@ -39,11 +39,15 @@ NOT_RUN = (
     "python -m recipes.search_tool.train dataset=search_r1 chroma_host",
     "python -m recipes.multiplayer_rl.text_arena",  # in test_text_arena_recipe.py
     "torchrun ",  # tests/unit/engine/test_data_parallel.py
+    "python -m benchmarks.gpu",
     "vllm ",
     "vllm-env/",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
 )
+# Settings of programs that need vLLM or another server: tests/unit/engine/test_vllm_sampler.py,
+# tests/unit/backends/test_server_needs.py.
+ELSEWHERE = ("sampler=", "backend=http://HOST")
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def documented() -> list[Command]:
     for page, block in blocks("bash"):
         for line in lines_of(block):
             line = re.sub(r"^(\w+=\S+ )+", "", line)
-            if line.startswith(NOT_RUN):
+            if line.startswith(NOT_RUN) or any(f" {setting}" in line for setting in ELSEWHERE):
                 continue
             words = shlex.split(line)
             assert words[:2] == ["python", "-m"] or words[0] in ("tinker", "curl"), (page, line)
