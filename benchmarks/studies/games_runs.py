@@ -39,20 +39,22 @@ RUN: dict[str, dict[str, Any]] = {
         "score": "chips",
         "test_opponent": "optimal",
         "league_opponents": "random,optimal",
-        "batch_size": 256,
+        "batch_size": 512,
         "group_size": 16,
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
+        # Without the penalty some moves are no longer sampled, and their values no longer learned.
+        "kl_penalty_coef": 0.1,
         "lora_rank": 32,
         "snapshot_every": 2,
         "pool_size": 100,
         "league_games": 0,
         "eval_every": 0,
-        "max_steps": 60,
+        "max_steps": 100,
     },
 }
 MODEL: dict[str, dict[str, Any]] = {
     "tictactoe": {"steps": 1000, "num_games": 3000},
-    "kuhn": {"steps": 150, "optimal_share": 0.0, "num_games": 1000},
+    "kuhn": {"steps": 500, "optimal_share": 0.3, "num_games": 2000},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "0": {"seed": 0},

@@ -176,8 +176,23 @@ class Game:
         """Makes a move of the seat on turn; returns whether the game accepted it as legal."""
         seat, errors = self.turn, self._errors_of_turn()
         with self._own_random(), self._errors(f"move {text!r} of player {seat}"):
+            self._add_to_pot(seat, text)
             self.env.step(text)
         return self._errors_of_turn() <= errors and not self._marked_invalid(seat)
+
+    def _add_to_pot(self, seat: int, text: str) -> None:
+        """Moves the chip of a bet or call into the pot, as the rules of Kuhn poker say.
+
+        TextArena (0.7.4) leaves the pot at the antes, so a bet and a call cost nothing there.
+        """
+        if not self.settings.game_name.startswith("KuhnPoker"):
+            return
+        state = self.state.game_state
+        # As the game reads it: the first move in brackets, if it is legal now.
+        found = re.search(r"\[(check|bet|fold|call)\]", text.lower())
+        if found and found[1] in ("bet", "call") and found[1] in state["current_legal_action_tree"]:
+            state["player_chips"][seat] -= 1
+            state["pot"] += 1
 
     def rewards(self) -> dict[int, float]:
         """Returns the reward of each seat after the end of the game."""

@@ -293,6 +293,21 @@ def test_kuhn_prompts_cover_all_situations():
     assert "[fold]" in found["Q", "bet"]
 
 
+def test_a_bet_and_a_call_cost_a_chip():
+    """TextArena leaves them out of the pot; the sign is that of the seat that moves first."""
+    for moves, chips in (
+        ("[check] [check]", 1),
+        ("[check] [bet] [call]", 2),
+        ("[bet] [call]", 2),
+        ("[check] [bet] [fold]", 1),
+        ("[bet] [fold]", 1),
+    ):
+        game = Game.start(KUHN, seed=3)
+        for move in moves.split():
+            assert game.move(move)
+        assert sorted(game.rewards().values()) == [-chips, chips]
+
+
 def test_kuhn_rewards_are_the_chips_of_the_deal():
     """The expected reward of two equilibrium players is the known value, -1/18."""
 
