@@ -31,6 +31,8 @@ def main() -> None:
         for run, label in LABELS.items():
             line = points[(points["game"] == game) & (points["run"] == run)]
             line = line[line[measure].notna()]
+            if line.empty:
+                continue
             style = {"linestyle": "--", "color": "gray"} if run == "control" else {}
             if run == "self only":
                 style = {"linestyle": ":", "color": "black"}

@@ -59,7 +59,8 @@ def test_help_lists_every_key_and_loads_nothing_heavy(recipe_runs, module):
         meaning = " ".join(field._doc.split()).rstrip(".")
         assert f" {name} {meaning} [" in text, name
         entry = text.partition(f" {name} {meaning} [")[2].partition("]")[0]
-        default = getattr(field._default, "value", field._default)
+        # An empty text is shown by its quotes.
+        default = getattr(field._default, "value", field._default) or repr(field._default)
         assert entry.endswith(f"default {default}"), (name, entry)
         assert meaning, name
 
