@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -140,6 +141,10 @@ def test_a_run_samples_in_a_server_and_goes_on_after_it_was_gone(stories_model, 
             story_config(stories_model, tmp_path / "a", data, sampler=server.url, **settings)
         )
         assert len({body["model"] for body in server.bodies}) == 2
+        # A thread unloads the last adapter after the run.
+        end_of_wait = time.monotonic() + 20
+        while server.adapters and time.monotonic() < end_of_wait:
+            time.sleep(0.02)
         assert not server.adapters
     for row in whole:
         assert row["optim/kl_sample_train_v2"] < 1e-8
