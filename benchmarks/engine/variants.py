@@ -108,7 +108,7 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
     )
     threads = engine.submit(torch.get_num_threads).result()
     limits = run.base.limits
-    short = limits.most_tokens is not None or limits.recomputed
+    short = limits.failed_tokens is not None or limits.recomputed
     notes = [
         f"micro-batches of up to {run.token_budget} tokens, "
         f"{'packed' if run.base.packs_rows else 'padded'}; "
