@@ -33,7 +33,8 @@ def test_liger_gives_the_numbers_of_the_cpu(tiny_base, tmp_path, kind):
             base.hidden(torch.arange(3, 20, device=DEVICE)[None])
         used = {name: count for name, count in device.kernels.items() if "liger" in name}
         assert used["liger norm"] == PARTS[kind]
-        assert used["liger rope"] == (3 if kind != "gpt_oss" else used.get("liger rope"))
+        # gpt-oss rotates halves that are not repeated, which Liger's kernel does not compute.
+        assert used.get("liger rope", 0) == (0 if kind == "gpt_oss" else 3)
         found = {name: JOBS[name](base) for name in jobs}
     for name, arrays in expected.items():
         for got, want in zip(found[name], arrays, strict=True):
