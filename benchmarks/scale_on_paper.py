@@ -1,10 +1,10 @@
-"""What a token costs from 1 to 1,000 GPUs, on paper: arithmetic over parts, each with its source.
+"""Estimates the cost of a token on 1 to 1,000 GPUs from assumed rates, each with its source.
 
     python -m benchmarks.scale_on_paper
     python -m benchmarks.scale_on_paper price=3.5 mfu=0.3 answers=4096
 
-Nothing here was run on a GPU. Shapes, weights and operations are exact; rates of the hardware are
-the makers' figures; what share of them is reached, and prices, are assumed.
+Nothing here was run on a GPU. Shapes, weights and operations are exact. Rates of the hardware are
+from its datasheet. The share of these rates that is reached, and the prices, are assumed.
 """
 
 from __future__ import annotations
@@ -26,31 +26,37 @@ _GB = 1e9
 
 @chz.chz
 class Parts:
-    """The parts of the calculation. The doc of each begins with where it is from."""
+    """The assumptions of the calculation. The doc of each begins with its source."""
 
-    peak: float = chz.field(default=989e12, doc="maker: bf16 operations/s of an H100 SXM")
-    bandwidth: float = chz.field(default=3.35e12, doc="maker: bytes/s of its memory")
-    memory: float = chz.field(default=80e9, doc="maker: bytes of its memory")
-    link: float = chz.field(default=450e9, doc="maker: bytes/s to other GPUs of a box, one way")
-    network: float = chz.field(default=50e9, doc="maker: bytes/s of a GPU to other boxes, one way")
-    box: int = chz.field(default=8, doc="maker: GPUs in a box")
+    peak: float = chz.field(default=989e12, doc="datasheet: bf16 FLOP/s of an H100 SXM")
+    bandwidth: float = chz.field(default=3.35e12, doc="datasheet: bytes/s of its memory")
+    memory: float = chz.field(default=80e9, doc="datasheet: bytes of its memory")
+    link: float = chz.field(
+        default=450e9, doc="datasheet: bytes/s between the GPUs of a node, one way"
+    )
+    network: float = chz.field(
+        default=50e9, doc="datasheet: bytes/s of a GPU to other nodes, one way"
+    )
+    box: int = chz.field(default=8, doc="datasheet: GPUs in a node")
     mfu: float = chz.field(
         default=0.4,
-        doc="assumed: share of the peak in training (a CPU in bfloat16 reached 0.45, measured)",
+        doc="assumed: share of the peak in training, MFU (measured on a CPU in bfloat16: 0.45)",
     )
-    read: float = chz.field(default=0.6, doc="assumed: share of the bandwidth in decoding")
+    read: float = chz.field(
+        default=0.6, doc="assumed: share of the memory bandwidth that decoding reaches"
+    )
     full_rows: int = chz.field(
         default=4096,
-        doc="assumed: tokens of a GPU in a pass below which it is slower in proportion",
+        doc="assumed: tokens per GPU that fill a pass; a pass with fewer takes as long",
     )
-    launch: float = chz.field(default=0.004, doc="assumed: seconds of a decode step at least")
+    launch: float = chz.field(default=0.004, doc="assumed: minimum seconds of a decode step")
     call: float = chz.field(
         default=0.006, doc="measured: seconds that HTTP and the SDK add to a call (two CPU cores)"
     )
     usable: float = chz.field(default=0.9, doc="assumed: share of the memory that can be filled")
-    price: float = chz.field(default=2.5, doc="assumed: dollars of a GPU for an hour")
-    answers: int = chz.field(default=2048, doc="assumed: answers of an RL step")
-    tokens: int = chz.field(default=2048, doc="assumed: tokens of an answer")
+    price: float = chz.field(default=2.5, doc="assumed: dollars per GPU hour")
+    answers: int = chz.field(default=2048, doc="assumed: answers per RL step")
+    tokens: int = chz.field(default=2048, doc="assumed: tokens per answer")
 
 
 @dataclass(frozen=True)
@@ -153,8 +159,8 @@ def tables(parts: Parts) -> str:
             f"**{size}** ({name}): weights {shape.weights_bytes(_BYTES) / _GB:.0f} GB, adapter of "
             f"rank {RANK} in training {shape.adapter_bytes(RANK) / _GB:.1f} GB",
             "",
-            "| GPUs | GPUs a copy | GB of weights and adapter a GPU | SFT tok/s | $ / M tokens "
-            "| RL step: sample | train | $ / M tokens |",
+            "| GPUs | GPUs per copy | GB of weights and adapter per GPU | SFT tok/s "
+            "| SFT $ / M tokens | RL step: sampling | RL step: training | RL $ / M tokens |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for gpus in COUNTS:
@@ -172,8 +178,8 @@ def tables(parts: Parts) -> str:
 
 
 def parts_table(parts: Parts) -> str:
-    """Returns the parts with their values and sources, in Markdown."""
-    lines = ["| part | value | source |", "|---|---|---|"]
+    """Returns the assumptions with their values and sources, in Markdown."""
+    lines = ["| assumption | value | source |", "|---|---|---|"]
     for name, field in chz.chz_fields(parts).items():
         source, _, what = (field._doc or "").partition(": ")
         lines.append(f"| {what} (`{name}`) | {getattr(parts, name):g} | {source} |")
@@ -181,7 +187,7 @@ def parts_table(parts: Parts) -> str:
 
 
 def main(parts: Parts) -> None:
-    """Prints the parts and the tables."""
+    """Prints the assumptions and the tables."""
     print(parts_table(parts), tables(parts), sep="\n\n")
 
 

@@ -1,4 +1,4 @@
-"""Measures the sandbox: who is robbed by which attack, and programs graded a second.
+"""Measures the sandbox: which attacks fool which grader, and programs graded per second.
 
     python -m benchmarks.sandbox part=attacks
     python -m benchmarks.sandbox part=speed humaneval=HumanEval.jsonl.gz mbpp=mbpp.jsonl
@@ -68,7 +68,7 @@ async def attack_all(scorer: Scorer, attacks: list[Attack]) -> list[bool | None]
 
 
 async def report_attacks() -> dict[str, Any]:
-    """Prints who is robbed by what, and returns the counts."""
+    """Prints which attacks fool which grader, and returns the counts."""
     columns: dict[str, list[bool | None]] = {}
     for tier in SandboxTier:
         if not launch.tier_problems()[tier]:
@@ -78,14 +78,14 @@ async def report_attacks() -> dict[str, Any]:
     columns["HumanEval reference"] = await attack_all(humaneval_reference(), ATTACKS)
     print(f"| attack | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
-    words = {True: "**robbed**", False: "0", None: "–"}
+    words = {True: "**fooled**", False: "0", None: "–"}
     for index, attack in enumerate(ATTACKS):
         if any(column[index] for column in columns.values()):
             cells = " | ".join(words[column[index]] for column in columns.values())
             print(f"| {attack.group}: {attack.name} | {cells} |")
     counts = {name: sum(map(bool, column)) for name, column in columns.items()}
-    print(f"| **robbed, of {len(ATTACKS)}** | {' | '.join(map(str, counts.values()))} |")
-    return {"attacks": len(ATTACKS), "robbed": counts}
+    print(f"| **fooled, of {len(ATTACKS)}** | {' | '.join(map(str, counts.values()))} |")
+    return {"attacks": len(ATTACKS), "fooled": counts}
 
 
 async def report_speed(config: Config) -> dict[str, Any]:

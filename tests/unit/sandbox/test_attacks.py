@@ -20,7 +20,7 @@ TIERS = [tier for tier, problem in launch.tier_problems().items() if not problem
 QUICK = ("exit", "value", "patch", "verdict")
 
 
-def robbed_by(scorer, attacks) -> list[str]:
+def fooled_by(scorer, attacks) -> list[str]:
     verdicts = asyncio.run(attack_all(scorer, attacks))
     return [attack.name for attack, verdict in zip(attacks, verdicts, strict=True) if verdict]
 
@@ -35,7 +35,7 @@ def test_no_attack_on_the_verdict_scores():
     large = {"result of 200 MB", "a million small objects", "settrace jumps over the assertion"}
     attacks = [a for a in ATTACKS if a.group in QUICK and a.name not in large and not a.slow]
     with grader(None) as made:
-        assert robbed_by(ours(made), attacks) == []
+        assert fooled_by(ours(made), attacks) == []
 
 
 @pytest.mark.slow
@@ -56,14 +56,14 @@ def test_no_attack_scores_or_does_harm(tier, tmp_path):
     ]
     attacks = [*ATTACKS, *(Attack(name, "harm", code, slow=False) for name, code in harm)]
     with grader(tier) as made:
-        assert robbed_by(ours(made), attacks) == []
+        assert fooled_by(ours(made), attacks) == []
     assert canary.read_text() == "alive"
 
 
 @pytest.mark.slow
-def test_the_same_attacks_rob_other_graders():
+def test_the_same_attacks_fool_other_graders():
     """Shows that the attacks work where they can; about 10 s."""
     named = {"os._exit(0) at the top", "__eq__ that is always true", "verdict printed"}
     attacks = [attack for attack in ATTACKS if attack.name in named]
-    assert set(robbed_by(plain_exec(), attacks)) == named
-    assert robbed_by(humaneval_reference(), attacks) == ["__eq__ that is always true"]
+    assert set(fooled_by(plain_exec(), attacks)) == named
+    assert fooled_by(humaneval_reference(), attacks) == ["__eq__ that is always true"]
