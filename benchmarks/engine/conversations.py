@@ -89,7 +89,7 @@ def read_conversations(
     """
     if not path.is_file():
         raise ConfigurationError(
-            f"data: {path} is no file; give the path of a JSONL file, or random:MIN-MAX"
+            f"data: {path} is not a file; give the path of a JSONL file, or random:MIN-MAX"
         )
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigurationError(

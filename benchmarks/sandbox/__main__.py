@@ -43,7 +43,7 @@ class Config:
         for name in ("humaneval", "mbpp"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
-                raise ConfigurationError(f"{name}: {path!r} is no file")
+                raise ConfigurationError(f"{name}: {path!r} is not a file")
         if self.part == "speed" and not (self.humaneval or self.mbpp):
             raise ConfigurationError("part=speed needs humaneval=FILE, mbpp=FILE, or both")
 

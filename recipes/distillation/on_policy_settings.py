@@ -106,7 +106,7 @@ def dataset_with_teacher(
     name = settings.dataset
     if name not in DATASETS and not Path(name).expanduser().is_file():
         raise ConfigurationError(
-            f"{where}dataset: got {name!r}, which is no file (searched from {Path.cwd()}); "
+            f"{where}dataset: got {name!r}, which is not a file (searched from {Path.cwd()}); "
             f"expected {', '.join(DATASETS)}, or a JSONL file of prompts{nearest(name, DATASETS)}"
         )
     # The teacher is by default the student before training, from its checkpoint if it has one.

@@ -55,8 +55,8 @@ class JudgedSettings(RLSettings):
         default="labels", doc="labels: probability of Yes; text: sample a text and read the score"
     )
     grader_max_tokens: int = number(2048, "grader_mode=text: maximum tokens of the text", low=1)
-    grader_concurrency: int = number(64, "Requests to the judge at a time", low=1)
-    grader_retries: int = number(3, "Further attempts after an error or an unreadable score")
+    grader_concurrency: int = number(64, "Concurrent requests to the judge", low=1)
+    grader_retries: int = number(3, "Retries after an error or an unreadable score")
     grader_timeout_seconds: float = number(300, "Time limit of an attempt", low=1)
     grader_cache_path: str | None = chz.field(
         default=None, doc="JSONL file that keeps judgements for later runs"

@@ -246,5 +246,7 @@ def test_arguments_take_the_types_of_the_schema():
 @pytest.mark.parametrize("name", ["role_colon", "chatml"])
 def test_formats_without_calls_are_refused(name):
     renderer = get_renderer(name, tokenizer())
-    with pytest.raises(ConfigurationError, match=f"the chat format {name} has no known form"):
+    with pytest.raises(
+        ConfigurationError, match=f"the chat format {name} has no known call syntax"
+    ):
         answer_mask(renderer, AnswerRule(tools=[("f", PERSON)]))

@@ -301,7 +301,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         name = self.dataset_name
         if name not in HUB_PROMPTS and not Path(name).expanduser().is_file():
             raise ConfigurationError(
-                f"dataset_name: got {name!r}, which is no file (searched from {Path.cwd()}); "
+                f"dataset_name: got {name!r}, which is not a file (searched from {Path.cwd()}); "
                 f"expected {', '.join(HUB_PROMPTS)}, or a JSONL file of lines like {_EXPECTED}"
                 f"{nearest(name, HUB_PROMPTS)}"
             )

@@ -1,4 +1,4 @@
-"""Judges: models that grade answers, and how well they agree with known labels."""
+"""Judges: models that grade answers, and measures of their agreement with known labels."""
 
 from tinker_cookbook.judges.agreement import Agreement, measure_agreement
 from tinker_cookbook.judges.judge import (

@@ -1,4 +1,4 @@
-"""Agreement of a judge with labels that are known to be right, measured before it is trusted."""
+"""Agreement of a judge with labels known to be correct; measure it before using the judge."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STRENGTHS = ((0.8, "almost perfect"), (0.6, "substantial"), (0.4, "moderate"), 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement on two classes; intervals are 95%."""
+    """Agreement on two classes, with 95% intervals."""
 
     num_judged: int
     num_failed: int
-    """Answers without a score, which count in no other figure."""
+    """Answers without a score; excluded from all other figures."""
     num_positive: int
     """Answers whose label is at least the threshold."""
     accuracy: float
@@ -27,8 +27,8 @@ class Agreement:
     kappa: float
     kappa_interval: tuple[float, float]
     auc: float
-    """Share of pairs of a good and a bad answer in which the good one scores higher; NaN without
-    both. Reinforcement learning needs this order, and no threshold."""
+    """Share of pairs of a good and a bad answer in which the good answer scores higher; NaN without
+    both. Reinforcement learning needs this order only, not a threshold."""
     mean_positive: float
     """Mean score of the answers whose label is positive."""
     mean_negative: float
@@ -51,7 +51,7 @@ class Agreement:
         if self.kappa_interval[0] <= 0:
             lines.append(
                 "The judge is not distinguishable from chance: training on it would teach nothing, "
-                "or its biases. Take another judge, another wording, or more labels."
+                "or its biases. Use another judge, another wording, or more labels."
             )
         return lines
 
@@ -59,15 +59,17 @@ class Agreement:
 def measure_agreement(
     scores: Sequence[float | None], labels: Sequence[float], threshold: float = 0.5
 ) -> Agreement:
-    """Returns the agreement of scores with labels; both are positive from ``threshold`` on.
+    """Returns the agreement of scores with labels; values >= ``threshold`` are positive.
 
     ``None`` is an answer that the judge could not grade.
 
     Raises:
-        DataValidationError: Lengths differ, or nothing was graded.
+        DataValidationError: The lengths differ, or no answer has a score.
     """
     if len(scores) != len(labels):
-        raise DataValidationError(f"labels: got {len(labels)}, expected {len(scores)}, one a score")
+        raise DataValidationError(
+            f"labels: got {len(labels)}, expected {len(scores)}, one per score"
+        )
     pairs = [(s, y) for s, y in zip(scores, labels, strict=True) if s is not None]
     if not pairs:
         raise DataValidationError(
@@ -98,14 +100,14 @@ def cohen_kappa(
 ) -> tuple[float, tuple[float, float]]:
     """Returns Cohen's kappa (1960) of two raters on two classes, and its 95% interval.
 
-    With the observed agreement p and that of chance c, which follows from how often each rater
-    says "positive"::
+    With the observed agreement p and the chance agreement c, which follows from how often each
+    rater chooses "positive"::
 
         kappa = (p - c) / (1 - c)
 
-    The interval is that of Wilson for p, with c held at its estimate: unlike the usual standard
-    error (Fleiss, Cohen and Everitt 1969) it has a width where all agree. Raters that both know one
-    class alone agree by chance: kappa is 0 and its interval [0, 0].
+    The interval is the Wilson interval of p with c fixed at its estimate. Unlike the usual standard
+    error (Fleiss, Cohen and Everitt 1969) it has a width if all agree. Raters that both use only
+    one class agree by chance: kappa is 0 and its interval [0, 0].
     """
     a, b = positive_a / total, positive_b / total
     chance = a * b + (1 - a) * (1 - b)
@@ -117,14 +119,15 @@ def cohen_kappa(
 
 
 def roc_auc(positive: Sequence[float], negative: Sequence[float]) -> float:
-    """Returns the share of pairs in which the positive has the higher score; ties count half.
+    """Returns the share of pairs in which the positive answer has the higher score; ties count
+    half.
 
-    The Mann-Whitney form of the area under the ROC curve. NaN if one class is empty.
+    This is the area under the ROC curve (Mann-Whitney). NaN if one class is empty.
     """
     if not positive or not negative:
         return math.nan
     ordered = sorted([*((s, 1) for s in positive), *((s, 0) for s in negative)])
-    # Ranks from 1, the mean one for equal scores.
+    # Ranks start at 1; equal scores get their mean rank.
     rank_sum, at = 0.0, 0
     while at < len(ordered):
         end = at

@@ -1,7 +1,7 @@
-"""Judges: models that grade an answer, by the probabilities of labels or by a text with a score.
+"""Judges: models that grade an answer by label probabilities or by a text with a score.
 
-A judge never guesses: without a score it raises ``EvalGradingError``, and the caller leaves the
-answer out instead of giving it a reward of 0.
+A judge never guesses: without a score it raises ``EvalGradingError``, and the caller drops the
+answer instead of giving it a reward of 0.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 YES_NO: Mapping[str, float] = {"Yes": 1.0, "No": 0.0}
-"""Labels of a criterion and their scores."""
+"""Labels and their scores."""
 
 ReadScore = Callable[[str], float]
 """Reads the score in a judge's text; raises ``EvalGradingError`` if there is none."""
 
-_TOP_LOGPROBS = 20  # the most that the OpenAI API returns
+_TOP_LOGPROBS = 20  # the maximum of the OpenAI API
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A score, and the text it comes from: what the judge wrote, or its probabilities."""
+    """A score and its source: the judge's text, or the label probabilities."""
 
     score: float
     text: str
@@ -61,7 +61,7 @@ class Judge(ABC):
     Attributes:
         uses_labels: Whether the prompt must ask for one of ``labels``. Otherwise it asks for a
             text with a score, which the caller's ``read`` finds.
-        name: What the judge is, without its settings; part of the key of cached judgements.
+        name: Identity of the judge, without its settings; part of the cache key.
     """
 
     uses_labels: bool = False
@@ -69,7 +69,7 @@ class Judge(ABC):
 
     @abstractmethod
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
-        """Grades; raises ``EvalGradingError`` without a score."""
+        """Grades a prompt; raises ``EvalGradingError`` if there is no score."""
 
 
 class LabelJudge(Judge):
@@ -92,16 +92,16 @@ class LabelJudge(Judge):
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
         """Returns the expected value of the label."""
-        # Rendering long prompts takes time that the event loop does not have.
+        # In a thread: rendering a long prompt would block the event loop.
         prompt = await asyncio.to_thread(self.labels.prompt, messages)
         found = await label_logprobs(self.sampling_client, prompt, self.labels.tokens)
         return _expected(found, self.values)
 
 
 class ChatLabelJudge(Judge):
-    """As ``LabelJudge``, with the ``top_logprobs`` of a chat API's first token.
+    """Like ``LabelJudge``, with the ``top_logprobs`` of a chat API's first token.
 
-    A label that is not among the 20 most probable tokens counts as improbable as the last of them.
+    A label outside the 20 most probable tokens gets the probability of the last of them.
     Raises ``EvalGradingError`` if none of the labels is among them.
     """
 
@@ -125,7 +125,7 @@ class ChatLabelJudge(Judge):
             (str(one["token"]).strip(), float(one["logprob"])) for one in content[0]["top_logprobs"]
         ]
         floor = min(logprob for _, logprob in top)
-        # A label may be there twice, with and without a space before it.
+        # A label may occur twice, with and without a leading space.
         found: dict[str, float] = {}
         for label in self.values:
             matches = [value for token, value in top if token.lower() == label.lower()]
@@ -140,7 +140,7 @@ class ChatLabelJudge(Judge):
 
 
 class TextJudge(Judge):
-    """Samples a text and reads the score in it: the way of the official cookbook."""
+    """Samples a text and reads its score, as the official cookbook does."""
 
     def __init__(self, completer: MessageCompleter, name: str = "") -> None:
         self.completer, self.name = completer, name
@@ -153,7 +153,7 @@ class TextJudge(Judge):
 
 @dataclass
 class ChatApiCompleter(MessageCompleter):
-    """Policy over messages that is a model behind a chat API."""
+    """Completes messages with a model behind a chat API."""
 
     api: ChatApi
     max_tokens: int
@@ -169,7 +169,8 @@ class ChatApiCompleter(MessageCompleter):
 
 
 class JudgementCache:
-    """Judgements by the hash of judge and prompt, kept in a JSONL file if there is a path.
+    """Cache of judgements by the hash of judge and prompt, saved to a JSONL file if a path is
+    given.
 
     The file is appended to and survives ``kill -9``; several runs may share it.
     """
@@ -202,11 +203,11 @@ class CarefulJudge(Judge):
     Errors of the backend, timeouts and unreadable verdicts are retried after a pause that doubles.
 
     Args:
-        judge: Grades.
-        max_concurrency: Requests at a time.
-        max_retries: Further attempts.
+        judge: The judge to call.
+        max_concurrency: Concurrent requests.
+        max_retries: Attempts after the first one.
         timeout_seconds: Time limit of an attempt.
-        cache: Judgements are taken from it and stored in it; ``None``: none is kept.
+        cache: Cache of judgements; ``None``: no cache.
         retry_pause_seconds: First pause.
     """
 
@@ -237,15 +238,15 @@ class CarefulJudge(Judge):
         self._running: dict[tuple[Any, str], asyncio.Task[Judgement]] = {}
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
-        """Grades; raises ``EvalGradingError`` if all attempts failed."""
+        """Grades a prompt; raises ``EvalGradingError`` if all attempts failed."""
         if self.cache is None:
             return await self._attempt_all(messages, read)
         value = [self.name, self.uses_labels, [[m["role"], get_text_content(m)] for m in messages]]
         key = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
         if (known := self.cache.get(key)) is not None:
-            # A text is read again, since the caller may now look for another pattern.
+            # Read the cached text again, since the caller may now look for another pattern.
             return known if self.uses_labels else Judgement(read(known.text), known.text)
-        # Equal answers of a group are graded at the same time; one request serves all of them.
+        # Equal answers of a group are graded at the same time and share one request.
         running = asyncio.get_running_loop(), key
         task = self._running.get(running)
         if task is None:
@@ -260,7 +261,7 @@ class CarefulJudge(Judge):
     def _finished(self, running: tuple[Any, str], task: asyncio.Task[Judgement]) -> None:
         self._running.pop(running, None)
         if not task.cancelled():
-            task.exception()  # those that waited may be gone, and asyncio would log it
+            task.exception()  # asyncio would log an exception that no caller reads
 
     async def _attempt_all(self, messages: list[Message], read: ReadScore) -> Judgement:
         loop = asyncio.get_running_loop()
@@ -278,11 +279,11 @@ class CarefulJudge(Judge):
                     )
                 return judgement
             except ConfigurationError:
-                raise  # every other answer would fail alike
+                raise  # every other answer would fail in the same way
             except Exception as error:
                 errors.append(error)
                 logger.warning("judge: attempt %d failed: %s", attempt + 1, _describe(error))
-                # Another attempt at the same prompt, which is too long for the judge, say.
+                # A retry cannot help, for example if the prompt is too long for the judge.
                 if isinstance(error, (ContextOverflowError, DataError)):
                     break
         raise EvalGradingError(
@@ -293,9 +294,9 @@ class CarefulJudge(Judge):
 def read_number(
     pattern: str | re.Pattern[str], low: float, high: float, last: bool = True
 ) -> ReadScore:
-    """Returns a reader of the number in the last (or first) match's first group of ``pattern``.
+    """Returns a function that reads the first group of the last (or first) match of ``pattern``.
 
-    The reader raises ``EvalGradingError`` if there is none from ``low`` to ``high``.
+    It raises ``EvalGradingError`` unless the group is a number from ``low`` to ``high``.
     """
     compiled = re.compile(pattern, re.DOTALL) if isinstance(pattern, str) else pattern
 
@@ -338,7 +339,7 @@ def _body(
 async def _choice(api: ChatApi, body: dict[str, Any]) -> dict[str, Any]:
     choices = (await api.post(body)).get("choices") or []
     if not choices:
-        raise BackendError(f"{api.url}: got no choice, expected one")
+        raise BackendError(f"{api.url}: got no choice, expected one choice")
     return dict(choices[0])
 
 

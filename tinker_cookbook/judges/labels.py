@@ -1,7 +1,7 @@
-"""Scores of labels: how probable a model finds each of a few answers, without sampling one.
+"""Label scores: the probability of each of a few answers, without sampling.
 
-The log-probabilities are those of the token that distinguishes the labels, normalised over them.
-Unlike sampled verdicts they have no sampling noise, are never unreadable, and grade by degrees.
+Each label is scored by the log-probability of its distinguishing token, normalised over the labels.
+Unlike sampled verdicts, these scores have no sampling noise, are always readable, and are graded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ L = TypeVar("L", bound=str)
 
 
 class LabelRenderer(Generic[L]):
-    """Renderer of conversations to which the answer is one of ``labels``, such as Yes and No.
+    """Renders conversations that are answered by one of ``labels``, such as Yes and No.
 
-    The probability of a label is that of its first distinguishing token: the first token, or a
+    The probability of a label is the probability of its distinguishing token: the first token, or a
     later one if the format writes an empty thinking block or a space before every answer. Examples
     end with that token. Further tokens of a label are not trained.
 
-    ``trial`` is any conversation that the format can render. The tokens are looked up at the first
+    ``trial`` is any conversation that the format can render. The tokens are determined at the first
     use, which raises ``ConfigurationError`` if two labels begin with the same token.
     """
 
@@ -53,7 +53,7 @@ class LabelRenderer(Generic[L]):
 
     def prompt(self, convo: Sequence[Message]) -> tinker.ModelInput:
         """Renders all tokens before the distinguishing token, as in training."""
-        # Any label works here: the prompt is all before the last token.
+        # Any label works: the prompt is everything before the distinguishing token.
         tokens, _ = self.example(convo, self.labels[0])
         return tinker.ModelInput.from_ints(tokens[:-1])
 
@@ -63,7 +63,7 @@ class LabelRenderer(Generic[L]):
         Returns T tokens and weights [T], which are 0 on the prompt.
         """
         tokens, weights, first = self._with_label(convo, label)
-        # The rest of a label carries no information.
+        # The tokens after the distinguishing one carry no information.
         end = first + self._found[0] + 1
         return tokens[:end], weights[:end]
 
@@ -100,8 +100,8 @@ async def label_logprobs(
 ) -> dict[L, float]:
     """Returns the log-probability of each label after ``prompt``, in nats, normalised over them.
 
-    Prompts that are submitted at the same time and begin alike, such as those of several criteria
-    on one answer, share their prefix: the local engine computes it once.
+    Prompts that are submitted at the same time with a common prefix, such as several criteria
+    on one answer, share it: the local engine prefills the prefix once.
     """
 
     async def score(token: int) -> float:
@@ -109,14 +109,14 @@ async def label_logprobs(
         assert value is not None, "only the first token of a prompt has no log-probability"
         return value
 
-    # Scoring, not sampling with top-k: it is batch-invariant on the local engine, so a resumed
-    # run has the same rewards. The engine computes the prefix that the labels share once.
+    # Scoring instead of sampling with top-k: it is batch-invariant on the local engine, so a
+    # resumed run has the same rewards. The engine prefills the prefix that the labels share once.
     found = await asyncio.gather(*map(score, label_tokens.values()))
     return normalised(dict(zip(label_tokens, found, strict=True)))
 
 
 def normalised(logprobs: Mapping[L, float]) -> dict[L, float]:
-    """Returns log-probabilities whose probabilities add up to 1."""
+    """Normalises log-probabilities so that the probabilities sum to 1."""
     total = float(np.logaddexp.reduce(list(logprobs.values())))
     return {label: value - total for label, value in logprobs.items()}
 
@@ -124,9 +124,9 @@ def normalised(logprobs: Mapping[L, float]) -> dict[L, float]:
 def mean_logprobs(orders: Iterable[Mapping[L, float]]) -> dict[L, float]:
     """Returns the normalised mean of several log-probabilities of the same labels.
 
-    For two answers in both orders: a position bias is a constant in the log-odds, as in a
+    For two answers in both orders. A position bias is a constant in the log-odds, as in a
     Bradley-Terry model with an order effect (Davidson & Beaver 1977, Biometrics 33), and cancels.
-    It would not cancel in a mean of probabilities, which are close to 0 or 1 under such a bias.
+    It would not cancel in a mean of probabilities, which such a bias pushes close to 0 or 1.
     """
     found = list(orders)
     return normalised({label: sum(one[label] for one in found) / len(found) for label in found[0]})

@@ -1,4 +1,4 @@
-"""Settings of a judge: a model of the backend, or one behind an OpenAI URL."""
+"""Settings of a judge: a model of the backend, or a model behind an OpenAI-compatible URL."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ JudgeMode = Literal["labels", "text"]
 
 @chz.chz
 class JudgeSettings(BackendSettings):
-    """Settings of a judge; equal settings share one judge in a process."""
+    """Settings of a judge; equal settings share one judge per process."""
 
     model_name: str = chz.field(doc="Hub name or local folder of the judge; with url: its name")
     model_path: str | None = chz.field(
         default=None, doc="tinker:// path of sampler weights of a trained judge"
     )
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's own")
     url: str | None = chz.field(
         default=None, doc="Address of a server with the OpenAI chat API, instead of the backend"
     )
@@ -58,15 +58,15 @@ class JudgeSettings(BackendSettings):
     )
     max_tokens: int = number(2048, "mode=text: maximum tokens of the judge's text", low=1)
     temperature: float = number(1.0, "mode=text: sampling temperature")
-    max_concurrency: int = number(64, "Requests to the judge at a time", low=1)
-    max_retries: int = number(3, "Further attempts after an error or an unreadable score")
+    max_concurrency: int = number(64, "Concurrent requests to the judge", low=1)
+    max_retries: int = number(3, "Retries after an error or an unreadable score")
     timeout_seconds: float = number(300, "Time limit of an attempt", low=1)
     cache_path: str | None = chz.field(
-        default=None, doc="JSONL file that keeps judgements for later runs; default: memory alone"
+        default=None, doc="JSONL file that keeps judgements for later runs; default: only in memory"
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for a setting that cannot work; connects to nothing."""
+        """Raises ``ConfigurationError`` for an invalid setting; opens no connection."""
         if self.mode not in ("labels", "text"):
             raise ConfigurationError(f"mode: got {self.mode!r}, expected labels or text")
         if self.url is not None:
@@ -76,7 +76,7 @@ class JudgeSettings(BackendSettings):
                 )
             if self.model_path is not None:
                 raise ConfigurationError(
-                    f"model_path={self.model_path} with url={self.url}; expected one of them: the "
+                    f"model_path={self.model_path} with url={self.url}; expected only one: the "
                     "server chooses weights by model_name"
                 )
             return
@@ -89,7 +89,7 @@ class JudgeSettings(BackendSettings):
             )
 
     def __call__(self) -> CarefulJudge:
-        """Returns the judge; a local model is loaded on the connection of the current run."""
+        """Returns the judge; a local model is loaded by the backend of the current run."""
         self.check()
         if self.url is None:
             return make_once(self, self.build)
@@ -146,9 +146,9 @@ _remote: dict[JudgeSettings, CarefulJudge] = {}
 
 
 class LazyJudge(Judge):
-    """A judge that is built at the first grading; it pickles as its settings.
+    """A judge that is built at its first use and pickles as its settings.
 
-    So a group can run in a process to which the judge, with its connection, cannot be sent.
+    So a group can run in another process, although a judge and its connection cannot be pickled.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:
@@ -156,7 +156,7 @@ class LazyJudge(Judge):
         self.uses_labels, self.name = settings.mode == "labels", settings.model_name
 
     async def __call__(self, messages: list[Message], read: ReadScore) -> Judgement:
-        """Grades; the first call may load weights, in a thread."""
+        """Grades a prompt; the first call may load weights, in a thread."""
         judge = await asyncio.to_thread(self.settings)
         return await judge(messages, read)
 

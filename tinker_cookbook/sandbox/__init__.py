@@ -1,4 +1,4 @@
-"""Sandboxes: programs that a model wrote run here, and are graded here.
+"""Sandboxes that run and grade programs written by a model.
 
 ``SandboxBackend.LOCAL`` needs neither Docker nor a cloud account; see docs/sandbox.md.
 """
@@ -41,7 +41,7 @@ class SandboxBackend(StrEnum):
     """Where programs run."""
 
     LOCAL = "local"
-    """On this machine, without a daemon: the default."""
+    """On this machine, without a daemon. This is the default."""
     SANDBOXFUSION = "sandboxfusion"
     """A SandboxFusion server, which runs in Docker."""
     MODAL = "modal"

@@ -1,10 +1,10 @@
-"""Says how this machine isolates programs, and tries it.
+"""Prints which isolation tiers work on this machine, and runs a self-test.
 
     python -m tinker_cookbook.sandbox
     python -m tinker_cookbook.sandbox tier=landlock
-    python -m tinker_cookbook.sandbox program=solution.py    # runs a program there
+    python -m tinker_cookbook.sandbox program=solution.py    # runs this program in the sandbox
 
-It ends with status 1 if no tier works or a check fails.
+The exit status is 1 if no tier works or a check fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinker_cookbook.sandbox import (
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-# What each command of the self-test must not be able to do.
+# Commands that must fail in the sandbox, by what they try to do.
 _FORBIDDEN = {
     "read files of the host": "cat /etc/shadow /etc/hostname /root/.bashrc",
     "change the system": "touch /usr/x",
@@ -43,18 +43,18 @@ _FORBIDDEN = {
 class Config:
     """Settings of the self-test."""
 
-    tier: SandboxTier | None = chz.field(default=None, doc="Which tier; default: the strongest")
+    tier: SandboxTier | None = chz.field(default=None, doc="Isolation tier; default: the strongest")
     program: str | None = chz.field(default=None, doc="File with Python code to run instead")
     timeout: float = chz.field(default=10.0, doc="Seconds of CPU time that the program may use")
 
     @chz.validate
     def _check(self) -> None:
         if self.program is not None and not Path(self.program).is_file():
-            raise ConfigurationError(f"program: {self.program!r} is no file")
+            raise ConfigurationError(f"program: {self.program!r} is not a file")
 
 
 async def run_program(config: Config) -> int:
-    """Runs a program in the sandbox with its output here, and returns its exit status."""
+    """Runs a program in the sandbox, prints its output, and returns its exit status."""
     assert config.program is not None
     code = Path(config.program).read_text(encoding="utf-8")
     stdin = "" if sys.stdin.isatty() else sys.stdin.read()
@@ -91,7 +91,7 @@ async def self_test(tier: SandboxTier) -> bool:
 
 
 def main(config: Config) -> None:
-    """Prints which tiers work here and tries one."""
+    """Prints which tiers work on this machine and tests one of them."""
     if config.program is not None:
         sys.exit(asyncio.run(run_program(config)))
     problems = launch.tier_problems()

@@ -7,8 +7,8 @@
         reward = grade.score  # share of tests passed
 
 The program runs in one sandboxed process, its tests in another. A test that calls a function of the
-program sends the arguments there and gets a plain value back; what was expected, and the verdict,
-never leave the process of the tests.
+program sends the arguments to the program's process and receives a plain value. The expected result
+and the verdict stay in the process of the tests.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CallTest:
-    """Calls a function of the program, or a method of its class ``Solution``, and compares.
+    """Calls a function of the program, or a method of its class ``Solution``, and compares the
+    result.
 
-    Tuples and lists are equal here, since data sets keep expected results as JSON.
+    Tuples and lists compare as equal, since data sets store expected results as JSON.
     """
 
     function: str
@@ -62,7 +63,7 @@ class CallTest:
 
 @dataclass(frozen=True)
 class StdioTest:
-    """Runs the whole program with a text as input and compares what it prints."""
+    """Runs the whole program with a text as input and compares its output."""
 
     stdin: str
     stdout: str
@@ -78,7 +79,8 @@ class GradedTest:
 
     passed: bool
     message: str = ""
-    """Why it failed. It may quote the program's result or exception, not the expected result."""
+    """Why the test failed. May quote the program's result or exception, never the expected
+    result."""
     seconds: float = 0.0
 
 
@@ -106,7 +108,7 @@ class Grade:
 class PythonGrader:
     """Grades programs in sandboxes that are kept warm; usable from threads and any event loop.
 
-    The sandboxes start with the first program, and end with ``close`` or with this program.
+    The sandboxes start with the first program. They end with ``close`` or with this process.
 
     Args:
         settings: Limits and number of workers.
@@ -118,13 +120,13 @@ class PythonGrader:
         unknown = sorted(changes.keys() - base.keys())
         if unknown:
             raise ConfigurationError(
-                f"{unknown[0]}: no setting of GraderSettings; its settings: {', '.join(base)}"
+                f"{unknown[0]}: GraderSettings has no such field; its fields: {', '.join(base)}"
             )
         self.settings = GraderSettings(**{**base, **changes})
         self._pool = WorkerPool(self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has sandboxes of its own."""
+        """Pickles the settings only: a copy in another process starts its own sandboxes."""
         return PythonGrader, (self.settings,)
 
     @property
@@ -146,19 +148,20 @@ class PythonGrader:
         Args:
             program: Python code.
             tests: Texts, ``CallTest`` and ``StdioTest``, also mixed. Tests of one program share
-                its process, so its state, except each ``StdioTest``, which runs it anew.
-            setup: Code that runs before the tests, in their process: helper functions that the
+                one process and its state. Each ``StdioTest`` runs the program again.
+            setup: Code that runs before the tests, in the tests' process: helper functions that the
                 tests use. The program cannot replace them.
-            entry_points: Names in the tests that mean the program's, whatever else defines them;
-                see ``names_in_tests``. By default each name that a test uses and that neither the
-                test, ``setup``, Python nor its standard library defines.
-            stop_at_failure: Whether the tests after one that failed are not run, and count as
-                failed: for rewards that only a program without any failure gets.
+            entry_points: Names in the tests that refer to the program, even if the tests define
+                them; see ``names_in_tests``. Default: each name that a test uses and that neither
+                the test, ``setup``, Python nor its standard library defines.
+            stop_at_failure: Whether the tests after the first failure are skipped and count as
+                failed. For rewards that require all tests to pass.
 
         Raises:
             DataValidationError: There are no tests, or they or ``setup`` do not compile, or
                 ``setup`` fails.
-            SandboxInfrastructureError: The program could not be graded. This is no reward of 0.
+            SandboxInfrastructureError: The program could not be graded. Do not turn this into a
+                reward of 0.
             SandboxUnavailableError: This machine cannot isolate programs.
         """
         futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
@@ -173,7 +176,7 @@ class PythonGrader:
         entry_points: Sequence[str] | None = None,
         stop_at_failure: bool = False,
     ) -> Grade:
-        """As ``grade``, for code that is not asynchronous. It blocks the calling thread."""
+        """Synchronous version of ``grade``; blocks the calling thread."""
         futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
         return _assemble([future.result() for future in futures], order)
 
@@ -181,7 +184,7 @@ class PythonGrader:
         """Runs a program without grading it, as for a ``python`` tool.
 
         Raises:
-            SandboxInfrastructureError: It could not be run.
+            SandboxInfrastructureError: The program could not be run.
         """
         return (await asyncio.wrap_future(self._pool.submit(RunJob(program, stdin)))).run
 
@@ -246,7 +249,7 @@ def _encode_test(test: Test) -> dict[str, Any]:
 
     def refuse(value: Any) -> Any:
         raise DataValidationError(
-            f"CallTest of {test.function}: {type(value).__name__} is no plain value; write the "
+            f"CallTest of {test.function}: {type(value).__name__} is not a plain value; write the "
             "test as code instead"
         )
 
@@ -276,7 +279,7 @@ def same_output(printed: str, expected: str) -> bool:
     """Whether two outputs agree, line by line, up to white space at the ends of lines.
 
     Lines that differ as text agree if they have equally many words and each pair is the same text
-    or the same number (``1.50`` and ``1.5``; a difference of 1e-9 relative, as rounding gives).
+    or the same number (``1.50`` and ``1.5``), up to a relative difference of 1e-9.
     """
     ours, theirs = (text.rstrip().split("\n") for text in (printed, expected))
     return len(ours) == len(theirs) and all(
@@ -337,9 +340,9 @@ def split_check(code: str, entry_point: str) -> list[str]:
 
 
 def names_in_tests(solution: str, tests: Sequence[str]) -> list[str]:
-    """Returns the functions and classes of a right solution that its tests use by name.
+    """Returns the functions and classes of a correct solution that its tests use by name.
 
-    These are the ``entry_points`` of data sets that do not list them, such as MBPP.
+    Use them as ``entry_points`` for data sets that do not list any, such as MBPP.
     """
     top = ast.parse(solution).body
     defined = {n.name for n in top if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
@@ -353,7 +356,7 @@ _default_lock = threading.Lock()
 
 
 def default_grader() -> PythonGrader:
-    """Returns the grader that this program shares, with default settings."""
+    """Returns the grader with default settings that this process shares."""
     global _default
     with _default_lock:
         if _default is None:

@@ -1,4 +1,4 @@
-"""One program in a warm sandbox: its processes, what they are sent, and what they report."""
+"""Runs one program in a warm sandbox: its processes, their jobs and their reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_RUN = "not run: an earlier test failed"
 
 
 class GradedProcess:
-    """A process that a zygote forks, seen from the host: it gets a job and reports its end."""
+    """The host's side of a process that a zygote forked: sends its job and reads its report."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class GradedProcess:
             try:
                 channel.send(ours, job)
             except OSError:
-                self.wait(_GRACE_SECONDS)  # raises what went wrong in the process
+                self.wait(_GRACE_SECONDS)  # raises the error of the process
                 raise
 
     def wait(self, seconds: float) -> dict[str, Any]:
-        """Returns how the process ended.
+        """Waits for the end of the process and returns its report.
 
         Raises:
-            SandboxInfrastructureError: It could not be started, or its sandbox died.
+            SandboxInfrastructureError: The process could not be started, or its sandbox died.
         """
         report = self.report
         if report is None:
@@ -103,13 +103,13 @@ def _read_pipe(descriptor: int, deadline: float) -> bytes:
 
 def _program_run(report: dict[str, Any], settings: GraderSettings, **fields: Any) -> ProgramRun:
     names = ("exit_code", "seconds", "cpu_seconds", "memory_bytes")
-    # The kernel ends a process at its limit of CPU time; its supervisor at that of the clock.
+    # The kernel enforces the limit on CPU time, the supervisor the limit on wall-clock time.
     late = report["timed_out"] or report["cpu_seconds"] >= settings.test_seconds
     return ProgramRun(timed_out=late, **{name: report[name] for name in names}, **fields)
 
 
 def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -> JobResult:
-    """Runs the cases one after the other, until their time together is over."""
+    """Runs the cases one after the other, until their total time limit is reached."""
     tests: list[tuple[str, float]] = []
     run, error, skip, used = ProgramRun(), "", "", 0.0
     for stdin, expected in job.cases:
@@ -165,7 +165,7 @@ def _total_limit(settings: GraderSettings) -> str:
 
 
 def _stdio_problem(run: ProgramRun, settings: GraderSettings) -> str:
-    """Returns why a run is no answer, whatever it printed; empty if it is one."""
+    """Returns why the output of a run does not count; empty if it does."""
     if run.truncated:
         return f"it printed more than {settings.output_bytes} bytes"
     if run.timed_out:
@@ -202,7 +202,7 @@ class CallsRun:
     def __init__(self, inside: SandboxProcess, settings: GraderSettings, job: CallsJob) -> None:
         self._settings = settings
         self._job = job
-        # Exists here and in the process of the tests. A report without it is no report.
+        # Known to the host and to the process of the tests only. A report without it is rejected.
         self._token = secrets.token_hex(16)
         self._reports: dict[int, tuple[str, float]] = {}
         self._lost = ""
@@ -244,25 +244,27 @@ class CallsRun:
         """Waits for the tests.
 
         Raises:
-            SandboxInfrastructureError: One of the processes did not run as it should.
-            DataValidationError: ``setup`` fails by itself.
+            SandboxInfrastructureError: One of the processes failed for a reason outside the
+                program.
+            DataValidationError: ``setup`` fails without the program.
         """
         assert self._tests is not None
         try:
             self._collect()
             late = False
             if not self._done:
-                # The tests say so when they are done; otherwise their supervisor ended them.
+                # The tests report when they are done; without that report, their supervisor ended
+                # them.
                 report = self._tests.wait(_GRACE_SECONDS)
                 late = report["timed_out"]
-                # Values that take the tests long to rebuild are a fault of the program.
+                # If the tests need long to rebuild returned values, that is the program's fault.
                 late |= report["cpu_seconds"] >= self._settings.total_seconds
                 if not late:
                     raise SandboxInfrastructureError(
                         f"the process of the tests ended with status {report['exit_code']}"
                     )
             if self._lost:
-                # Not the program's fault if its process was never started.
+                # If the program's process never started, that is not the program's fault.
                 self._program.wait(_GRACE_SECONDS)
             return self._make_result(late)
         finally:

@@ -1,4 +1,4 @@
-"""Settings of a grader, and what goes in and out of its worker threads."""
+"""Settings of a grader, and the jobs and results of its worker threads."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ class GraderSettings:
     """Limits of graded programs, and how many run at once."""
 
     workers: int = 0
-    """Programs graded at once; 0 takes one more than there are processors."""
+    """Programs graded at once; 0: the number of processors plus one."""
     tier: SandboxTier | str | None = None
-    """None takes the strongest that works here."""
+    """None: the strongest tier that works on this machine."""
     test_seconds: float = 6.0
-    """CPU time of one call into the program, and of one run with a text as input. On the clock it
-    may take three times as long, or ten times if it computes: a busy machine fails no program."""
+    """CPU time of one call into the program, and of one run with a text as input. Its wall-clock
+    time may be three times as long, or ten times if it computes, so a busy machine fails no
+    program."""
     total_seconds: float = 60.0
-    """The same for all tests of a program; those that it does not reach have failed."""
+    """Time limit of all tests of a program; tests that were not reached count as failed."""
     memory_mb: int = 512
     """Address space of a program."""
     disk_mb: int = 16
-    """Files in its /tmp (tier ``bubblewrap``; with ``landlock`` it can write no file)."""
+    """Size of its files in /tmp (tier ``bubblewrap``; with ``landlock`` it cannot write files)."""
     threads: int = 64
-    """Threads of a program. It cannot start processes."""
+    """Threads of a program. A program cannot start processes."""
     output_bytes: int = 4 << 20
-    """What a program may print; one that prints more has failed."""
+    """Maximum output of a program; a program that prints more fails."""
     attempts: int = 3
-    """How often a program is tried before an infrastructure failure is raised."""
+    """Attempts at grading a program before an infrastructure error is raised."""
     preload: tuple[str, ...] = ()
-    """Further modules that are imported before programs fork, such as ``numpy``."""
+    """Modules that are imported before programs are forked, such as ``numpy``."""
     python_path: tuple[str, ...] = ()
-    """Host folders of further packages. Programs can read all of each folder."""
+    """Host folders with further packages. Programs can read these folders completely."""
 
     def __post_init__(self) -> None:
         for name in ("test_seconds", "total_seconds", "memory_mb", "disk_mb", "threads"):
@@ -60,19 +61,21 @@ class GraderSettings:
             raise ConfigurationError("attempts must be at least 1, workers at least 0")
         for path in self.python_path:
             if not os.path.isabs(path) or not os.path.isdir(path):
-                raise ConfigurationError(f"python_path: {path!r} is no absolute path of a folder")
+                raise ConfigurationError(
+                    f"python_path: {path!r} is not an absolute path of a folder"
+                )
 
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """How a program ran."""
+    """Output, exit status and cost of one run of a program."""
 
     stdout: str = ""
     stderr: str = ""
     exit_code: int = 0
     timed_out: bool = False
     truncated: bool = False
-    """Whether it printed more than the limit, which ended it."""
+    """Whether it was killed because it printed more than the limit."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
@@ -80,7 +83,7 @@ class ProgramRun:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Per test (why it failed, seconds), an empty text if it passed."""
+    """For each test: why it failed (empty if it passed), and its seconds."""
 
     tests: list[tuple[str, float]]
     run: ProgramRun

@@ -56,7 +56,7 @@ class WorkerPool:
             if self._closed:
                 raise SandboxInfrastructureError("PythonGrader: it is closed; make a new one")
             if self._process != os.getpid():
-                # Threads do not survive a fork: a child makes workers of its own.
+                # Threads do not survive a fork, so a child process starts its own workers.
                 self._workers, self._process = [], os.getpid()
                 self._jobs = queue.SimpleQueue()
             if not self._workers:
@@ -96,7 +96,7 @@ class _Worker(threading.Thread):
         while (item := self._jobs.get()) is not None:
             job, future = item
             if not future.set_running_or_notify_cancel():
-                continue  # whoever wanted it was cancelled
+                continue  # the caller was cancelled
             try:
                 future.set_result(self._try_job(job))
             except BaseException as error:
@@ -105,7 +105,7 @@ class _Worker(threading.Thread):
         self.stop()
 
     def stop(self) -> None:
-        """Ends the sandbox; a job that runs fails."""
+        """Ends the sandbox; the running job fails."""
         self._stopped = True
         if self._inside is not None:
             self._inside.stop()

@@ -1,4 +1,4 @@
-"""Starts the process inside a sandbox, by the strongest means that this machine has.
+"""Starts the process inside a sandbox, with the strongest isolation that this machine supports.
 
 Tiers, strongest first:
 
@@ -7,7 +7,7 @@ Tiers, strongest first:
 * ``landlock``: the kernel's Landlock, seccomp and rlimits. The program sees the same files as
   read-only, one folder to write into, and cannot make a socket or signal another program.
 
-Without either, ``SandboxUnavailableError`` names what to install. Nothing ever runs bare.
+Without either, ``SandboxUnavailableError`` names what to install. Nothing ever runs unisolated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INSIDE = Path(__file__).parent / "inside"
 # Host folders of the system's programs and libraries.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 _SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types", "localtime")
-# Rights that process 1 of a sandbox keeps if root started it: change the user, kill, mount.
+# Capabilities that process 1 of a sandbox keeps if root started it: setuid, kill, mount.
 _CAPABILITIES = ("SETUID", "SETGID", "KILL", "SYS_ADMIN", "DAC_READ_SEARCH")
 
 _BOOT = """
@@ -78,12 +78,12 @@ class SandboxTier(StrEnum):
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What the programs of a sandbox may use."""
+    """Resource limits of the programs in a sandbox."""
 
     memory_mb: int = 1024
     """Address space of each process, and memory of all processes together."""
     disk_mb: int = 512
-    """All files together. They lie in memory (tier bubblewrap), which they use as well."""
+    """Size of all files together. With tier bubblewrap they are in memory and count there too."""
     file_mb: int = 256
     """Size of one file."""
     processes: int = 128
@@ -91,7 +91,7 @@ class SandboxLimits:
     cpu_seconds: int = 600
     """CPU time of each process."""
     output_bytes: int = 128 * 1024
-    """What is kept of stdout and of stderr, each."""
+    """Maximum bytes that are kept of stdout, and of stderr."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -110,7 +110,7 @@ class SandboxLimits:
 
 @dataclass
 class SandboxProcess:
-    """The process inside a sandbox, with the socket over which it takes requests."""
+    """The process inside a sandbox, with the socket for its requests."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -122,7 +122,7 @@ class SandboxProcess:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: Any, descriptors: list[int]) -> None:
-        """Sends a request; closes our copies of the descriptors.
+        """Sends a request and closes this process's copies of the descriptors.
 
         Raises:
             OSError: The sandbox has ended.
@@ -136,7 +136,7 @@ class SandboxProcess:
 
     def stop(self) -> None:
         """Ends the sandbox with everything in it; safe to call twice."""
-        # The process inside ends on its own when this socket closes, and cleans up.
+        # The process inside cleans up and ends when this socket closes.
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
@@ -146,7 +146,7 @@ class SandboxProcess:
             self.process.kill()
             self.process.wait()
         if self.tier is SandboxTier.LANDLOCK:
-            # The process inside does this too, unless somebody killed it.
+            # The process inside does this too, unless it was killed.
             shutil.rmtree(self.work_folder, ignore_errors=True)
 
 
@@ -164,20 +164,20 @@ def start(
     Args:
         module: ``agent`` or ``zygote``.
         limits: Its limits.
-        tier: None takes the strongest that works here.
+        tier: None: the strongest that works on this machine.
         settings: Further settings for the module.
         read_only: Further host paths that programs can read, at the same place.
         writable_root: Whether files can be written anywhere, or only where the module allows it.
 
     Raises:
-        SandboxUnavailableError: No tier, or not the wanted one, works on this machine.
+        SandboxUnavailableError: No tier, or not the requested one, works on this machine.
         SandboxError: The sandbox did not start.
     """
     chosen = available_tier() if tier is None else parse_tier(tier)
     if os.name != "posix" or sys.platform != "linux":
         raise SandboxUnavailableError(_refusal({SandboxTier.BUBBLEWRAP: "needs Linux"}))
     python = _interpreter(chosen)
-    # Another user for each sandbox, so that limits on processes and signals stay apart.
+    # A different user for each sandbox, so that process limits and signals do not mix.
     uid = random.SystemRandom().randrange(70_000, 2_000_000_000) if os.getuid() == 0 else 0
     landlock = chosen is SandboxTier.LANDLOCK
     folder = tempfile.mkdtemp(prefix="tinker-sandbox-") if landlock else WORKSPACE
@@ -271,7 +271,7 @@ def _bubblewrap(
     command += ["--dev", "/dev"]
     if writable_root:
         command += ["--size", size, "--perms", "1777", "--tmpfs", "/dev/shm"]
-    # Otherwise a program could fill /dev, whose size has no limit.
+    # Otherwise a program could fill /dev, which has no size limit.
     command += ["--remount-ro", "/dev"]
     for folder in ("/tmp", WORKSPACE, "/home", "/home/sandbox"):
         command += ["--perms", "1777", "--dir", folder]
@@ -293,7 +293,7 @@ def environment(python: str | None, folder: str, home: str = "/home/sandbox") ->
         "LANG": "C.UTF-8",
         "USER": "sandbox",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # Order of sets and dictionaries' keys does not change from run to run.
+        # A fixed hash seed: the order of sets is the same in every run.
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -328,9 +328,9 @@ def _accounts(uid: int) -> list[int]:
 
 @functools.cache
 def _interpreter(tier: SandboxTier) -> str:
-    """Returns this Python without its virtual environment, or the system's."""
+    """Returns the interpreter behind the virtual environment, or the system's Python."""
     own = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    # Root gives up its rights, and with Landlock files keep their places: others must read them.
+    # Root drops its privileges, and with Landlock the paths stay: other users must be able to read.
     hidden = tier is SandboxTier.LANDLOCK and os.getuid() == 0
     if not hidden or all(
         p.stat().st_mode & 0o005 == 0o005 for p in (Path(own), *Path(own).parents)
@@ -359,7 +359,7 @@ class _Spawner(threading.Thread):
     """Starts all processes from one thread that lives as long as the program.
 
     The kernel ends ``--die-with-parent`` processes with the *thread* that started them, so a
-    thread of a pool, or of an event loop, would take its sandboxes along.
+    short-lived thread of a pool or an event loop would end its sandboxes too.
     """
 
     def __init__(self) -> None:
@@ -389,7 +389,7 @@ _spawner_lock = threading.Lock()
 def _spawn(command: list[str], descriptors: list[int], errors: int) -> subprocess.Popen[bytes]:
     global _spawner
     with _spawner_lock:
-        # A fork has the object, but not its thread.
+        # After a fork, the child has the object but not its thread.
         if _spawner is None or _spawner.process != os.getpid():
             _spawner = _Spawner()
     return _spawner.call(
@@ -413,10 +413,10 @@ def _spawn(command: list[str], descriptors: list[int], errors: int) -> subproces
 
 
 def parse_tier(tier: SandboxTier | str) -> SandboxTier:
-    """Returns the tier of this name.
+    """Returns the tier of the given name.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such tier.
     """
     try:
         return SandboxTier(tier)
@@ -430,10 +430,10 @@ def parse_tier(tier: SandboxTier | str) -> SandboxTier:
 def available_tier() -> SandboxTier:
     """Returns the strongest tier that works here, tried once in each process.
 
-    The environment variable TINKER_COOKBOOK_SANDBOX_TIER takes the choice.
+    The environment variable TINKER_COOKBOOK_SANDBOX_TIER overrides the choice.
 
     Raises:
-        SandboxUnavailableError: None works. The message says why and what to install.
+        SandboxUnavailableError: No tier works. The message explains why and what to install.
     """
     if wanted := os.environ.get(TIER_VARIABLE):
         tier = parse_tier(wanted)

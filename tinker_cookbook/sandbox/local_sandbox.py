@@ -22,17 +22,17 @@ from tinker_cookbook.sandbox.sandbox_interface import SandboxResult, SandboxTerm
 __all__ = ["LocalSandbox", "LocalSandboxPool"]
 
 _GRACE_SECONDS = 5.0
-# A background process of a command may keep its output open; nobody waits for it longer.
+# A background process of a command may keep its output open; it is not waited for any longer.
 _DRAIN_SECONDS = 0.2
 _FILE_BYTES = 64 << 20
 TIMED_OUT = 124
 
 
 class LocalSandbox:
-    """A sandbox in which commands run one after the other or at once, and share files.
+    """A sandbox in which commands run, also concurrently, and share files.
 
-    Files are kept between commands until ``cleanup``, the end of the lifetime, or the end of this
-    program, also by ``kill -9``: then all processes in the sandbox end and its files are gone.
+    Files persist between commands until ``cleanup``, the end of the lifetime, or the end of this
+    process (even by ``kill -9``). Then all processes in the sandbox end and its files are deleted.
 
         sandbox = await LocalSandbox.create()
         await sandbox.write_file("/workspace/hello.py", "print('hello')")
@@ -68,20 +68,20 @@ class LocalSandbox:
         """Makes a sandbox.
 
         Args:
-            timeout: Lifetime in seconds. ``send_heartbeat`` and each command begin it anew.
-            limits: What its programs may use.
-            tier: ``bubblewrap`` or ``landlock``; None takes the strongest that works here.
+            timeout: Lifetime in seconds. ``send_heartbeat`` and each command restart it.
+            limits: Resource limits of its programs.
+            tier: ``bubblewrap`` or ``landlock``; None: the strongest that works on this machine.
             read_only: Further host paths that programs can read, at the same place.
             environment: Further environment variables.
 
         Raises:
             SandboxUnavailableError: This machine cannot isolate programs.
-            SandboxError: It did not start.
+            SandboxError: The sandbox did not start.
         """
         limits = limits or SandboxLimits()
         for path in read_only:
             if not os.path.isabs(path) or not os.path.exists(path):
-                raise ConfigurationError(f"read_only: {path!r} is no existing absolute path")
+                raise ConfigurationError(f"read_only: {path!r} is not an existing absolute path")
         inside = await asyncio.to_thread(
             launch.start, "agent", limits, tier, read_only=tuple(read_only)
         )
@@ -106,7 +106,7 @@ class LocalSandbox:
         return self._inside.work_folder
 
     def _extend(self) -> None:
-        """Begins the lifetime anew."""
+        """Restarts the lifetime."""
         self._expires = time.monotonic() + self._lifetime
         if self._timer is not None:
             self._timer.cancel()
@@ -116,7 +116,7 @@ class LocalSandbox:
     def _end(self, reason: str) -> None:
         if not self._ended:
             self._ended = reason
-            # It waits for the processes, which would block the event loop.
+            # ``stop`` waits for the processes, which would block the event loop.
             threading.Thread(target=self._inside.stop, daemon=True).start()
 
     def _check_alive(self) -> None:
@@ -128,7 +128,7 @@ class LocalSandbox:
             raise SandboxTerminatedError(f"sandbox {self._id}: {self._ended}")
 
     async def send_heartbeat(self, timeout: int = 30) -> None:
-        """Begins the lifetime anew.
+        """Restarts the lifetime.
 
         Raises:
             SandboxTerminatedError: The sandbox no longer exists.
@@ -146,7 +146,7 @@ class LocalSandbox:
 
         ``metrics`` has ``seconds``, ``cpu_seconds``, ``memory_bytes``, ``timed_out``, ``tier``,
         ``stdout_truncated``, ``stderr_truncated`` and ``over_limit`` ("memory" or "disk" where a
-        limit of the whole sandbox ended it). Processes that it left in the background go on.
+        limit of the whole sandbox ended it). Background processes of the command keep running.
         """
         stdout, stderr, result = await self._execute(
             ["bash", "--noprofile", "--norc", "-c", command],
@@ -167,7 +167,7 @@ class LocalSandbox:
         """Returns a file's bytes.
 
         Raises:
-            FileNotFoundError: There is no such file, or it cannot be read.
+            FileNotFoundError: The file does not exist or cannot be read.
             SandboxTerminatedError: The sandbox no longer exists.
         """
         stdout, stderr, result = await self._read(path, max_bytes, timeout)
@@ -212,10 +212,10 @@ class LocalSandbox:
         return stdout
 
     async def import_folder(self, archive: bytes, path: str, timeout: int = 60) -> None:
-        """Unpacks what ``export_folder`` gave; it is opened inside the sandbox only.
+        """Unpacks an archive of ``export_folder``; it is only opened inside the sandbox.
 
         Raises:
-            SandboxError: It cannot be unpacked.
+            SandboxError: The archive cannot be unpacked.
         """
         target = shlex.quote(path)
         script = f"mkdir -p -- {target} && tar -x --no-same-owner -C {target}"
@@ -359,7 +359,7 @@ async def _write(descriptor: int, data: bytes) -> None:
 
 
 class LocalSandboxPool:
-    """Runs each command in a fresh sandbox, of which some are kept ready.
+    """Runs each command in a fresh sandbox; some sandboxes are started in advance.
 
     At most ``pool_size`` sandboxes exist at once; further calls wait.
     """
@@ -396,7 +396,7 @@ class LocalSandboxPool:
             raise SandboxError("LocalSandboxPool: it was terminated; make a new one")
         async with self._free:
             sandbox = await (self._ready.pop() if self._ready else self._make())
-            # The next caller finds a sandbox that starts while this command runs.
+            # Start the sandbox of the next caller while this command runs.
             if not self._ready:
                 self._ready.append(self._make())
             try:
@@ -411,7 +411,7 @@ class LocalSandboxPool:
                 await sandbox.cleanup()
 
     async def terminate(self) -> None:
-        """Ends the sandboxes that are ready; those in use end with their command."""
+        """Ends the idle sandboxes; a sandbox in use ends with its command."""
         self._terminated = True
         made = await asyncio.gather(*self._ready, return_exceptions=True)
         self._ready.clear()

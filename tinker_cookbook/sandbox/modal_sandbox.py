@@ -1,7 +1,7 @@
 """Sandboxes in Modal's cloud. They need ``pip install 'tinker_cookbook[modal]'`` and an account.
 
-MODAL_POOL_SIZE and MODAL_CREATION_RATE_LIMIT set the size of a pool, and how many sandboxes it
-makes a second.
+MODAL_POOL_SIZE sets the size of a pool, MODAL_CREATION_RATE_LIMIT the number of sandboxes that it
+creates per second.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _is_gone(error: BaseException) -> bool:
 def _cancellation_as_terminated(
     function: Callable[P, Awaitable[T]],
 ) -> Callable[P, Awaitable[T]]:
-    # Modal cancels our calls when it reclaims a sandbox. CancelledError is no Exception: it would
-    # end the whole training step, so it becomes an error of this sandbox.
+    # Modal cancels our calls when it reclaims a sandbox. CancelledError is not an Exception: it
+    # would end the whole training step, so it becomes an error of this sandbox.
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -58,7 +58,7 @@ def _cancellation_as_terminated(
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # somebody cancelled the caller
+                raise  # the caller itself was cancelled
             name = getattr(function, "__name__", "call")
             raise SandboxTerminatedError(f"Modal cancelled {name} of its sandbox") from None
 
@@ -94,10 +94,10 @@ class ModalSandbox:
         """Makes a sandbox.
 
         Args:
-            app_name: Modal app that it belongs to; made if missing.
+            app_name: Modal app of the sandbox; created if missing.
             timeout: Lifetime in seconds.
             image: A ``modal.Image``; Debian slim if None.
-            max_stream_output_bytes: What is kept of stdout and of stderr, each.
+            max_stream_output_bytes: Maximum bytes that are kept of stdout, and of stderr.
 
         Raises:
             ConfigurationError: The package ``modal`` is not installed.
@@ -118,7 +118,7 @@ class ModalSandbox:
         """Checks that the sandbox exists.
 
         Raises:
-            SandboxTerminatedError: It no longer does.
+            SandboxTerminatedError: The sandbox no longer exists.
         """
         with self._errors():
             await asyncio.wait_for(self._sandbox.exec.aio("true"), timeout)
@@ -200,7 +200,7 @@ class ModalSandbox:
 async def _first_bytes(stream: Any, limit: int) -> str:
     """Reads a stream to its end, so that the process can end, and keeps its first bytes."""
     kept = bytearray()
-    # Modal decodes output itself, and fails at bytes that are not UTF-8.
+    # Modal would decode the output itself, and fail on bytes that are not UTF-8.
     with contextlib.suppress(UnicodeDecodeError):
         async for piece in stream:
             data = piece.encode() if isinstance(piece, str) else piece
@@ -209,9 +209,9 @@ async def _first_bytes(stream: Any, limit: int) -> str:
 
 
 class ModalSandboxPool:
-    """Runs each command in a fresh Modal sandbox, of which ``pool_size`` are kept ready.
+    """Runs each command in a fresh Modal sandbox, with ``pool_size`` sandboxes started in advance.
 
-    Make it inside a running event loop. The environment variables of this module are its defaults.
+    Create the pool inside a running event loop. Environment variables set its defaults.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class ModalSandboxPool:
         self._used: list[ModalSandbox] = []
         self._active = 0
         self._terminated = False
-        _modal()  # a missing package is an error here, not a call that waits forever
+        _modal()  # raise for a missing package here: later calls would wait forever
         self._keeper = asyncio.create_task(self._keep_ready())
 
     async def _keep_ready(self) -> None:
@@ -289,7 +289,7 @@ class ModalSandboxPool:
             self._used.append(sandbox)
 
     async def terminate(self) -> None:
-        """Waits for the commands that run, and ends all sandboxes."""
+        """Waits for running commands, and ends all sandboxes."""
         self._terminated = True
         self._keeper.cancel()
         while self._active:

@@ -1,4 +1,4 @@
-"""What every sandbox offers: run a command, read and write files, stay alive, be released."""
+"""Interface of a sandbox: run commands, read and write files, heartbeat, cleanup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 @chz.chz
 class SandboxResult:
-    """What a command, a read or a write in a sandbox gave.
+    """Result of a command, a read or a write in a sandbox.
 
     A command that fails is a result, not an exception: exceptions mean that the sandbox failed.
     """
@@ -30,15 +30,15 @@ class SandboxResult:
     exit_code: int
     """Exit status of the command; 128 + n if signal n ended it, 124 if it ran out of time."""
     metrics: dict[str, Any] = chz.field(default_factory=dict)
-    """Facts about the run, such as ``seconds``, ``cpu_seconds``, ``timed_out``."""
+    """Measurements of the run, such as ``seconds``, ``cpu_seconds``, ``timed_out``."""
 
 
 class SandboxTerminatedError(SandboxError):
-    """The sandbox no longer exists: it was released, it ran out of its lifetime, or it died."""
+    """The sandbox no longer exists: it was released, its lifetime ended, or it died."""
 
 
 class SandboxInfrastructureError(SandboxError):
-    """Code could not be run or graded, for a reason that is not in the code.
+    """Code could not be run or graded, for a reason outside the code.
 
     Such an episode has no reward. Let the exception leave the environment: the rollout strategy
     retries the episode or leaves it out of training. Never turn it into a reward of 0.
@@ -51,7 +51,7 @@ class SandboxUnavailableError(ConfigurationError, SandboxError):
 
 @runtime_checkable
 class SandboxInterface(Protocol):
-    """A place with its own files in which commands run, apart from the host."""
+    """An environment with its own files that runs commands isolated from the host."""
 
     @property
     def sandbox_id(self) -> str:
@@ -59,10 +59,10 @@ class SandboxInterface(Protocol):
         ...
 
     async def send_heartbeat(self, timeout: int = 30) -> None:
-        """Extends the lifetime of the sandbox, where it has one.
+        """Extends the lifetime of the sandbox, if it is limited.
 
         Raises:
-            SandboxTerminatedError: It no longer exists.
+            SandboxTerminatedError: The sandbox no longer exists.
         """
         ...
 
@@ -77,10 +77,10 @@ class SandboxInterface(Protocol):
 
         Args:
             command: One or more lines of shell.
-            workdir: Folder in the sandbox; its default work folder if None.
-            timeout: Seconds until the command and all that it started are killed.
-            max_output_bytes: What is kept of stdout and of stderr, each; what follows is dropped.
-                None takes the sandbox's default.
+            workdir: Folder in the sandbox; None: the default work folder.
+            timeout: Seconds until the command and all processes that it started are killed.
+            max_output_bytes: Bytes that are kept of stdout, and of stderr; the rest is dropped.
+                None: the sandbox's default.
 
         Raises:
             SandboxTerminatedError: The sandbox no longer exists, or died during the command.
@@ -94,7 +94,7 @@ class SandboxInterface(Protocol):
 
         Args:
             path: Path in the sandbox. Links are followed inside the sandbox only.
-            max_bytes: Only this many bytes from the start are read.
+            max_bytes: Maximum bytes to read from the start.
             timeout: Seconds.
         """
         ...
@@ -118,7 +118,7 @@ class SandboxInterface(Protocol):
 
 
 class SandboxResource:
-    """Holds a sandbox for the members of a group, or a tool, that share it."""
+    """A sandbox shared by the members of a group or by a tool."""
 
     def __init__(self, sandbox: SandboxInterface) -> None:
         self.sandbox: SandboxInterface = sandbox

@@ -2,7 +2,7 @@
 
     docker run -it -p 8080:8080 volcengine/sandbox-fusion:server-20250609
 
-SANDBOX_URL is its address, SANDBOX_MAX_CONCURRENCY how many requests are sent at once.
+SANDBOX_URL is its address, SANDBOX_MAX_CONCURRENCY the number of concurrent requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SandboxFusionClient"]
 
 _DEFAULT_URL = "http://localhost:8080/run_code"
-# Beyond the program's own limit: the time that the server needs to start it.
+# Added to the program's time limit: the server needs time to start the program.
 _EXTRA_SECONDS = 60.0
 
 
@@ -27,7 +27,7 @@ class SandboxFusionClient:
 
     Args:
         url: Address of its ``run_code``; SANDBOX_URL, or port 8080 of this machine, if None.
-        max_concurrency: Requests at once; SANDBOX_MAX_CONCURRENCY, or 4, if None. More wait.
+        max_concurrency: Concurrent requests; None: SANDBOX_MAX_CONCURRENCY, or 4. Others wait.
     """
 
     def __init__(self, url: str | None = None, max_concurrency: int | None = None) -> None:
@@ -44,12 +44,12 @@ class SandboxFusionClient:
         Args:
             code: The program.
             files: Name -> text of the files in its folder.
-            timeout: Seconds that it may run, at least 1.
+            timeout: Seconds that the program may run, at least 1.
             language: One of the server's languages.
 
         Returns:
             Whether the program ran and ended with status 0, and the server's whole answer. Where
-            the server failed, the answer has the key ``error``: this says nothing about the
+            the server failed, the answer has the key ``error``, which is not a result of the
             program.
         """
         import httpx

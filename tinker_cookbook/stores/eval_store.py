@@ -41,7 +41,7 @@ _ID = re.compile(r"[\w][\w.-]*")
 
 @dataclass
 class RunMetadata:
-    """What was evaluated, how, and the scores."""
+    """Model, settings and scores of one evaluation run."""
 
     run_id: str
     model_name: str
@@ -52,7 +52,7 @@ class RunMetadata:
     """Start, as ISO 8601 in UTC."""
     config: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
-    """Benchmark -> score, of those that have finished."""
+    """Benchmark -> score, for benchmarks that have finished."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON object."""
@@ -66,11 +66,11 @@ class RunMetadata:
 
 
 class EvalStore:
-    """Evaluations in a folder; see the module.
+    """Store of evaluations in a folder; the module docstring describes the files.
 
     Args:
         storage_or_path: Folder on this machine, or a ``LocalStorage``.
-        prefix: Folder inside of it.
+        prefix: Folder inside the storage.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EvalStore:
         config: dict[str, Any] | None = None,
         run_id: str | None = None,
     ) -> str:
-        """Records a run and returns its id; an existing ``run_id`` is continued."""
+        """Records a run and returns its id; continues an existing ``run_id``."""
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         run_id = run_id or f"{now}-{uuid.uuid4().hex[:6]}"
         if not _ID.fullmatch(run_id):
@@ -132,7 +132,7 @@ class EvalStore:
         return metadata
 
     def list_runs(self) -> list[RunMetadata]:
-        """Returns all runs, oldest first; deleted ones are left out."""
+        """Returns all runs except deleted ones, oldest first."""
         ids = dict.fromkeys(str(row["run_id"]) for row in read_rows(self.url("runs.jsonl")))
         there = [i for i in ids if self._storage.exists(self._path(i, "metadata.json"))]
         return [self.read_run(run_id) for run_id in there]
@@ -141,7 +141,7 @@ class EvalStore:
         """Returns a run's metadata.
 
         Raises:
-            DataError: there is no such run; names the nearest.
+            DataError: there is no such run; the message names the most similar one.
         """
         path = self._path(run_id, "metadata.json")
         if not self._storage.exists(path):
@@ -152,7 +152,7 @@ class EvalStore:
         return RunMetadata.from_dict(json.loads(self._storage.read(path)))
 
     def list_benchmarks(self, run_id: str) -> list[str]:
-        """Returns the benchmarks of which a run has answers or a result, sorted."""
+        """Returns the benchmarks with answers or a result of a run, sorted."""
         names = self._storage.list_dir(self._path(run_id))
         files = (RESULT, TRAJECTORIES)
         return [
@@ -162,7 +162,7 @@ class EvalStore:
         ]
 
     def read_result(self, run_id: str, benchmark: str) -> BenchmarkResult | None:
-        """Returns a result, ``None`` if the benchmark has not finished."""
+        """Returns a result; ``None`` if the benchmark has not finished."""
         return load_result(self.run_dir(run_id), benchmark)
 
     def read_trajectories(
@@ -174,7 +174,7 @@ class EvalStore:
         incorrect_only: bool = False,
         errors_only: bool = False,
     ) -> list[StoredTrajectory]:
-        """Returns stored answers, as ``load_trajectories``."""
+        """Returns stored answers, see ``load_trajectories``."""
         return load_trajectories(
             self.run_dir(run_id), benchmark, correct_only, incorrect_only, errors_only
         )
@@ -187,7 +187,7 @@ class EvalStore:
         return next((row for row in rows if row.idx == idx), None)
 
     def read_summary(self, run_id: str) -> dict[str, Any] | None:
-        """Returns the results of all benchmarks, ``None`` if none has finished."""
+        """Returns the results of all benchmarks; ``None`` if no benchmark has finished."""
         return load_summary(self.run_dir(run_id)) or None
 
     def write_result(self, run_id: str, result: BenchmarkResult) -> None:
@@ -207,21 +207,21 @@ class EvalStore:
 
     def delete_run(self, run_id: str) -> None:
         """Deletes a run with all its answers."""
-        self.read_run(run_id)  # raises for a name that is wrong
+        self.read_run(run_id)  # raises for an unknown run
         self._storage.remove_dir(self._path(run_id))
 
     async def alist_runs(self) -> list[RunMetadata]:
-        """As ``list_runs``, in a thread."""
+        """Runs ``list_runs`` in a thread."""
         return await asyncio.to_thread(self.list_runs)
 
     async def aread_trajectories(
         self, run_id: str, benchmark: str, **kw: Any
     ) -> list[StoredTrajectory]:
-        """As ``read_trajectories``, in a thread."""
+        """Runs ``read_trajectories`` in a thread."""
         return await asyncio.to_thread(self.read_trajectories, run_id, benchmark, **kw)
 
     async def aread_result(self, run_id: str, benchmark: str) -> BenchmarkResult | None:
-        """As ``read_result``, in a thread."""
+        """Runs ``read_result`` in a thread."""
         return await asyncio.to_thread(self.read_result, run_id, benchmark)
 
     def _path(self, run_id: str, *parts: str) -> str:

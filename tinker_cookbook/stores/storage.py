@@ -1,4 +1,4 @@
-"""Files by relative path: the interface of a storage, and a folder on this machine."""
+"""Interface of a file storage with relative paths, and its implementation in a local folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 @dataclass(frozen=True)
 class StorageStat:
-    """Size in bytes, and the time of the last change in seconds since 1970."""
+    """Size in bytes, and time of the last change in seconds since 1970."""
 
     size: int
     mtime: float
@@ -22,7 +22,7 @@ class StorageStat:
 
 @runtime_checkable
 class Storage(Protocol):
-    """Files by path, relative to the root, with slashes."""
+    """Files by slash-separated path relative to a root."""
 
     def url(self, path: str = "") -> str:
         """Returns the address of a file."""
@@ -37,7 +37,7 @@ class Storage(Protocol):
         ...
 
     def append(self, path: str, data: bytes) -> None:
-        """Adds bytes at the end, by one write."""
+        """Appends bytes in a single write."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -49,7 +49,7 @@ class Storage(Protocol):
         ...
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        """Returns ``length`` bytes from ``offset``, or all that follow."""
+        """Returns ``length`` bytes from ``offset``; ``None``: all up to the end."""
         ...
 
     def list_dir(self, prefix: str) -> list[str]:
@@ -84,7 +84,7 @@ class LocalStorage:
 
     def _path(self, path: str) -> Path:
         found = self._root / path
-        # A name such as ../x must not reach files outside of the store.
+        # A name such as ../x must not reach files outside the store.
         if not found.resolve().is_relative_to(self._root.resolve()):
             raise ConfigurationError(f"path: got {path!r}, expected a path inside {self._root}")
         return found
@@ -98,13 +98,13 @@ class LocalStorage:
         return self._path(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file, which is always whole: the old content or the new."""
+        """Writes a file atomically: readers see the old content or the new."""
         target = self._path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, data)
 
     def append(self, path: str, data: bytes) -> None:
-        """Adds bytes at the end, by one write."""
+        """Appends bytes in a single write."""
         target = self._path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "ab", buffering=0) as file:
@@ -123,7 +123,7 @@ class LocalStorage:
         return StorageStat(found.st_size, found.st_mtime)
 
     def read_range(self, path: str, offset: int, length: int | None = None) -> bytes:
-        """Returns ``length`` bytes from ``offset``, or all that follow."""
+        """Returns ``length`` bytes from ``offset``; ``None``: all up to the end."""
         with open(self._path(path), "rb") as file:
             file.seek(offset)
             return file.read(-1 if length is None else length)
@@ -148,5 +148,5 @@ class LocalStorage:
 
 
 def storage_join(*parts: str) -> str:
-    """Joins parts of a path by single slashes; empty parts are left out."""
+    """Joins parts of a path with single slashes; skips empty parts."""
     return "/".join(part.strip("/") for part in parts if part.strip("/"))

@@ -1,9 +1,9 @@
 """Structured output: masks that let a sampler choose only tokens that follow a grammar.
 
-A mask goes to ``LocalSamplingClient.sample`` in ``LogitOptions(token_mask=…)``. The grammars are
-those of llguidance (extra ``structured``), which works with any fast tokenizer of the Hub. JSON is
-written on one line, with a space after ``:`` and ``,``, as chat templates write it: white space
-without end would otherwise be valid JSON.
+A mask goes to ``LocalSamplingClient.sample`` in ``LogitOptions(token_mask=…)``. The grammars have
+the format of llguidance (extra ``structured``), which supports any fast tokenizer of the Hub. JSON
+is written on one line, with a space after ``:`` and ``,``, as chat templates do: otherwise
+unlimited white space would be valid JSON.
 
     mask = json_schema_mask(tokenizer, {"type": "object", "properties": {"a": {"type": "integer"}}})
     client.sample(prompt, 4, params, sampling_options=LogitOptions(token_mask=mask))

@@ -1,4 +1,4 @@
-"""Masks of whole answers in a chat format: text, JSON of a schema, or tool calls."""
+"""Masks of complete answers in a chat format: text, JSON that fits a schema, or tool calls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BRACE_FIRST = r"/[ \t\r\n]*[{](.|\n)*/"
 
 @dataclass(frozen=True)
 class AnswerRule:
-    """What an answer may be: text, JSON of a schema, or tool calls.
+    """Allowed answers: text, JSON that fits a schema, or tool calls.
 
-    ``text`` constrains the text: the right side of a rule, such as :func:`json_rule` returns it. A
+    ``text`` constrains the text: the right side of a rule, for example from :func:`json_rule`. A
     tool is its name and the schema of its arguments. ``tool_use``: ``required`` demands a call,
-    ``none`` forbids it. ``parallel`` allows several calls, where the chat format has a form for
+    ``none`` forbids it. ``parallel`` allows several calls, if the chat format has a syntax for
     them.
     """
 
@@ -44,10 +44,10 @@ class AnswerRule:
 def answer_mask(
     renderer: Renderer, rule: AnswerRule, stop_tokens: Collection[int] = ()
 ) -> GrammarMask:
-    """Returns the mask of answers in the chat format of ``renderer``; thinking is not constrained.
+    """Returns the mask of answers in the renderer's chat format; thinking is not constrained.
 
-    Raises GrammarError for a schema that the library, or the chat format, has no form for, and
-    ConfigurationError for tools in a chat format without a known form of calls.
+    Raises GrammarError for a schema that the library or the chat format does not support, and
+    ConfigurationError for tools in a chat format without a known syntax for calls.
     """
     stops = {stop for stop in renderer.get_stop_sequences() if isinstance(stop, int)}
     stops |= set(stop_tokens)
@@ -66,7 +66,7 @@ class _AnswerGrammar:
         calls, rules = self._form.calls, self._rules
         if rule.tools and calls is None:
             raise ConfigurationError(
-                f"tools: the chat format {self._name} has no known form of calls, so they cannot "
+                f"tools: the chat format {self._name} has no known call syntax, so calls cannot "
                 "be constrained; leave out strict, tool_choice and parallel_tool_calls, or name a "
                 "renderer with tools (qwen3, llama3)"
             )
@@ -101,7 +101,7 @@ class _AnswerGrammar:
         if calls is None:
             return rules.add("text", f"{prefix} {rules.without('TEXT', [])}")
         if not calls.marker:
-            # Text that begins with a brace would be a call.
+            # A text that begins with a brace would be parsed as a call.
             brace = [ANY_TEXT] if self._form.text else [ANY_TEXT, f"~{_BRACE_FIRST}"]
             return rules.add("text", f"{prefix} {rules.without('TEXT', [], *brace)}")
         text = rules.without("TEXT", [calls.marker])
@@ -130,7 +130,7 @@ class _AnswerGrammar:
         begin, end = form.begin + form.before, rules.constant(form.end)
         rules.add("call", " | ".join(names))
         if form.marker:
-            # The same after text, which ends with the marker.
+            # The same rules for calls after a text, which ends with the marker.
             rest = rules.constant(begin.removeprefix(form.marker))
             rules.add("rest_of_calls", f"{rest} call {between} {end}")
             rules.add("calls", f"{rules.constant(form.marker)} rest_of_calls")

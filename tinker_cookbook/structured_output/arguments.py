@@ -1,4 +1,4 @@
-"""Rules of arguments that a chat format writes one by one, strings without quotes."""
+"""Grammar rules of arguments that a chat format writes one by one, strings without quotes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tinker_cookbook.structured_output.masks import GrammarError, Schema, json_r
 from tinker_cookbook.structured_output.rules import ANY_TEXT, RuleWriter
 
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
-# Of a schema that has no type: the type that the keyword implies.
+# Type implied by a keyword, for a schema without a type.
 _OF_KEYWORD = {"properties": "object", "items": "array"}
 
 
 def arguments_rule(
     rules: RuleWriter, form: ArgumentForm, prefix: str, tool: str, schema: Schema
 ) -> str:
-    """Adds the rules of a tool's arguments, in the order of the schema; returns their sequence.
+    """Adds the rules of a tool's arguments in the order of the schema; returns the rule of all.
 
-    Arguments that the schema does not name are allowed only if it names none. ``prefix`` begins the
-    names of the rules. Raises GrammarError for a schema without a form here.
+    Other arguments are allowed only if the schema names none. ``prefix`` is the prefix of the
+    rules' names. Raises GrammarError for a schema that cannot be expressed.
     """
     return _Arguments(rules, form, prefix, tool, schema).sequence()
 
@@ -41,7 +41,7 @@ class _Arguments:
         if unknown := [name for name in required if name not in properties]:
             raise self._error("required", f"{unknown[0]!r}, which is not in properties")
         if schema.get("type", "object") != "object" or {"anyOf", "oneOf", "allOf"} & schema.keys():
-            raise self._error("parameters", "a schema that is not one object with properties")
+            raise self._error("parameters", "a schema that is not a single object with properties")
         if not properties:
             closed = schema.get("additionalProperties") is False or "properties" in schema
             return "" if closed else f"{self._any_argument()}*"
@@ -62,7 +62,7 @@ class _Arguments:
         return self._new(f"{self._rules.constant(self._form.before + name)} ({values})")
 
     def _values(self, name: str, schema: Schema) -> Iterator[str]:
-        """Yields the forms that a value may have, from the end of its name."""
+        """Yields the alternatives for a value, including the text after its name."""
         if not isinstance(schema, Mapping) or not schema:
             if schema is False:
                 raise self._error(name, "the schema false")
@@ -107,7 +107,8 @@ class _Arguments:
             yield self._rules.constant(self._form.between + text + self._form.after)
 
     def _string(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Returns a bare string: any text without the marks that would end it."""
+        """Returns the rule of an unquoted string: any text without the markers that would end
+        it."""
         if "format" in schema:
             raise self._error(name, f"a string of format {schema['format']!r}; use pattern or enum")
         conditions = []
@@ -115,7 +116,7 @@ class _Arguments:
         if least or most != "":
             conditions.append(regex_rule(rf"(.|\n){{{least},{most}}}"))
         if "pattern" in schema:
-            # A pattern of JSON schema may match anywhere.
+            # A pattern of a JSON schema is not anchored.
             pattern: str = schema["pattern"]
             start = "" if pattern.startswith("^") else r"(.|\n)*"
             end = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else r"(.|\n)*"
@@ -131,7 +132,7 @@ class _Arguments:
         return f"{self._rules.constant(self._form.string_between)} {text}"
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        # References are looked up in the root of the schema.
+        # References are resolved in the root of the schema.
         definitions = {
             key: self._root[key] for key in ("$defs", "definitions") if key in self._root
         }
@@ -159,5 +160,5 @@ class _Arguments:
     def _error(self, name: str, got: str) -> GrammarError:
         return GrammarError(
             f"tools: {self._tool}: {name}: got {got}; this chat format writes arguments one by one "
-            "and has no form for it"
+            "and cannot express it"
         )

@@ -1,4 +1,4 @@
-"""Masks of grammars in llguidance's form of Lark, and the rules of JSON and texts."""
+"""Masks of grammars in llguidance's dialect of Lark, and the rules of JSON and texts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_TOKENIZERS = 8
 
 
 class GrammarError(ConfigurationError):
-    """A grammar, or a JSON schema, that the library cannot apply."""
+    """A grammar or a JSON schema that the library does not support."""
 
 
 class GrammarMask:
-    """Mask of a grammar in llguidance's form of Lark; one object serves any number of samples.
+    """Mask of a grammar in llguidance's dialect of Lark, usable for any number of samples.
 
-    ``stop_tokens`` may follow where the grammar is complete, by default the tokenizer's EOS token.
+    ``stop_tokens`` are allowed where the grammar is complete; default: the tokenizer's EOS token.
     Raises GrammarError for an invalid grammar, and ConfigurationError without llguidance.
     """
 
@@ -39,10 +39,10 @@ class GrammarMask:
         self, tokenizer: Tokenizer, grammar: str, stop_tokens: Collection[int] | None = None
     ) -> None:
         tokens = library_tokenizer(tokenizer, stop_tokens)
-        from llguidance import LLMatcher  # only now: the error of a missing library comes first
+        from llguidance import LLMatcher  # after the check for a missing library
 
         self._stops = frozenset(tokens.eos_tokens)
-        # Errors are not raised, and would be printed at another log level.
+        # The library reports errors in the matcher; log level 0 keeps it from printing them too.
         self._matcher: LLMatcher = LLMatcher(tokens, grammar, log_level=0)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))
@@ -61,54 +61,54 @@ class GrammarState:
 
     def allowed(self) -> np.ndarray:
         """Returns the tokens that may come next, as bits, uint8 [ceil(V / 8)]."""
-        bits = self._matcher.compute_bitmask()  # without Python's global lock
+        bits = self._matcher.compute_bitmask()  # releases the GIL
         if self._matcher.is_error():
             raise GrammarError(f"token_mask: {_reason(self._matcher)}")
         return np.frombuffer(bits, dtype=np.uint8)
 
     def add(self, token: int) -> None:
-        """Moves on behind a token; raises GrammarError for one that is not allowed."""
+        """Advances by one token; raises GrammarError if the token is not allowed."""
         self.finished = token in self._stops
         if not self.finished and not self._matcher.consume_token(token):
             raise GrammarError(f"token_mask: {_reason(self._matcher)}")
 
 
 def json_rule(schema: Schema) -> str:
-    """Returns the rule of JSON that is valid for ``schema``."""
+    """Returns the rule for JSON that is valid under ``schema``."""
     if isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": _JSON}
     return f"%json {json.dumps(schema)}"
 
 
 def regex_rule(pattern: str) -> str:
-    """Returns the rule of texts that match a regular expression."""
+    """Returns the rule for texts that match a regular expression."""
     escaped = pattern.replace("/", r"\/").replace("\n", r"\n")
     return f"/{escaped}/"
 
 
 def choice_rule(choices: Sequence[str]) -> str:
-    """Returns the rule of one of several texts."""
+    """Returns the rule for one of several texts."""
     return " | ".join(map(json.dumps, choices))
 
 
 def json_schema_mask(
     tokenizer: Tokenizer, schema: Schema, stop_tokens: Collection[int] | None = None
 ) -> GrammarMask:
-    """Returns the mask of JSON that is valid for ``schema``, with properties in its order."""
+    """Returns the mask for JSON that is valid under ``schema``, with properties in its order."""
     return GrammarMask(tokenizer, f"start: {json_rule(schema)}", stop_tokens)
 
 
 def regex_mask(
     tokenizer: Tokenizer, regex: str, stop_tokens: Collection[int] | None = None
 ) -> GrammarMask:
-    """Returns the mask of texts that match ``regex`` (Rust's syntax, without look-around)."""
+    """Returns the mask for texts that match ``regex`` (Rust's syntax, without look-around)."""
     return GrammarMask(tokenizer, f"start: {regex_rule(regex)}", stop_tokens)
 
 
 def choice_mask(
     tokenizer: Tokenizer, choices: Sequence[str], stop_tokens: Collection[int] | None = None
 ) -> GrammarMask:
-    """Returns the mask of one of several texts."""
+    """Returns the mask for one of several texts."""
     return GrammarMask(tokenizer, f"start: {choice_rule(choices)}", stop_tokens)
 
 
@@ -123,7 +123,7 @@ _lock = threading.Lock()
 
 
 def library_tokenizer(tokenizer: Tokenizer, stop_tokens: Collection[int] | None) -> LLTokenizer:
-    """Returns the library's form of a tokenizer, cached: making it takes seconds."""
+    """Returns llguidance's tokenizer object, cached because building it takes seconds."""
     try:
         from llguidance import LLTokenizer, hf
     except ImportError as error:
@@ -135,7 +135,7 @@ def library_tokenizer(tokenizer: Tokenizer, stop_tokens: Collection[int] | None)
     stops = frozenset(stop_tokens or ([] if eos is None else [eos]))
     if not stops:
         raise ConfigurationError(
-            "stop_tokens: got none, and the tokenizer has no EOS token, expected one at least"
+            "stop_tokens: got none, and the tokenizer has no EOS token, expected at least one"
         )
     key = id(tokenizer), stops
     with _lock:
@@ -149,7 +149,7 @@ def library_tokenizer(tokenizer: Tokenizer, stop_tokens: Collection[int] | None)
                 raise ConfigurationError(
                     f"structured output needs a fast tokenizer: {error}"
                 ) from error
-            # The tokenizer is kept, so that no other one gets its id.
+            # Keep the tokenizer, so that its id stays unique.
             _tokenizers[key] = tokenizer, made
         _tokenizers.move_to_end(key)
         while len(_tokenizers) > _MAX_TOKENIZERS:

@@ -1,4 +1,4 @@
-"""Parts of grammars: constants with control tokens, and texts up to a mark."""
+"""Building blocks of grammars: constants with control tokens, and texts up to a marker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RuleWriter:
     """Collects the rules of a grammar."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: LLTokenizer) -> None:
-        # Control tokens are no text for the library: a grammar has them by their ids.
+        # The library does not treat control tokens as text: a grammar refers to them by id.
         vocabulary: dict[str, int] = cast(Any, tokenizer).get_added_vocab()
         self._special = {
             name: token for name, token in vocabulary.items() if tokens.is_special_token(token)
@@ -28,33 +28,33 @@ class RuleWriter:
         self.rules: list[str] = []
 
     def add(self, name: str, right: str) -> str:
-        """Adds a rule, once; returns its name. Upper case names a terminal."""
+        """Adds a rule once and returns its name. An upper-case name makes it a terminal."""
         rule = f"{name}: {right}"
         if rule not in self.rules:
             self.rules.append(rule)
         return name
 
     def constant(self, text: str) -> str:
-        """Returns a constant text, with control tokens by their ids."""
+        """Returns the expression for a constant text, with control tokens by id."""
         return " ".join(
             f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece)
             for piece in self._pieces(text)
         )
 
     def white(self, characters: str) -> str:
-        """Returns the rule of up to two of these characters of white space."""
+        """Returns the expression for up to two of these white-space characters."""
         return f"/[{re.escape(characters).replace(chr(10), 'n')}]{{0,2}}/" if characters else ""
 
     def until(self, name: str, mark: str) -> str:
-        """Returns a rule of any text and then ``mark``, which the text does not contain."""
+        """Returns a rule for any text without ``mark``, followed by ``mark``."""
         special = next((n for n in self._special if mark.startswith(n)), None)
         if special:
             return f"{self.without(name, [special])} {self.constant(mark)}"
         return self.closed(name, [ANY_TEXT], [mark], mark)
 
     def without(self, name: str, marks: Sequence[str], *conditions: str) -> str:
-        """Returns a terminal of text without ``marks``, also where they are spelled by other
-        tokens, for which all ``conditions`` hold."""
+        """Returns a terminal for text without ``marks``, also if they are spelled by other
+        tokens, that satisfies all ``conditions``."""
         containing = (regex_rule(rf"(.|\n)*{re.escape(mark)}(.|\n)*") for mark in marks)
         right = " & ".join([*(conditions or [ANY_TEXT]), *(f"~{one}" for one in containing)])
         return self.add(name, right)
@@ -62,11 +62,11 @@ class RuleWriter:
     def closed(
         self, name: str, conditions: Sequence[str], marks: Sequence[str], closing: str
     ) -> str:
-        """Returns a rule of text without ``marks``, for which all ``conditions`` hold, and
+        """Returns a rule for text without ``marks`` that satisfies all ``conditions``, and
         ``closing``."""
         text = self.without(f"{name}_TEXT", marks, *conditions)
-        # One terminal up to the first control token: a terminal of text alone would not end where
-        # text follows.
+        # One terminal up to the first control token: a terminal for the text alone would not end
+        # where more text follows.
         pieces = self._pieces(closing)
         plain = pieces.pop(0) if pieces and pieces[0] not in self._special else ""
         ended = self.add(name, f"{text} {json.dumps(plain)}") if plain else text

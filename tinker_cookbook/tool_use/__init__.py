@@ -1,4 +1,4 @@
-"""Tools that a model calls in its episodes.
+"""Tools that a model can call during an episode.
 
 ``@tool`` makes a tool of a function; ``build_agent_tool_env`` makes an environment in which a
 model may call tools until it answers; ``docs/tools.md`` explains both.

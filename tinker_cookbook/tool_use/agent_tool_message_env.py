@@ -50,26 +50,28 @@ of the episode. ``episode`` is a ``ToolEpisode``: the tool objects, each call an
 
 @dataclass
 class AgentToolMessageEnv(MessageEnv):
-    """Episode in which each answer may call tools; one without a call ends it.
+    """Episode in which each answer may call tools; an answer without a call ends the episode.
 
-    Further ends: ``max_turns`` answers, ``max_tool_calls`` calls (the calls up to the limit run), a
-    tool with ``should_stop``, malformed calls. ``reward_fn`` is called once, at the end, unless
-    malformed calls were the cause.
+    It also ends after ``max_turns`` answers, after ``max_tool_calls`` calls, after a call of a
+    tool with ``should_stop``, and at malformed calls. ``reward_fn`` is called once, at the end,
+    unless malformed calls were the cause.
 
     Attributes:
-        tools: The tools; names differ.
-        initial_messages: Beginning of the conversation, including the declaration of the tools.
+        tools: The tools, with distinct names.
+        initial_messages: First messages of the conversation, including the declaration of the
+            tools.
         max_turns: Maximum number of answers.
         reward_fn: See ``RewardFn``.
-        failed_parse_reward: Reward of an answer all of whose calls are malformed.
-        terminate_on_parse_error: Whether it ends the episode; else the model may try again.
+        failed_parse_reward: Reward of an answer that has only malformed calls.
+        terminate_on_parse_error: Whether such an answer ends the episode; if not, the model may
+            retry.
         max_tool_calls: Maximum number of calls; ``None``: no limit.
         parse_error_policy: Replaces the last two settings for malformed calls.
         tool_execution: Whether the calls of one answer run in ``"parallel"`` or ``"sequential"``.
         termination_policy: Time limit of ``reward_fn``, and whether it sees the initial messages.
         history: The conversation so far.
-        on_unavailable: What follows if a tool is unavailable (``error_type="unavailable"``):
-            ``"fail"`` raises ``ToolUnavailableError``, so that the rollout is retried or left out
+        on_unavailable: What happens if a tool is unavailable (``error_type="unavailable"``):
+            ``"fail"`` raises ``ToolUnavailableError``, so that the rollout is retried or dropped
             and the model is not scored for it; ``"report"`` shows the error to the model.
     """
 
@@ -93,7 +95,7 @@ class AgentToolMessageEnv(MessageEnv):
         self._by_name = {tool.name: tool for tool in self.tools}
         if len(self._by_name) < len(self.tools):
             names = sorted(tool.name for tool in self.tools)
-            raise ConfigurationError(f"tools: got {', '.join(names)}, expected names that differ")
+            raise ConfigurationError(f"tools: got {', '.join(names)}, expected distinct names")
         for name, low in (("max_turns", 1), ("max_tool_calls", 0)):
             check_range(name, getattr(self, name), low)
         if self.tool_execution == "concurrent_safe":
@@ -116,17 +118,17 @@ class AgentToolMessageEnv(MessageEnv):
         self._takes_episode = _takes_episode(self.reward_fn)
 
     def begin_rollout(self, config: RolloutConfig) -> None:
-        """Runs calls in order if the settings of the rollout say so."""
+        """Runs calls in order if the settings of the rollout require it."""
         if config.tool_execution == "sequential":
             self.tool_execution = "sequential"
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Sets the limit on tool calls of the rollout; the lower one holds."""
+        """Sets the rollout's limit on tool calls; the lower of both limits applies."""
         given = self.max_tool_calls
         self.max_tool_calls = max_tool_calls if given is None else min(given, max_tool_calls)
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Sets the policy of the rollout for malformed calls."""
+        """Sets the rollout's policy for malformed calls."""
         self.parse_error_policy = policy
 
     async def initial_observation(self) -> list[Message]:
@@ -160,7 +162,8 @@ class AgentToolMessageEnv(MessageEnv):
         logs: Logs = {}
         if text := get_text_content(message):
             logs["assistant_content"] = text
-        # 1. Malformed calls: alone they are a parse error, next to others they are only reported.
+        # 1. Malformed calls: a parse error if there are no others, otherwise they are only
+        #    reported.
         if malformed:
             metrics["parse_error"] = 1.0
             logs["parse_errors"] = "\n".join(call.error for call in malformed)
@@ -299,7 +302,7 @@ class AgentToolMessageEnv(MessageEnv):
 
 
 def _takes_episode(reward_fn: RewardFn) -> bool:
-    """Returns whether a second positional argument is expected: required, or named ``episode``."""
+    """Returns whether the function has a second positional argument: required, or ``episode``."""
     try:
         parameters = list(inspect.signature(reward_fn).parameters.values())
     except (TypeError, ValueError):  # a callable without a signature
@@ -333,20 +336,21 @@ def build_agent_tool_env(
     Args:
         renderer: Renderer of the model's chat format.
         tools: The tools; ``renderer.create_conversation_prefix_with_tools`` declares them.
-        initial_messages: Beginning of the conversation.
+        initial_messages: First messages of the conversation.
         reward_fn: See ``RewardFn``.
-        rollout_config: Limits, parse errors, order of calls and grading. Arguments of the same
-            name replace its values; of two limits on tool calls the lower one holds.
+        rollout_config: Limits, policy for parse errors, order of calls and grading. Arguments of
+            the same name replace its values; of two limits on tool calls the lower one applies.
         model_name: Without ``rollout_config``, the model whose default settings are used.
-        max_turns: Maximum number of answers; default: that of ``rollout_config``, else 5.
+        max_turns: Maximum number of answers; default: from ``rollout_config``, else 5.
         failed_parse_reward: Reward of an answer that cannot be parsed.
         terminate_on_parse_error: Whether such an answer ends the episode.
         max_tool_calls: Maximum number of calls.
-        max_trajectory_tokens: The episode ends when the next prompt and ``max_generation_tokens``
+        max_trajectory_tokens: The episode ends when the next prompt plus ``max_generation_tokens``
             exceed this.
         max_generation_tokens: Tokens reserved for an answer.
-        context_overflow_reward: Reward of the step if that happens or if an answer was truncated.
-        terminate_on_length: Whether a truncated answer ends the episode; default: unless
+        context_overflow_reward: Reward of the step if this limit is exceeded or an answer is
+            truncated.
+        terminate_on_length: Whether a truncated answer ends the episode; default: yes, unless
             ``rollout_config`` limits the tokens.
         parse_error_policy: Replaces ``failed_parse_reward`` and ``terminate_on_parse_error``.
         on_unavailable: See ``AgentToolMessageEnv``.
@@ -359,7 +363,7 @@ def build_agent_tool_env(
         max_turns = limits.max_turns or 5
     call_limits = [n for n in (max_tool_calls, limits.max_tool_calls) if n is not None]
     if terminate_on_length is None:
-        # The rollout then limits the tokens of the whole episode, so a truncated answer is kept.
+        # The rollout config then limits the tokens of the episode, so a truncated answer is kept.
         token_limits = (
             limits.max_trajectory_tokens,
             limits.max_sampled_tokens,

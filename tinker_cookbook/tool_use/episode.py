@@ -1,4 +1,4 @@
-"""Record of the calls of one episode, for rewards and metrics."""
+"""Record of all tool calls of one episode, for rewards and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolCallRecord:
 
     name: str
     arguments: dict[str, Any] | None
-    """``None`` if they are no JSON object."""
+    """``None`` if the text is not a JSON object."""
     result: ToolResult
 
     @property
@@ -61,7 +61,7 @@ class ToolEpisode:
         counts = Counter(call.name for call in self.calls)
         errors = Counter(call.error_type for call in self.calls if call.error_type is not None)
         metrics: Metrics = {"tool/calls": len(self.calls), "tool/errors": errors.total()}
-        # Reported as 0 too, so that the mean over episodes is the number per episode.
+        # Zeros are reported too, so that the mean over episodes counts every episode.
         metrics |= {f"tool/calls/{tool.name}": counts[tool.name] for tool in self.tools}
         kinds = sorted(set(errors) | set(ERROR_TYPES))
         metrics |= {f"tool/errors/{kind}": errors[kind] for kind in kinds}

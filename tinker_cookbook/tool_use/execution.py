@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_MAX_OUTPUT_CHARS = 16_384
 MAX_ABANDONED_CALLS = 32
-"""Calls of a tool that may still run in threads after their timeout."""
+"""Maximum number of calls of a tool that still run in threads after their timeout."""
 
 
 class ToolUnavailableError(BackendError):
-    """What a tool depends on failed, for a reason that is not in the call.
+    """Something that a tool depends on failed, for a reason outside the call.
 
     A tool may raise it. The call then has ``error_type="unavailable"``, and by default the episode
     fails instead of being scored.
@@ -41,16 +41,18 @@ class ToolSettings:
     """How a tool is run."""
 
     timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
-    """Time limit of one call; ``None``: none."""
+    """Time limit of one call; ``None``: no limit."""
     max_output_chars: int | None = DEFAULT_MAX_OUTPUT_CHARS
-    """The middle of a longer text is left out; ``None``: no limit."""
+    """The middle of a longer text is removed; ``None``: no limit."""
     max_concurrency: int | None = None
-    """Calls that run at the same time on one event loop; others wait, which is not part of their
-    timeout. ``None``: no limit, except that sync methods of one object run one after the other."""
+    """Concurrent calls on one event loop; other calls wait, and waiting does not count as part of
+    their timeout. ``None``: no limit, except that sync methods of one object run one after the
+    other."""
     cache_size: int = 0
-    """Results that are kept and returned for equal arguments; 0: none."""
+    """Number of cached results, which are returned for equal arguments; 0: no cache."""
     record: bool = False
-    """Whether results are recorded, so that a resumed run gets them again (see ``recording``)."""
+    """Whether results are recorded, so that a resumed run gets the same ones (see
+    ``recording``)."""
 
     def __post_init__(self) -> None:
         for name, low in (("timeout_seconds", 0), ("max_output_chars", 1), ("max_concurrency", 1)):
@@ -104,14 +106,14 @@ class CallState:
         return len(self._abandoned)
 
     def cached(self, arguments: dict[str, Any]) -> ToolResult | None:
-        """Returns a copy of the result for equal arguments, if it is kept."""
+        """Returns a copy of the cached result for equal arguments, if there is one."""
         if not self._cache_size:
             return None
         found = self._cached.get(_key(arguments))
         return None if found is None else deepcopy(found)
 
     def keep(self, arguments: dict[str, Any], result: ToolResult) -> None:
-        """Keeps a result of a call that succeeded; the oldest one gives way."""
+        """Caches the result of a call that succeeded; evicts the oldest one."""
         if not self._cache_size or result.error_type is not None:
             return
         self._cached[_key(arguments)] = deepcopy(result)
@@ -154,7 +156,7 @@ async def guarded(
     except (BackendError, SandboxError, ConnectionError) as error:
         logger.warning("tool %s is unavailable: %s", name, error)
         return failed(f"Tool is unavailable: {error}", "unavailable")
-    # SystemExit too: a tool that calls sys.exit must not end the run.
+    # Catches SystemExit too: a tool that calls sys.exit must not end the run.
     except (Exception, SystemExit) as error:
         _log_once(name, error)
         return failed(
@@ -175,7 +177,7 @@ async def _as_task(work: Callable[[], Awaitable[Any]]) -> Any:
         raise RuntimeError(f"the tool called sys.exit({error})") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        # A library may raise it without a cancellation of this call.
+        # A library may raise CancelledError although nobody cancelled this call.
         if task is not None and task.cancelling():
             raise
         raise RuntimeError("the tool's own work was cancelled") from None

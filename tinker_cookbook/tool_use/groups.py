@@ -15,17 +15,17 @@ from tinker_cookbook.tool_use.types import Tool
 
 @dataclass
 class ToolGroupBuilder(EnvGroupBuilder):
-    """Episodes about one question.
+    """A group of episodes on the same question.
 
     Attributes:
         renderer: Renderer with tools; it declares them before ``messages``.
-        messages: Beginning of the conversation.
+        messages: First messages of the conversation.
         reward_fn: See ``build_agent_tool_env``.
         group_size: Number of episodes.
         tools: Called for each episode, so that each has its own state.
         mcp: Sources of ``mcp_tools``; the group opens one connection to each and closes it.
         mcp_options: Arguments of ``mcp_tools``.
-        system_prompt: Text of the system message, besides the declarations.
+        system_prompt: Text of the system message, in addition to the tool declarations.
         options: Further arguments of ``build_agent_tool_env``.
         tags: Tags of the group's metrics.
     """

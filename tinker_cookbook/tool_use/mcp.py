@@ -3,11 +3,11 @@
     async with await mcp_tools("python my_server.py") as tools:
         env = build_agent_tool_env(renderer, tools, messages, reward_fn)
 
-A connection lives in one background thread for all servers, so it can be opened, used and closed
+All connections run in one background thread, so they can be opened, used and closed
 from any event loop and task.
 """
 
-# The package is optional; without it, ``mcp`` is this file to the type checker.
+# The package is optional. Without it, the type checker resolves ``mcp`` to this file.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tinker_cookbook.tool_use.types import ToolInput, ToolResult, ToolSpec
 from tinker_cookbook.utils.imports import missing_extra
 
 Source: TypeAlias = Any
-"""A command (text or list), a URL, a server object of the ``mcp`` package, or an entered-once
-transport: an async context manager that returns its two streams."""
+"""A command (text or list), a URL, a server object of the ``mcp`` package, or a single-use
+transport: an async context manager that returns two streams."""
 
 T = TypeVar("T")
 
@@ -61,25 +61,25 @@ async def mcp_tools(
 ) -> MCPTools:
     """Connects to a server and returns its tools; close them when they are no longer used.
 
-    A server that ends during a call gives a result with ``error_type="unavailable"``; the next call
+    If the server ends during a call, the result has ``error_type="unavailable"``; the next call
     starts it again.
 
     Args:
-        source: See ``Source``. A command gets no environment variables but a few such as ``PATH``
-            and those of ``env``.
+        source: See ``Source``. A command gets only a few environment variables, such as ``PATH``,
+            and the variables of ``env``.
         only: Names of the tools to return; default: all.
-        prefix: Put before each name, to tell the tools of several servers apart.
+        prefix: Prefix of each tool name, to distinguish the tools of several servers.
         timeout_seconds: Time limit of one call.
-        max_output_chars: The middle of a longer text is left out.
-        max_concurrency: Calls of one tool that run at the same time.
+        max_output_chars: The middle of a longer text is removed.
+        max_concurrency: Concurrent calls of one tool.
         record: Whether results are recorded for a resumed run.
         env: Environment variables of a command.
         cwd: Working folder of a command.
         start_timeout_seconds: Time limit of the start.
 
     Raises:
-        ConfigurationError: The package or the command is missing, or a tool of ``only``.
-        ToolUnavailableError: The server did not start; the message has the end of its stderr.
+        ConfigurationError: The package, the command, or a tool of ``only`` is missing.
+        ToolUnavailableError: The server did not start; the message ends with its stderr.
     """
     server = _Server(source, dict(env or {}), cwd, start_timeout_seconds)
     server.check()
@@ -110,7 +110,7 @@ class MCPTools(list["MCPTool"]):
         self._server = server
 
     async def close(self) -> None:
-        """Closes the connection and ends a server that was started; may be called twice."""
+        """Closes the connection and ends the started server; may be called twice."""
         await self._server.close()
 
     async def __aenter__(self) -> MCPTools:
@@ -149,7 +149,7 @@ class MCPTool:
 
 
 def _as_result(answer: Any) -> ToolResult:
-    """Returns the texts of an answer; what is not text is described."""
+    """Returns the texts of an answer; other content is described in a few words."""
     texts: list[str] = []
     for part in answer.content:
         resource = getattr(part, "resource", None)
@@ -169,7 +169,7 @@ def _as_result(answer: Any) -> ToolResult:
 
 
 def _either(value: Any, new: str, old: str) -> Any:
-    """Returns an attribute by its name in mcp 2 or in mcp 1."""
+    """Returns an attribute by its name in mcp 2 or its name in mcp 1."""
     return getattr(value, new, getattr(value, old, None))
 
 
@@ -187,7 +187,7 @@ class _Loop:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine there; cancelling the caller cancels it."""
         with self._lock:
-            # A fork has the loop, but not its thread.
+            # After a fork, the child has the loop but not its thread.
             if self._loop is None or self._process != os.getpid():
                 self._loop, self._process = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(
@@ -202,7 +202,7 @@ _loop = _Loop()
 
 @dataclass
 class _Server:
-    """A server and its connection, which is opened again after the server has ended."""
+    """A server and its connection; reconnects after the server has ended."""
 
     source: Source
     env: dict[str, str]
@@ -213,7 +213,7 @@ class _Server:
     _closed: bool = field(default=False, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the source: another process opens a connection of its own."""
+        """Pickles the source: another process opens its own connection."""
         return _Server, (self.source, self.env, self.cwd, self.start_timeout_seconds)
 
     @property
@@ -295,11 +295,11 @@ class _Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether calls can be sent: the server has not ended, as far as is known."""
+        """Whether calls can be sent: the session has not ended, as far as is known."""
         return not (self.ended.done() or self._asked_to_close.is_set())
 
     async def start(self) -> None:
-        """Waits until the tools are known."""
+        """Waits until the server has listed its tools."""
         ready = asyncio.create_task(self._ready.wait())
         seconds = self._server.start_timeout_seconds
         await asyncio.wait({ready, self.ended}, timeout=seconds, return_when="FIRST_COMPLETED")
@@ -321,11 +321,11 @@ class _Connection:
         finally:
             work.cancel()
         error = None if work.cancelled() or not work.done() else work.exception()
-        # Only the server knows whether the error is that of the call or of the connection.
+        # Lets the session task notice a closed connection before the call is blamed for the error.
         await asyncio.sleep(0)
         if error is not None and not self.ended.done() and not _is_closed(error):
             raise error
-        self._asked_to_close.set()  # a connection without its server is of no use
+        self._asked_to_close.set()  # a connection without its server is useless
         raise ToolUnavailableError(self._failure("ended during the call", str(error or "")))
 
     async def close(self) -> None:
@@ -374,7 +374,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _is_closed(error: BaseException) -> bool:
-    """Returns whether an error says that the connection, not the call, has failed."""
+    """Returns whether the connection failed, and not the call."""
     names = ("ClosedResourceError", "BrokenResourceError", "EndOfStream", "ConnectError")
     text = f"{type(error).__name__}: {error}".lower()
     return type(error).__name__ in names or "connection closed" in text
@@ -408,7 +408,7 @@ async def _session(server: _Server, stderr: Any) -> AsyncIterator[Any]:
         else:
             yield await stack.enter_async_context(_in_memory(source))
             return
-        # mcp 1 has a third value for HTTP.
+        # mcp 1 yields a third value for HTTP.
         read, write, *_ = await stack.enter_async_context(transport)
         session = await stack.enter_async_context(ClientSession(read, write))
         await session.initialize()

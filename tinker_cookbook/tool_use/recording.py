@@ -1,10 +1,11 @@
 """Record of tool results, so that a resumed run gets the same ones.
 
 A run that was killed repeats the rollouts since its last checkpoint, with the same samples. A tool
-that reads the clock, a web page or a server would now return something else, and the run would end
-in other weights. So the results of tools with ``record=True`` are appended to
-``log_path/tool_results.jsonl`` under the place of their call (batch, group, member, attempt, call),
-and a call at the same place with the same arguments gets the recorded result without being run.
+that reads the clock, a web page or a server would then return something else, and the run would end
+with different weights. So the results of tools with ``record=True`` are appended to
+``log_path/tool_results.jsonl`` with the position of their call (batch, group, member, attempt,
+call), and a call at the same position with the same arguments returns the recorded result without
+running.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ FILE_NAME = "tool_results.jsonl"
 
 
 class ToolJournal:
-    """Results of one run by the place of their call; kept in the file, not in memory."""
+    """Recorded results of one run, by the position of their call; stored in the file only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        # Place of a call -> position of its line in the file.
+        # Position of a call in the run -> offset of its line in the file.
         self._lines: dict[str, tuple[int, int]] = {}
         self._read_to = 0
         self.identity = _identity(path)
 
     def find(self, place: str, call: ToolCall) -> ToolResult | None:
-        """Returns the recorded result of this call at this place, if there is one."""
+        """Returns the recorded result of this call at this position, if there is one."""
         with self._lock:
             self._read_new_lines()
             found = self._lines.get(place)
@@ -52,7 +53,7 @@ class ToolJournal:
             with self.path.open("rb") as file:
                 file.seek(found[0])
                 row = json.loads(file.read(found[1]))
-        # With other settings the model may make another call at the same place.
+        # With other settings, the model may make a different call at the same position.
         if (row["tool"], row["arguments"]) != (call.function.name, call.function.arguments):
             return None
         result = row["result"]
@@ -66,8 +67,8 @@ class ToolJournal:
     def add(self, place: str, call: ToolCall, result: ToolResult) -> None:
         """Appends a result; raises ``TrainingError`` if the file cannot be written.
 
-        Metadata that JSON cannot hold become their ``repr``. A message with such content, such as
-        an image object, is not recorded.
+        Metadata that JSON cannot store are replaced by their ``repr``. A message with such content,
+        such as an image object, is not recorded.
         """
         row: dict[str, Any] = {
             "place": place,
@@ -89,13 +90,13 @@ class ToolJournal:
                 self.identity = _identity(self.path)
 
     def _read_new_lines(self) -> None:
-        """Reads lines that were appended, here or by another process of the run."""
+        """Reads lines appended by this process or another process of the run."""
         if not self.path.exists() or self.path.stat().st_size <= self._read_to:
             return
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             for line in file:
-                # A process that was killed may leave a line without an end, which is no result.
+                # A killed process may leave an incomplete last line; it is not a result.
                 if line.endswith(b"\n"):
                     self._index(line)
                     self._read_to += len(line)
@@ -104,7 +105,7 @@ class ToolJournal:
         try:
             place = json.loads(line)["place"]
         except (ValueError, KeyError, TypeError):
-            return  # a torn line that a later process continued
+            return  # an incomplete line, continued by a later process
         self._lines[place] = (self._read_to, len(line))
 
 
@@ -141,7 +142,7 @@ async def recorded(
         return await run()
     journal = journal_of(place.log_path)
     key = "/".join(str(part) for part in (*place.position, index))
-    # In threads, because a disk may be slow.
+    # In a thread, because a disk may be slow.
     found = await asyncio.to_thread(journal.find, key, call)
     if found is None:
         found = await run()

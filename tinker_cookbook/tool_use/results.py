@@ -16,9 +16,9 @@ ERROR_TYPES = (
     "timed_out",
     "unavailable",
 )
-"""Values of ``ToolResult.error_type``: unknown tool; arguments that are no JSON, or do not fit the
-schema; the tool raised an error or returned something else than text; it took too long; what it
-depends on (a server, a sandbox) cannot be reached."""
+"""Values of ``ToolResult.error_type``: unknown tool; arguments that are not JSON or do not match
+the schema; the tool raised an error or returned something other than text; it timed out; something
+that the tool depends on (a server, a sandbox) cannot be reached."""
 
 
 def simple_tool_result(
@@ -63,7 +63,7 @@ def error_tool_result(
 
 
 def as_tool_result(value: Any, name: str) -> ToolResult:
-    """Returns the result for what a tool returned: text stays text, other JSON values are written.
+    """Converts a tool's return value to a result: text as it is, other values as JSON text.
 
     Raises:
         TypeError: The value is neither a ``ToolResult`` nor a JSON value, or a message of the
@@ -95,7 +95,7 @@ def _checked_message(message: Any, name: str) -> Message:
     content = message.get("content") if isinstance(message, dict) else None
     parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
     if isinstance(content, str) or parts:
-        return cast(Message, dict(message))  # a copy, which is filled in and shortened
+        return cast(Message, dict(message))  # a copy, because it is completed and shortened later
     raise TypeError(
         f"tool '{name}' returned a message whose content is {type(content).__name__}, expected "
         "text or a list of parts"
@@ -103,7 +103,7 @@ def _checked_message(message: Any, name: str) -> Message:
 
 
 def completed(result: ToolResult, name: str, call_id: str | None, max_chars: int | None) -> None:
-    """Fills in the name and the id of the call, and shortens long texts in place."""
+    """Fills in the name and id of the call, and shortens long texts, in place."""
     for message in result.messages:
         if call_id and not message.get("tool_call_id"):
             message["tool_call_id"] = call_id
@@ -124,9 +124,9 @@ def completed(result: ToolResult, name: str, call_id: str | None, max_chars: int
 def _readable(text: str, max_chars: int | None) -> str:
     """Returns the text without lone surrogates, and without its middle part if it is too long."""
     if max_chars is not None and len(text) > max_chars:
-        # Both ends are kept: output of programs has its error at the end.
+        # Keep both ends: the output of a program has its error at the end.
         head, tail = text[: max_chars - max_chars // 3], text[len(text) - max_chars // 3 :]
         left_out = len(text) - len(head) - len(tail)
         text = f"{head}\n[... {left_out} characters left out ...]\n{tail}"
-    # No tokenizer can encode a lone surrogate, which reading a binary file as text may leave.
+    # Reading a binary file as text may leave lone surrogates, which no tokenizer can encode.
     return text.encode("utf-8", "replace").decode("utf-8")

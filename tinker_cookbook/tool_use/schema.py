@@ -20,7 +20,7 @@ _SPHINX = re.compile(r"^:param (?:[^:]*\s)?(?P<name>\w+):\s*(?P<text>(?:.+(?:\n[
 
 
 def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
-    """Returns the description, and that of each parameter, of a Google or Sphinx docstring."""
+    """Returns the description and the parameters' descriptions of a Google or Sphinx docstring."""
     text = inspect.cleandoc(docstring or "")
     parameters = {m["name"]: " ".join(m["text"].split()) for m in _SPHINX.finditer(text)}
     text = _SPHINX.sub("", text)
@@ -39,7 +39,7 @@ def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
             if entry:
                 name = entry["name"].lstrip("*")
                 parameters[name] = entry["text"].strip()
-            elif name:  # a continued description
+            elif name:  # a continuation line
                 parameters[name] = f"{parameters[name]} {line.strip()}".strip()
     return text.strip(), parameters
 
@@ -48,10 +48,10 @@ class ToolSignature:
     """Parameters of a tool's function: their JSON schema, and the check of a call's arguments.
 
     Hints may be ``Annotated[type, "description"]`` or ``Annotated[type, Field(...)]``; other
-    descriptions come from the docstring. A first parameter ``self`` or ``cls`` is left out.
+    descriptions come from the docstring. A first parameter ``self`` or ``cls`` is skipped.
 
     Raises:
-        ConfigurationError: A parameter cannot be given by name, or its hint cannot be read.
+        ConfigurationError: A parameter is not a named one, or its type hint cannot be read.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
@@ -72,7 +72,7 @@ class ToolSignature:
                     f"tool {name!r}: parameter {parameter!r} is {entry.kind.description}, expected "
                     "named parameters, because a model gives arguments by name"
                 )
-            # The alias allows names that a pydantic model has itself, such as ``copy``.
+            # The alias allows names that pydantic models already use, such as ``copy``.
             details: dict[str, Any] = {"alias": parameter}
             hint = hints.get(parameter, Any)
             if text := _description_of(hint) or described.get(parameter):
@@ -92,7 +92,7 @@ class ToolSignature:
         """Returns the function's arguments, converted to their types.
 
         Raises:
-            ValueError: They do not fit the schema; the message names each parameter.
+            ValueError: The arguments do not match the schema; the message names each parameter.
         """
         try:
             values = self.model.model_validate(arguments)

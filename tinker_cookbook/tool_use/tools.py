@@ -21,9 +21,9 @@ from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
 
 
 class FunctionTool:
-    """Tool of a function or method; ``@tool`` makes it.
+    """Tool from a function or method, as created by ``@tool``.
 
-    A sync function runs in a thread of its call, so it may block; an async one must not. The
+    A sync function runs in its own thread, so it may block; an async function must not block. The
     function returns text, a JSON value or a ``ToolResult``. Calling the tool calls the function.
 
     Raises:
@@ -48,7 +48,7 @@ class FunctionTool:
         self._description = description or self._signature.description
         self._instance: Any = None
         self._state = CallState(Slots(self.settings.max_concurrency), self.settings.cache_size)
-        # State of the calls of each object whose method this is, as long as the object lives.
+        # For a method: the state of the calls of each object, as long as the object lives.
         self._states: dict[int, CallState] = {}
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
@@ -111,7 +111,7 @@ class FunctionTool:
         try:
             value = await run_in_new_thread(in_thread)
         finally:
-            # A thread cannot be ended from outside: after a timeout it runs on.
+            # A thread cannot be stopped from outside: after a timeout it keeps running.
             if not done.is_set():
                 state.abandon(done)
         return await value if inspect.isawaitable(value) else value
@@ -140,26 +140,26 @@ class FunctionTool:
             return state
         limit = self.settings.max_concurrency
         if limit is None and not inspect.iscoroutinefunction(self._fn):
-            # Methods that share the state of their object are rarely safe in several threads.
+            # Methods share the state of their object and are rarely thread-safe.
             slots = _slots_of_objects.setdefault(id(obj), Slots(1))
         else:
             slots = Slots(limit)
         state = self._states[id(obj)] = CallState(slots, self.settings.cache_size)
         try:
             weakref.finalize(obj, _forget, id(obj), self._states)
-        except TypeError:  # an object of __slots__ cannot be watched, so nothing is kept for it
+        except TypeError:  # no weak references to an object with __slots__: keep no state for it
             _forget(id(obj), self._states)
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the place of the function, as builders in other processes need it."""
+        """Pickles the import path of the function, for builders in other processes."""
         if self._instance is not None:
             return getattr, (self._instance, self._fn.__name__)
         return _load, (self._fn.__module__, self._fn.__qualname__)
 
 
 _slots_of_objects: dict[int, Slots] = {}
-"""By the id of an object that lives: one slot for all its sync tools."""
+"""Id of a live object -> one slot for all its sync tools."""
 
 
 def _forget(key: int, states: dict[int, CallState]) -> None:
@@ -194,7 +194,7 @@ def tool(
 
     Args:
         fn: The function.
-        name: Name of the tool, by default that of the function.
+        name: Name of the tool; default: the function's name.
         description: Replaces the docstring.
         **settings: Fields of ``ToolSettings``: ``timeout_seconds``, ``max_output_chars``,
             ``max_concurrency``, ``cache_size``, ``record``.
@@ -214,7 +214,7 @@ def tool(
 
 
 async def handle_tool_call(tools: Mapping[str, Tool], tool_call: ToolCall) -> ToolResult:
-    """Runs one call of a model; a call that cannot be run gets a result with an ``error_type``."""
+    """Runs one call of a model; a call that cannot run returns a result with an ``error_type``."""
     name, call_id = tool_call.function.name, tool_call.id or ""
 
     def failed(message: str, error_type: str) -> ToolResult:

@@ -11,11 +11,11 @@ from tinker_cookbook.renderers import ToolSpec as ToolSpec
 
 @dataclass
 class ToolInput:
-    """Arguments of one call."""
+    """Input of one call."""
 
     arguments: dict[str, Any]
     call_id: str | None = None
-    """``ToolCall.id`` of the call, which some chat formats repeat in the result."""
+    """``ToolCall.id``; some chat formats repeat it in the result."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ToolResult:
     metrics: dict[str, float] = field(default_factory=dict)
     """Logged as ``env/all/tool/NAME/METRIC``, averaged over the calls of an episode."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Anything for rewards and logs; ``metadata["error"]`` is the type of an error."""
+    """Further data for rewards and logs; ``metadata["error"]`` is the type of an error."""
 
     @property
     def error_type(self) -> str | None:
@@ -39,7 +39,7 @@ class ToolResult:
 
 @runtime_checkable
 class Tool(Protocol):
-    """Tool that a model can call. Optional attributes are those of ``ToolSettings``."""
+    """Tool that a model can call. Optional attribute: ``settings``, a ``ToolSettings``."""
 
     @property
     def name(self) -> str:

@@ -87,8 +87,8 @@ def test_an_empty_file_is_said(tmp_path):
 
 def test_a_name_that_is_none(model, tmp_path):
     for name, message in [
-        ("deepmat", "dataset_name: got 'deepmat', which is no file .* expected deepmath, tulu3"),
-        (str(tmp_path / "none.jsonl"), "which is no file"),
+        ("deepmat", "dataset_name: got 'deepmat', which is not a file .* expected deepmath, tulu3"),
+        (str(tmp_path / "none.jsonl"), "which is not a file"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             builder(model, name).check()

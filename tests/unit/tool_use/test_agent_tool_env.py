@@ -237,7 +237,7 @@ def test_wrong_settings(options, said):
     with pytest.raises(NotImplementedError, match="concurrent_safe"):
         make(tool_execution="concurrent_safe")
     counter = Counter()
-    with pytest.raises(ConfigurationError, match="names that differ"):
+    with pytest.raises(ConfigurationError, match="distinct names"):
         AgentToolMessageEnv([counter.add, counter.add], [USER], 5, counts)
 
 

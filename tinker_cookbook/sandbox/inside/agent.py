@@ -1,4 +1,4 @@
-"""Process 1 of a command sandbox: starts commands, watches limits, ends with the host program.
+"""Process 1 of a command sandbox: starts commands, enforces limits, ends with the host process.
 
 A command cannot harm it: process 1 of a namespace ignores signals from inside, its memory is
 protected, and it reads nothing that a command writes.
@@ -28,11 +28,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass
 class _Command:
     pid: int
-    status: int  # descriptor to which the result is written
+    status: int  # descriptor for the result
     deadline: float
     started: float = field(default_factory=time.monotonic)
     timed_out: bool = False
-    over_limit: str = ""  # limit of the whole sandbox that ended it
+    over_limit: str = ""  # the limit of the whole sandbox that killed it
     peak: int = 0  # bytes of memory
 
 
@@ -46,7 +46,7 @@ class Agent:
         self._next_check = 0.0
 
     def run(self) -> None:
-        """Serves requests; returns when the host is gone, with everything killed."""
+        """Serves requests; kills everything and returns when the host is gone."""
         kernel.protect_process()
         kernel.adopt_orphans()
         # A byte arrives here for each SIGCHLD.
@@ -101,7 +101,7 @@ class Agent:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            self._give_up_rights()
+            self._drop_privileges()
             os.makedirs(request["workdir"], exist_ok=True)
             os.chdir(request["workdir"])
             os.closerange(3, 256)
@@ -113,7 +113,7 @@ class Agent:
             channel.write_and_close(status, {"error": traceback.format_exc()})
             os._exit(1)
 
-    def _give_up_rights(self) -> None:
+    def _drop_privileges(self) -> None:
         settings = self._settings
         kernel.limit_resources(settings["limits"])
         kernel.become_user(settings["uid"])
@@ -122,7 +122,7 @@ class Agent:
             kernel.restrict_files(settings["readable"], settings["writable"])
         else:
             kernel.drop_capabilities()
-        # Without a network namespace of its own, a command must not make any socket.
+        # Without its own network namespace, a command must not create any socket.
         kernel.filter_system_calls(
             forks=True, sockets=not settings["landlock"], shared_memory=False
         )
@@ -162,7 +162,7 @@ class Agent:
             return
         if self._commands or self._has_orphans():
             self._check_totals()
-        # At most a tenth of a core goes into this.
+        # The checks use at most a tenth of a core.
         ended = time.monotonic()
         self._next_check = ended + max(_POLL_SECONDS, 10 * (ended - now))
 
@@ -188,7 +188,7 @@ class Agent:
         if self._settings["landlock"]:
             size, files = _folder_use(self._settings["writable"][0], self._settings["disk"])
         else:
-            # The size is a limit of the mount; the number of files has none there.
+            # The mount limits the size, but not the number of files.
             disk = os.statvfs("/")
             size, files = 0, disk.f_files - disk.f_ffree
         return "disk" if files > _MOST_FILES or size > self._settings["disk"] else ""
@@ -199,7 +199,7 @@ class Agent:
             _kill_all([command.pid, *self._descendants(command.pid)])
 
     def _descendants(self, root: int) -> set[int]:
-        """Processes below ``root``, and those of its session."""
+        """Returns the descendants of ``root`` and the processes of its session."""
         table = list(_processes())
         found = {pid for pid, _, session, _ in table if session == root and pid != root}
         while True:
@@ -209,7 +209,7 @@ class Agent:
             found |= more
 
     def end(self) -> None:
-        """Kills everything; deletes the work folder where it lies on the host's disk."""
+        """Kills everything, and deletes a work folder on the host's disk."""
         for _ in range(50):
             running = self._descendants(os.getpid())
             _kill_all(running)
@@ -245,7 +245,7 @@ def _processes() -> Any:
 
 
 def _folder_use(folder: str, enough: int) -> tuple[int, int]:
-    """Bytes and files below a folder, counted up to the limits."""
+    """Returns bytes and files below a folder; stops counting at the limits."""
     size = files = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -37,7 +37,7 @@ def receive(channel: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> tuple[Any
     Raises:
         EOFError: The other side closed the socket, or ended.
         MessageTooLargeError: The message has more than ``limit`` bytes.
-        ValueError: It is no JSON.
+        ValueError: The message is not JSON.
     """
     head, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, _MOST_DESCRIPTORS)
     head += _exactly(channel, _HEADER.size - len(head)) if head else b""
@@ -60,7 +60,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def write_and_close(descriptor: int, message: Any) -> None:
-    """Writes a short JSON value to a pipe, whose reader may be gone, and closes it."""
+    """Writes a short JSON value to a pipe and closes it; the reader may be gone."""
     try:
         os.write(descriptor, json.dumps(message).encode())
     except OSError:

@@ -1,4 +1,4 @@
-"""Takes rights away from the current process: namespaces, Landlock, seccomp, rlimits, user id.
+"""Restricts the current process: namespaces, Landlock, seccomp, rlimits, user id.
 
 The calls go to the C library through ctypes, so that nothing has to be installed. Numbers come
 from the kernel's headers.
@@ -44,7 +44,7 @@ def _prctl(option: int, *values: int) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Gives the process, or its next children, namespaces of their own."""
+    """Moves the process, or its next children, into new namespaces."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -61,7 +61,7 @@ def protect_process() -> None:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that forked it ends."""
+    """Makes the kernel kill this process when the thread that forked it ends."""
     _check(_prctl(_PR_SET_PDEATHSIG, 9), "prctl(PR_SET_PDEATHSIG)")
 
 
@@ -72,7 +72,7 @@ def adopt_orphans() -> None:
 
 def limit_resources(limits: dict[str, int]) -> None:
     """Sets rlimits: keys ``memory``, ``file_size`` (bytes), ``cpu_seconds``, ``processes``…"""
-    # Allocation fails with MemoryError in the program; nothing is killed.
+    # At the limit, an allocation in the program raises MemoryError; the process is not killed.
     wanted = {
         resource.RLIMIT_AS: limits["memory"],
         resource.RLIMIT_FSIZE: limits["file_size"],
@@ -91,7 +91,7 @@ def limit_resources(limits: dict[str, int]) -> None:
 
 
 def become_user(uid: int) -> None:
-    """Changes root to user ``uid``: rlimits on processes hold for all users except root."""
+    """Changes from root to user ``uid``: rlimits on processes do not apply to root."""
     if os.getuid() == 0 and uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -99,7 +99,7 @@ def become_user(uid: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Gives up all capabilities, also for programs that are started later."""
+    """Drops all capabilities, also for programs that are started later."""
     _prctl(_PR_CAP_AMBIENT, 4)  # clear all
     for capability in range(_LAST_CAPABILITY + 1):
         _prctl(_PR_CAPBSET_DROP, capability)  # fails for numbers the kernel does not know
@@ -125,7 +125,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: list[str], writable: list[str]) -> None:
-    """Leaves the process only these folders and files, and no signals or TCP to the outside.
+    """Restricts the process to these folders and files; blocks signals and TCP to the outside.
 
     Args:
         readable: Paths whose files can be read and executed.
@@ -215,7 +215,7 @@ _EPERM, _ENOSYS = 1, 38
 
 
 def seccomp_supported() -> bool:
-    """Whether the filter below knows this processor's system calls."""
+    """Whether the filter below supports this processor's system calls."""
     return platform.machine() in _ARCHITECTURES
 
 
@@ -223,9 +223,9 @@ def filter_system_calls(*, forks: bool, sockets: bool, shared_memory: bool) -> N
     """Makes dangerous system calls fail with EPERM, for this process and all it starts.
 
     Args:
-        forks: Whether new processes may be made; threads always may.
-        sockets: Whether sockets may be made; socket pairs always may.
-        shared_memory: Whether memory may be used that no limit of a process counts.
+        forks: Whether processes may be created. Threads are always allowed.
+        sockets: Whether sockets may be created. Socket pairs are always allowed.
+        shared_memory: Whether shared memory is allowed, which no limit of a process covers.
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
     denied = {numbers[column] for numbers in _DENIED.values()}
@@ -236,13 +236,13 @@ def filter_system_calls(*, forks: bool, sockets: bool, shared_memory: bool) -> N
     if not forks and column == 0:
         denied.update(_FORKS_X86)
     refuse = (_RETURN, 0, 0, _ERRNO | _EPERM)
-    # A jump skips the number of instructions in its second field if true, else in its third.
+    # A jump skips as many instructions as its second field has (if true) or its third (if not).
     program = [
         (_LOAD, 0, 0, 4),
         (_JUMP_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, 0),
-        # Numbers from 2^30 are x32 calls, whose table differs.
+        # Numbers from 2^30 are x32 calls, which have another table.
         (_JUMP_ABOVE, 0, 1, 1 << 30),
         refuse,
     ]
@@ -256,7 +256,7 @@ def filter_system_calls(*, forks: bool, sockets: bool, shared_memory: bool) -> N
         (_RETURN, 0, 0, _ALLOW),
         refuse,
     ]
-    # The C library falls back to clone, whose flags a filter can see.
+    # The C library then falls back to clone, and a filter can check the flags of clone.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     program += [
         (_JUMP_EQUAL, 1, 0, _CLONE[column]),

@@ -1,6 +1,6 @@
 """Calls between the process of the tests and the process of the program.
 
-The tests hold a ``Remote`` where they would hold a function or object of the program. Arguments and
+The tests use a ``Remote`` in place of a function or object of the program. Arguments and
 results travel as plain values, so the program never shares an interpreter with its tests.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 from tinker_cookbook.sandbox.inside import channel, values
 
 MAX_VALUE_BYTES = 16 << 20
-# Of a program's CPU time: what it may take on the clock if it mostly sleeps, and in any case. A
-# program that computes on a busy machine gets the longer time.
+# Wall-clock limits as multiples of the limit on CPU time: for a program that mostly sleeps, and for
+# any program. A program that computes on a busy machine gets the longer time.
 WALL_FACTOR = 3.0
 MOST_WALL_FACTOR = 10.0
 BUSY_SHARE = 0.05
 
 
 class ProgramError(Exception):
-    """The program raised something that is no built-in exception."""
+    """The program raised an exception that is not a built-in one."""
 
 
 class ProgramLostError(Exception):
@@ -41,7 +41,7 @@ class _Interrupt(BaseException):
     """Raised inside a call of the program when its time is over."""
 
 
-# What the tests may do with an object of the program.
+# Operations that the tests may apply to an object of the program.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "get": getattr,
@@ -59,12 +59,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Connection:
-    """One end: makes calls to the other, and serves those of the other while it waits."""
+    """One end of the connection: calls the other end, and serves its calls while waiting."""
 
     def __init__(
         self, peer: socket.socket, *, names: dict[str, Any] | None, call_seconds: float
     ) -> None:
-        """``names`` are the objects that the other end finds by name; None serves calls only."""
+        """``names`` are the objects that the other end can look up; None: it can look up none."""
         self._peer = peer
         self._names = names
         self._seconds = call_seconds
@@ -78,11 +78,11 @@ class Connection:
     # The calling side
 
     def request(self, operation: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does ``operation`` with an object of the other end.
+        """Applies ``operation`` to an object of the other end.
 
         Raises:
-            ProgramError: It raised. Built-in exceptions are raised again as they were.
-            ProgramTimeoutError: It took longer than allowed.
+            ProgramError: The operation raised. Built-in exceptions keep their type.
+            ProgramTimeoutError: The operation took longer than allowed.
             ProgramLostError: The other end is gone.
         """
         self._number += 1
@@ -104,7 +104,7 @@ class Connection:
         raise raised
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request, serves those of the other end, and returns the answer."""
+        """Sends a request, serves the other end's requests, and returns the answer."""
         self._peer.settimeout(answer_seconds(self._seconds))
         try:
             channel.send(self._peer, message)
@@ -117,7 +117,7 @@ class Connection:
                 raise ValueError("answer to another call")
             return answer
         except TimeoutError:
-            # What it might still send would be taken for the answer to the next call.
+            # A late answer would be mistaken for the answer to the next call.
             self._peer.close()
             raise ProgramTimeoutError("the call did not return in time") from None
         except (OSError, EOFError) as error:
@@ -136,7 +136,7 @@ class Connection:
         if isinstance(value, Remote):
             return ["yours", value._remote_target]
         number = id(value)
-        self._objects[number] = value  # kept, so that the id stays its own
+        self._objects[number] = value  # the reference keeps the id unique
         return ["mine", number]
 
     # The serving side
@@ -159,7 +159,7 @@ class Connection:
         except _Interrupt:
             answer["raised"] = [["ProgramTimeoutError"], "the call did not return in time"]
         except BaseException as error:
-            # Also SystemExit and KeyboardInterrupt: the program's own error, whatever it is.
+            # Also SystemExit and KeyboardInterrupt: every error here is the program's.
             names = [kind.__name__ for kind in type(error).__mro__]
             try:
                 text = str(error)[:1000]
@@ -173,7 +173,7 @@ class Connection:
         args = [values.decode(value, self._dereference) for value in message["args"]]
         kwargs = {k: values.decode(v, self._dereference) for k, v in message["kwargs"].items()}
         if self._names is None:
-            # The tests' end: the program may call the functions that it was given, no more.
+            # On the tests' end: the program may only call the functions that it was given.
             if operation != "call":
                 raise PermissionError("only calls")
             return self._objects[target](*args, **kwargs)
@@ -192,14 +192,14 @@ def find(names: dict[str, Any], name: str) -> Any:
 
 
 def answer_seconds(call_seconds: float) -> float:
-    """How long a caller waits: longer than the other end, which interrupts the call itself."""
+    """Returns the seconds that a caller waits: the other end interrupts the call earlier."""
     return MOST_WALL_FACTOR * call_seconds + 2
 
 
 class _Timer:
-    """Interrupts a call in the main thread after some CPU time, or when it sleeps too long.
+    """Interrupts a call in the main thread when it exceeds its CPU time or sleeps too long.
 
-    CPU time does not depend on what else the machine does, so a busy machine fails no program.
+    CPU time does not depend on the load of the machine, so a busy machine fails no program.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -217,7 +217,7 @@ class _Timer:
 
         for number in (signal.SIGPROF, signal.SIGALRM):
             signal.signal(number, interrupt)
-        # They fire again, in case the program catches the first one.
+        # The timers fire again, in case the program catches the first interrupt.
         signal.setitimer(signal.ITIMER_PROF, self._seconds, 0.1)
         signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * self._seconds, 0.1)
 
@@ -235,15 +235,15 @@ def _exception(names: list[str], text: str) -> Exception:
         if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
             try:
                 return kind(text)
-            except TypeError:  # UnicodeDecodeError and its like take more arguments
+            except TypeError:  # such as UnicodeDecodeError, which needs more arguments
                 break
     return ProgramError(f"{names[0] if names else 'Exception'}: {text}")
 
 
 class Remote:
-    """An object of the program, held by its tests. All it does happens in the program's process.
+    """Proxy of a program's object in the tests. Operations run in the program's process.
 
-    It equals itself only: the program's ``__eq__`` is never consulted.
+    A proxy equals only itself: the program's ``__eq__`` is never called.
     """
 
     def __init__(self, connection: Connection, target: int | str) -> None:

@@ -1,4 +1,4 @@
-"""What a process of the grader does: run a program, serve its functions, or hold the tests."""
+"""Roles of a grader's process: run a program, serve its functions, or run the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MESSAGE_CHARACTERS = 500
 
 
 def _describe(error: BaseException) -> str:
-    """One line on an exception; its text may come from a program."""
+    """Describes an exception in one line; its text may come from a program."""
     try:
         text = str(error)
     except BaseException:
@@ -32,7 +32,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _load(code: str, name: str) -> types.ModuleType:
-    """Runs the program as module ``name``, which it then finds in ``sys.modules``."""
+    """Runs the program as module ``name`` and registers it in ``sys.modules``."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(code, "solution.py", "exec"), module.__dict__)
@@ -61,12 +61,12 @@ class StdioProgram:
         except SystemExit as error:
             status = _exit_status(error)
         except BaseException as error:
-            # Without the frames of this file.
+            # The traceback leaves out the frames of this file.
             frames = error.__traceback__.tb_next if error.__traceback__ else None
             frames = frames.tb_next if frames else None
             traceback.print_exception(type(error), error, frames, limit=-20)
             status = 1
-        # As at the end of the interpreter, whose other steps take longer than the program.
+        # Only these steps of the interpreter's exit; the others take longer than the program.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -83,7 +83,7 @@ def _exit_status(error: SystemExit) -> int:
 
 
 class CalledProgram:
-    """Loads a program and serves calls of its functions; the descriptor leads to the tests."""
+    """Loads a program and serves calls of its functions over the descriptor."""
 
     def __init__(self, job: dict[str, Any], descriptors: list[int]) -> None:
         self._job = job
@@ -143,16 +143,16 @@ class Tests:
         return 0
 
     def _run_setup(self) -> str:
-        """Returns why it failed; empty if it did not."""
+        """Runs ``setup``; returns why it failed, empty if it did not."""
         tree = ast.parse(self._job["setup"])
         try:
             self._execute(tree)
         except BaseException as error:
             if not _free_names(tree):
-                # It depends on nothing of the program, so the program is not to blame.
+                # ``setup`` does not use the program, so the program did not cause the error.
                 self._report(setup_error=_describe(error))
             return f"setup: {_describe(error)}"
-        # It may define functions of these names itself, as the prompts of HumanEval do.
+        # ``setup`` may define functions of the same names, as the prompts of HumanEval do.
         for name in self._job["entry_points"] or []:
             self._namespace[name] = Remote(self._program, name)
         return ""
@@ -194,12 +194,12 @@ class Tests:
         exec(compile(tree, "test.py", "exec"), self._namespace)
 
     def _bind(self, name: str) -> Any:
-        """Returns what a free name means."""
+        """Returns the object that a free name refers to."""
         entry_points = self._job["entry_points"]
         if name in (entry_points or ()):
             return Remote(self._program, name)
         if name in sys.stdlib_module_names:
-            # A test that forgot an import means the library, not what the program calls so.
+            # If a test forgot an import, the name refers to the library, not to the program.
             return importlib.import_module(name)
         if entry_points is None and (name in self._known or "Solution" in self._known):
             return Remote(self._program, name)
@@ -218,7 +218,7 @@ class Tests:
 
 
 def _as_lists(value: Any) -> Any:
-    """Makes tuples lists: data sets keep expected results as JSON, which has no tuples."""
+    """Converts tuples to lists: data sets store expected results as JSON, without tuples."""
     if isinstance(value, (list, tuple)):
         return [_as_lists(item) for item in value]
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Plain values as JSON, with exact types, and references to objects that are not plain.
 
-Whoever decodes gets built-in types only: no method of a program's class ever runs on that side.
+Decoding returns built-in types only: no method of a program's class ever runs on that side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
     """Returns ``value`` as a JSON value.
 
     Args:
-        value: Plain values keep their type; those of derived classes become the base class.
+        value: Plain values keep their type; instances of derived classes become the base class.
         reference: Called with an object that is not plain; returns a JSON value for it.
     """
     kind = type(value)
@@ -54,12 +54,12 @@ def decode(data: Any, dereference: Callable[[Any], Any]) -> Any:
     """Returns the value that ``encode`` was given.
 
     Raises:
-        ValueError: The data were not made by ``encode``.
+        ValueError: ``encode`` did not produce the data.
     """
     if data is None or type(data) in (bool, str, int):
         return data
     if type(data) is not list or len(data) != 2 or type(data[0]) is not str:
-        raise ValueError("no encoded value")
+        raise ValueError("not an encoded value")
     tag, content = data
     if tag == "int":
         return int(content, 16)
@@ -68,14 +68,14 @@ def decode(data: Any, dereference: Callable[[Any], Any]) -> Any:
     if tag == "type":
         found = getattr(builtins, content, None)
         if not isinstance(found, type):
-            raise ValueError(f"no built-in type: {content!r}")
+            raise ValueError(f"not a built-in type: {content!r}")
         return found
     if tag == "ref":
         return dereference(content)
     try:
         return _DECODERS[tag](content, lambda item: decode(item, dereference))
     except (KeyError, TypeError, IndexError, ArithmeticError) as error:
-        raise ValueError(f"no encoded value: {type(error).__name__}") from None
+        raise ValueError(f"not an encoded value: {type(error).__name__}") from None
 
 
 def _items(value: Any, go: Encoder) -> list[Any]:

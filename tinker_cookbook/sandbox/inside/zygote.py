@@ -1,7 +1,7 @@
-"""Process 1 of a grading sandbox: forks a process for each program, with its imports done.
+"""Process 1 of a grading sandbox: does the imports once and forks a process for each program.
 
-It never sees a program or a test: they arrive over sockets that it hands to its children unread.
-Each child gets namespaces (or a Landlock domain) and limits before it reads a line of them.
+It never reads a program or a test: its children read them from sockets that it passes on.
+Each child is put into namespaces (or a Landlock domain) and limited before it reads anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from tinker_cookbook.sandbox.inside import channel, kernel, roles
 from tinker_cookbook.sandbox.inside.remote import BUSY_SHARE
 
-# Programs find them imported already. Rarer ones are left out: each makes every fork slower.
+# Modules imported before the fork. Rare ones are left out: each makes every fork slower.
 _PRELOAD = (
     "abc", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
@@ -62,13 +62,13 @@ class Zygote:
                 os.close(descriptor)
 
     def _supervise(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Starts a program's process, ends it in time, and reports how it ended."""
+        """Starts a program's process, kills it at its time limit, and reports how it ended."""
         status = descriptors[0]
         try:
             if self._settings["landlock"]:
                 kernel.adopt_orphans()
             elif request["role"] != "tests":
-                # The next child is process 1 of a namespace: what it leaves behind ends with it.
+                # The next child is process 1 of a namespace, so its own children end with it.
                 kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
                 kernel.mount_tmpfs("/tmp", request["disk"], 1000)
             pid = os.fork()
@@ -101,7 +101,7 @@ class Zygote:
                 job, _ = channel.receive(job_channel)
             role = _ROLES[request["role"]](job, others)
             del job
-            self._give_up_rights(request)
+            self._drop_privileges(request)
         except BaseException:
             _write_line(status, {"error": traceback.format_exc()[-1000:]})
             os._exit(1)
@@ -113,10 +113,10 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def _give_up_rights(self, request: dict[str, Any]) -> None:
+    def _drop_privileges(self, request: dict[str, Any]) -> None:
         settings = self._settings
         kernel.limit_resources(request["limits"])
-        # Another user than the program's, so that nothing of the program reaches the tests.
+        # A different user than the program's, so that the program cannot reach the tests.
         kernel.become_user(settings["uid"] and settings["uid"] + (request["role"] == "tests"))
         kernel.die_with_parent()
         if settings["landlock"]:
@@ -128,7 +128,7 @@ class Zygote:
 
 
 def _reap() -> None:
-    """Takes note of the children that have ended."""
+    """Collects the exit status of children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -137,7 +137,7 @@ def _reap() -> None:
 def _wait(pid: int, status: int, seconds: float, most_seconds: float) -> bool:
     """Waits for the program, and kills it after its time, or when the host is gone.
 
-    After ``seconds`` it goes on only if it computes, until ``most_seconds``.
+    After ``seconds`` it continues only while it computes, up to ``most_seconds``.
     """
     program = os.pidfd_open(pid)
     poll = select.poll()
@@ -161,11 +161,11 @@ def _write_line(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def main(control: socket.socket, settings: dict[str, Any]) -> None:
-    """Imports what programs use, and serves until the host is gone."""
+    """Imports the usual modules, and serves until the host is gone."""
     sys.path[:] = [path for path in sys.path if path] + settings["python_path"]
     for name in (*_PRELOAD, *settings["preload"]):
         importlib.import_module(name)
-    # Otherwise a collection in a child would touch, and so copy, every page.
+    # Otherwise a garbage collection in a child would touch, and thereby copy, every page.
     gc.collect()
     gc.freeze()
     channel.send(control, {"ready": sys.version.split()[0]})
