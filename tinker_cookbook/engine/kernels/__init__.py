@@ -1,14 +1,16 @@
-"""Kernels behind one interface: the engine imports this package, never the code of a device.
+"""Kernels behind one interface: the engine imports this package, never a device's kernels directly.
 
-``kernels.cpu`` has kernels in C, ``kernels.cuda`` those of Liger and of torch for CUDA alone; where
-they do not apply (another device or dtype, no compiler), the same names use torch's operators.
+``kernels.cpu`` has kernels in C, ``kernels.cuda`` uses CUDA kernels of Liger and torch. Where
+they do not apply (another device or dtype, no compiler), the same names fall back to torch's
+operators.
 
-* ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and adapters' terms;
+* ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and low-rank terms of
+  adapters;
 * ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``;
 * ``freeze_experts``: products of routed experts, each for its rows;
-* ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model in one pass over memory each;
+* ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
-* ``PagedAttention`` over a paged KV cache, whose page size is ``page_tokens``.
+* ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page.
 """
 
 from typing import Any
@@ -46,8 +48,9 @@ __all__ = [
 
 
 def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
-    """Replaces the norms and MLPs of a model that agree with its device's kernels, and returns its
-    rotary embeddings. Nothing is replaced where there are no kernels for the device and dtype."""
+    """Replaces the norms and MLPs of a model for which the device's kernels give equal results;
+    returns its rotary embeddings. Replaces nothing if there are no kernels for the device and
+    dtype."""
     kind = model.get_input_embeddings().weight.device.type
     functions = None
     if kind == "cpu":

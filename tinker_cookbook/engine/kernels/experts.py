@@ -1,8 +1,8 @@
-"""Products of routed experts: each row of a batch has the frozen matrix of one expert.
+"""Products of routed experts: each row of a batch is multiplied by the matrix of one expert.
 
-Rows are sorted by expert, so that a product of all rows needs no gather of weights. Where torch has
-a grouped product for the device, one call computes all experts. On a CPU each expert that has rows
-is one product with its packed matrix, which takes a third of the time of torch's grouped product.
+Rows are sorted by expert, so that a product needs no gather of weights. If torch has
+a grouped product for the device, one call computes all experts. On a CPU, each expert with rows
+is one product with a packed matrix, which takes a third of the time of torch's grouped product.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout
 from tinker_cookbook.engine.model.low_rank import ExpertTerm, filling, outer
 
 _ALIGNED_BYTES = 16
-"""torch's grouped product wants rows that begin at multiples of this."""
+"""torch's grouped product needs row strides of a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """Rows of a batch sorted by expert, and within an expert by the adapter they have.
+    """Rows of a batch, sorted by expert and, within an expert, by adapter.
 
     ``ends`` [E * adapters] (int32) has the end of each group's rows.
     """
@@ -63,9 +63,9 @@ class GroupedGradients:
 
 
 class FrozenExperts(ABC):
-    """Matrices ``W`` [E, out, in] without a gradient, and their biases [E, out], if any.
+    """Frozen matrices ``W`` [E, out, in] and their optional biases [E, out].
 
-    In all methods ``x`` is [S, in], sorted as ``rows`` says.
+    In all methods, ``x`` is [S, in], sorted as in ``rows``.
     """
 
     @abstractmethod
@@ -75,7 +75,7 @@ class FrozenExperts(ABC):
     def trained(
         self, x: Tensor, rows: ExpertRows, term: ExpertTerm | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns ``x W^T + bias`` with the term [S, out], and what ``gradients`` needs."""
+        """Returns ``x W^T + bias`` plus the term [S, out], and the ``lows`` for ``gradients``."""
 
     @abstractmethod
     def gradients(
@@ -87,19 +87,19 @@ class FrozenExperts(ABC):
         term: ExpertTerm,
         needs_x: bool,
     ) -> GroupedGradients:
-        """Returns the gradients of ``trained``, whose second result is ``lows``."""
+        """Returns the gradients of ``trained``; ``lows`` is its second result."""
 
     @abstractmethod
     def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
-        """Returns the gradient of ``x`` where no term was added."""
+        """Returns the gradient of ``x`` if no term was added."""
 
     @abstractmethod
     def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
-        """Returns the product with a term for each adapter's rows. It has no gradient."""
+        """Returns the product plus a term for each adapter's rows, without gradients."""
 
 
 class _EachExpert(FrozenExperts):
-    """One packed matrix for each expert, in the fastest layout or a given one."""
+    """One packed matrix per expert, in the fastest layout or a given one."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, layout: MakeLayout | None = None
@@ -184,7 +184,7 @@ class _EachExpert(FrozenExperts):
 
 
 class _OneCall(FrozenExperts):
-    """torch's grouped product: one kernel for all experts, and no wait for the device."""
+    """torch's grouped product: one kernel for all experts, without device synchronisation."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight.detach(), bias
@@ -220,7 +220,7 @@ class _OneCall(FrozenExperts):
         d_x = None
         if needs_x:
             d_x = self.passed_back(upstream, rows).add_(_grouped(d_low, a, ends))
-        # Two matrices of rows and the ends of groups give one matrix for each group.
+        # With two row matrices and the groups' ends, it returns one matrix per group.
         d_a = _grouped(d_low.t(), x, ends)[:, :rank]
         d_b = _grouped(upstream.t(), lows[0], ends)[:, :, :rank]
         return GroupedGradients(d_x, d_a, d_b)
@@ -236,7 +236,7 @@ class _OneCall(FrozenExperts):
             a, b = term.aligned
             low = _grouped(x, a.transpose(1, 2), ends)
             if len(terms) > 1:
-                # Rows of other adapters are multiplied by zero: cheaper than another sorting.
+                # Multiply the rows of other adapters by zero: cheaper than sorting again.
                 low = low * (self._groups_of(rows, len(x)) % rows.adapters == number)[:, None]
             out.add_(_grouped(low, b.transpose(1, 2), ends))
         return out
@@ -257,8 +257,8 @@ class _OneCall(FrozenExperts):
 def freeze_experts(
     weight: Tensor, bias: Tensor | None = None, layout: MakeLayout | None = None
 ) -> FrozenExperts:
-    """Returns the products of ``weight`` [E, out, in] that are fastest on its device, or those of
-    each expert in ``layout``."""
+    """Returns the fastest implementation for ``weight`` [E, out, in] on its device, or one matrix
+    per expert in ``layout`` if it is given."""
     if layout is None and _OneCall.suits(weight):
         return _OneCall(weight, bias)
     return _EachExpert(weight, bias, layout)
@@ -269,7 +269,7 @@ def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 def _filled(x: Tensor, any_rows: bool) -> Tensor:
-    """Pads ``x`` [n, in] to a number of rows that torch and oneDNN compute alike."""
+    """Pads ``x`` [n, in] to a number of rows for which row results are batch-invariant."""
     if any_rows or x.device.type != "cpu":
         return x
     return F.pad(x, (0, 0, 0, surplus)) if (surplus := filling(len(x))) else x

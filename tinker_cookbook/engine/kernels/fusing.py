@@ -1,7 +1,7 @@
-"""Puts one-pass norms, gates and rotary embeddings of a device into a model.
+"""Installs a device's fused norms, gates and rotary embeddings in a model.
 
 Architectures implement these layers in different ways. ``fuse_with`` compares each fused version
-with the model's own and keeps transformers' module where they differ.
+with the model's own, and keeps transformers' module if they differ.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 _ROTATES = "apply_rotary_pos_emb"
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Tolerance relative to the largest value: what rounding explains."""
+"""Tolerance relative to the largest value, for differences by rounding."""
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Functions of a device, each in one pass over memory and with gradients.
+    """Fused functions of a device, each in one pass over memory and with gradients.
 
-    ``norms`` make a norm along the last axis from a frozen weight [width] and an epsilon; ``gates``
-    are ``activation(gate) * up``; ``rotate`` applies rotary embeddings to q and k
+    ``norms`` create a norm along the last axis from a frozen weight [width] and an epsilon;
+    ``gates`` are ``activation(gate) * up``; ``rotate`` applies rotary embeddings to q and k
     [B, heads, L, D], given cosines and sines [B or 1, L, D].
     """
 
@@ -53,7 +53,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedRotary:
-    """Replaces the rotary function in the module of each architecture during a forward pass."""
+    """Replaces the rotary function of each architecture's module during a forward pass."""
 
     def __init__(self, modules: Sequence[ModuleType] = (), rotate: Any = None) -> None:
         self._fused = [(m, partial(_rotate, rotate, getattr(m, _ROTATES))) for m in modules]
@@ -82,7 +82,7 @@ def _rotate(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D]."""
-    # ``usual`` handles other cases: partial rotary width, other axes.
+    # ``usual`` handles all other cases: partial rotary width, other axes.
     batch, _, length, width = q.shape
     shapes = ((1, length, width), (batch, length, width))
     plain = not args and not kwargs and tuple(cos.shape) in shapes and k.shape[2:] == q.shape[2:]
@@ -93,7 +93,7 @@ def _rotate(
 
 @torch.no_grad()
 def fuse_with(model: Any, dtype: torch.dtype, functions: Elementwise) -> FusedRotary:
-    """Replaces the norms and MLPs of a model that agree with ``functions``, and returns its rotary
+    """Replaces the norms and MLPs of a model that agree with ``functions``; returns its rotary
     embeddings."""
     device = model.get_input_embeddings().weight.device
     for name, module in list(model.named_modules()):
@@ -106,14 +106,14 @@ def fuse_with(model: Any, dtype: torch.dtype, functions: Elementwise) -> FusedRo
             inputs = getattr(module.gate_proj, "in_features", None)
             if inputs is None:
                 continue
-            # Random rows show whether a module computes something else (another activation).
+            # Test with random rows: a module may compute something else (another activation).
             (x,) = _random(dtype, device, (3, inputs))
             expected = module(x)
             for gate in functions.gates:
                 module.forward = partial(_gated, gate, module)
                 if _agrees(module, [x], [expected]):
                     break
-                del module.forward  # the method of the class is visible again
+                del module.forward  # restores the method of the class
     # The rotary function is a function of the architecture's module, not a layer.
     names = {type(module).__module__ for module in model.modules()}
     sources = [sys.modules[name] for name in sorted(names) if name in sys.modules]
@@ -153,7 +153,7 @@ def rotates_alike(
 
 
 def _random(dtype: torch.dtype, device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
-    # Random numbers of the CPU: the same on every device.
+    # Use the CPU's generator: the same numbers on every device.
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
 
@@ -165,7 +165,7 @@ def _agrees(
     try:
         # Copies, because a kernel may overwrite its inputs.
         found = fused(*(tensor.clone() for tensor in inputs))
-    except Exception as error:  # a kernel that is compiled at its first use may fail in any way
+    except Exception as error:  # compiling a kernel may raise any exception
         _warn_once(str(error))
         return False
     found = (found,) if isinstance(found, Tensor) else found
@@ -174,7 +174,7 @@ def _agrees(
 
 @cache
 def _warn_once(reason: str) -> None:
-    # The same kernel is tried for each layer.
+    # Once, because the same kernel is tried for each layer.
     logger.warning("A fused kernel failed and is not used: %s", reason)
 
 

@@ -1,11 +1,11 @@
 """Frozen matrices in 4 or 8 bits, by bitsandbytes (extra ``quantized``).
 
-Both directions, sampling and training read the same quantised weights, and each product dequantises
-them to the model's dtype first, so all compute with the same numbers.
+Sampling and both passes of training read the same quantised weights, and each product dequantises
+them to the model's dtype first, so all use the same numbers.
 
 Sources: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs" (arXiv 2305.14314)
-for ``nf4``; Dettmers et al. 2022, "LLM.int8()" (arXiv 2208.07339) for ``int8``, of which the scales
-of the weights are used, while inputs are not rounded.
+for ``nf4``; Dettmers et al. 2022, "LLM.int8()" (arXiv 2208.07339) for ``int8``, from which
+the weight scales are used; inputs are not quantised.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _BLOCK = 64
 """Weights that share a scale in ``nf4``."""
 
 BITS = {"nf4": 4 + 32 / _BLOCK, "int8": 8.0}
-"""Bits of a weight, with its share of the scales."""
+"""Bits per weight, including its share of the scales."""
 
 
 def quantized_layout(base_dtype: str) -> MakeLayout | None:
-    """Returns what makes the layout for ``nf4`` or ``int8``; ``None`` for ``auto``.
+    """Returns the function that creates the layout for ``nf4`` or ``int8``; ``None`` for ``auto``.
 
     Raises:
         ConfigurationError: bitsandbytes is not installed.
@@ -54,7 +54,7 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
 
 
 def _functional() -> Any:
-    # Optional, and its import takes seconds.
+    # Imported late: optional, and its import takes seconds.
     return import_module("bitsandbytes.functional")
 
 
@@ -65,7 +65,7 @@ def _quantize(weight: Tensor) -> Any:
 
 
 class _Dequantized(Layout):
-    """A matrix that ``dense`` makes anew for each product."""
+    """A matrix that is dequantised by ``dense`` for each product."""
 
     copies = False
 
@@ -93,7 +93,7 @@ class _Transposed(_Dequantized):
 
 
 class _NF4(_Dequantized):
-    """4-bit normal floats with a scale for each 64 weights."""
+    """4-bit normal floats with one scale per 64 weights."""
 
     def __init__(self, weight: Tensor) -> None:
         self._shape = weight.shape
@@ -107,8 +107,8 @@ class _NF4(_Dequantized):
 
 
 class _NF4Panels(_Panels):
-    """``nf4`` in the panels of ``product.c``, which reads 4 bits of a weight from memory and makes
-    it float32 in the cache."""
+    """``nf4`` in the panels of ``product.c``, which reads 4-bit weights from memory and converts
+    them to float32 in the cache."""
 
     copies = False
 
@@ -130,7 +130,7 @@ class _NF4Panels(_Panels):
 
     @staticmethod
     def suits(weight: Tensor) -> bool:
-        """Returns whether scales do not cross rows, and these panels are the fastest layout."""
+        """Returns whether no scale covers two rows, and these panels are the fastest layout."""
         return (
             weight.dtype == torch.float32
             and weight.shape[1] % _BLOCK == 0
@@ -161,10 +161,10 @@ def _nf4(weight: Tensor) -> Layout:
 
 
 class _Int8(_Dequantized):
-    """8-bit integers with a scale for each row."""
+    """8-bit integers with one scale per row."""
 
     def __init__(self, weight: Tensor) -> None:
-        # Its scales are computed from float16, in which a weight of a model always fits.
+        # The scales are computed from float16, whose range covers the weights of all usual models.
         codes, largest, _ = _functional().int8_vectorwise_quant(weight.to(torch.float16))
         self._codes, self._scales = codes, (largest / 127)[:, None].to(weight.dtype)
 

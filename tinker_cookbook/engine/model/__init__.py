@@ -1,1 +1,1 @@
-"""The frozen base model, LoRA adapters, the output head, and resolving model names."""
+"""The frozen base model, LoRA adapters, the output head, and lookup of models by name."""

@@ -1,7 +1,7 @@
-"""The engine's attention inside a transformers model, in place of the model's own.
+"""Replaces the attention of a transformers model by the engine's.
 
 transformers looks up the attention function of a model in a registry, by the name in its config.
-The engine registers one function for all its batches. It hands the queries, keys and values of a
+The engine registers one function for all its batches. It passes the queries, keys and values of a
 layer to the active layout: ``BatchLayout`` (sampling from a KV cache), ``TreeLayout`` (training
 with shared prefixes) or ``PackedLayout`` (both, and packed rows, on CUDA).
 """
@@ -22,10 +22,10 @@ _NAME = "tinker_cookbook_layout"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of one layer over a batch, whose tokens are one row [T].
+    """Attention inputs of one layer for a batch whose tokens form one row [T].
 
-    ``query`` is [T, heads, D], ``key`` and ``value`` are [T, kv heads, D]; ``sinks`` is one more
-    logit of each head.
+    ``query`` is [T, heads, D], ``key`` and ``value`` are [T, kv heads, D]; ``sinks`` is an
+    additional logit per head.
     """
 
     layer: int
@@ -42,7 +42,7 @@ class Layout(Protocol):
     """Which tokens of a batch attend to which."""
 
     windows_seen: dict[int, int | None]
-    """Sliding window of each layer that was called; the checks at load read it."""
+    """Sliding window of each layer that was called. The checks at load read it."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns the attention [T, heads, D]."""
@@ -58,8 +58,8 @@ def register(
     """Registers an attention function and its mask function (default: no mask)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    # transformers looks for the mask function under the same name. Without one it leaves early:
-    # else it looks at the positions first, for which the host waits for a GPU in each step.
+    # transformers looks for the mask function under the same name. Without one it builds no mask.
+    # Otherwise it first inspects the positions, which forces a GPU synchronisation in each step.
     AttentionInterface.register(name, forward)
     if mask is not None:
         AttentionMaskInterface.register(name, mask)
@@ -67,10 +67,10 @@ def register(
 
 @contextmanager
 def use_layout(config: Any, layout: Layout) -> Iterator[None]:
-    """Lets the model of ``config`` attend as ``layout`` describes, inside the block."""
+    """Makes the model of ``config`` attend as ``layout`` describes, inside the block."""
     register(_NAME, _forward)
-    # transformers reads the name at every call, so a switch in the config is enough. It is undone
-    # below: passes without a layout use the model's usual attention.
+    # transformers reads the name at every call, so changing the config is enough. It is restored
+    # below, because passes without a layout use the model's usual attention.
     usual, token = config._attn_implementation, _layout.set(layout)
     config._attn_implementation = _NAME
     try:
@@ -105,7 +105,7 @@ def _forward(
 
 def causal_bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
-    # A token sees itself, and a window of n counts it.
+    # A token sees itself, and a window of n tokens includes it.
     seen = key <= query[:, None]
     if window is not None:
         seen &= key > query[:, None] - window

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Errors of an architecture that the engine's attention does not know."""
+"""Errors that an unsupported architecture may raise in the engine's attention."""
 
 
 class _Probe(BatchLayout):
@@ -43,7 +43,7 @@ class _Probe(BatchLayout):
         _, heads, width = call.key.shape
         plain = call.softcap is None and call.sinks is None
         self.shapes[call.layer] = LayerShape(heads, width, call.value.shape[2], plain)
-        # Zeros are enough: only the shapes matter here.
+        # Only the shapes matter here.
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
 
 
@@ -51,33 +51,33 @@ class _Probe(BatchLayout):
 def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
     """Returns the cache shapes of all layers, or ``None`` if the check fails."""
     try:
-        # Which layers call the attention, and what would they store?
+        # 1. Which layers call the attention, and which cache shapes would they need?
         probe = _Probe()
         tokens = torch.arange(2, device=base.device)
         base.hidden_of_batch(tokens, tokens, probe, Segments([]))
         shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-        # Does a batch give the same results as each sequence alone?
+        # 2. Does a batch give the same results as each sequence alone?
         if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, shapes):
             return shapes
         reason = "its layers keep more than keys and values"
     except _UNSUPPORTED as error:
         reason = str(error)
-    logger.info("%s: requests are sampled one by one: %s", base.name, reason)
+    logger.info("%s: requests are sampled one at a time: %s", base.name, reason)
     return None
 
 
 def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> bool:
-    """Returns whether all layers called the attention, each of a known kind and with its window."""
-    # Multimodal models keep the settings of their language model in ``text_config``.
+    """Returns whether all layers called the attention, with a known type and the right window."""
+    # Multimodal models have the settings of their language model in ``text_config``.
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
-    # A layer that never called the attention keeps another state (recurrent layers).
+    # A layer that never called the attention has another kind of state (recurrent layers).
     if sorted(windows) != list(range(count)):
         return False
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
     if not {"full_attention", "sliding_attention"}.issuperset(kinds):
         return False
-    # A window that the model gives only as a mask would be lost, because no mask is used.
+    # A window that exists only in the model's mask would be lost, because the mask is ignored.
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
@@ -85,7 +85,7 @@ def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares batched prefill and decode with each sequence alone."""
     device = base.device
     cache = PagedCache(shapes, base.dtype, device)
-    # Several lengths, so that wrong rows, positions or masks change the result.
+    # Different lengths, so that wrong rows, positions or masks would change the result.
     sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     lengths = [row.shape[1] - 1 for row in sequences]
     tables = [cache.new(length + 1) for length in lengths]
@@ -111,8 +111,8 @@ def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
 
 @torch.no_grad()
 def check_packed_attention(base: BaseModel) -> bool:
-    """Returns whether sequences may follow one another in one row, on CUDA: compares two of them
-    with each alone."""
+    """Returns whether sequences can be packed in one row, on CUDA: compares two packed sequences
+    with each sequence alone."""
     if base.device.type != "cuda":
         return False
     tokens = probe_tokens(base.vocab_size, 19)
@@ -121,8 +121,8 @@ def check_packed_attention(base: BaseModel) -> bool:
 
 @torch.no_grad()
 def check_tree_attention(base: BaseModel) -> type[PackedLayout | TreeLayout] | None:
-    """Returns the layout in which sequences may share a row, if there is one: compares two with a
-    common prefix with each alone."""
+    """Returns the layout for sequences that share a row, if one works: compares two sequences with
+    a common prefix with each sequence alone."""
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
     kinds = (PackedLayout, TreeLayout) if base.device.type == "cuda" else (TreeLayout,)
@@ -147,7 +147,7 @@ def _row_agrees(
         with base.attending(layout):
             found = base.hidden(tokens, position_ids=positions)[0]
     except _UNSUPPORTED as error:
-        logger.info("%s: attention by %s is not used: %s", base.name, kind.__name__, error)
+        logger.info("%s: %s is not used: %s", base.name, kind.__name__, error)
         return False
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
     return _all_layers_known(base, layout.windows_seen) and all(
@@ -158,7 +158,7 @@ def _row_agrees(
 
 
 def probe_tokens(vocab_size: int, count: int) -> np.ndarray:
-    """Returns ids from the whole vocabulary, since models behave unusually on special tokens."""
+    """Returns token ids spread over the vocabulary: special tokens alone would be unusual input."""
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
@@ -168,6 +168,6 @@ def _row(base: BaseModel, sequence: np.ndarray) -> Tensor:
 
 def _close(found: Tensor, expected: Tensor) -> bool:
     """Returns whether most positions [T, H] agree."""
-    # The median: rounding in bfloat16 puts single positions far off, a wrong mask all of them.
+    # Use the median: bfloat16 rounding moves single positions far, a wrong mask moves all of them.
     error = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return error.median().item() <= (1e-4 if found.dtype == torch.float32 else 0.1)

@@ -68,22 +68,23 @@ class BaseModel:
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
         placement = Placement(device, quantized_layout(base_dtype))
-        # A user may write other weights into a folder; a copy of the Hub's does not change.
+        # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
-        # A model that fits the device only when quantised is moved matrix by matrix.
+        # A quantised model may fit the device only once it is packed, so its matrices move one by
+        # one.
         at = device if placement.layout is None else torch.device("cpu")
         model = self._model = _load(name, folder, at, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
-        # generation_config.json first, as ``generate`` does.
+        # generation_config.json takes precedence, as in ``generate``.
         configs = (getattr(model, "generation_config", None), self.config)
         found = (getattr(config, "eos_token_id", None) for config in configs)
         eos = next((ids for ids in found if ids is not None), ())
         self.eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
         self.limits = KnownLimits()
-        self.sampled_tokens = 0  # so far, also of cancelled requests
+        self.sampled_tokens = 0  # total, including cancelled requests
 
-        # Log-probabilities [8] of transformers before its layers are replaced, for ``_check``.
+        # Log-probabilities [8] of the unmodified transformers model, for ``_check``.
         embedding = model.get_input_embeddings().weight
         tokens = torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(at)[None]
         hidden: Tensor | None = None
@@ -106,19 +107,19 @@ class BaseModel:
         self.replay: RouterReplay | None = None
         if replay_router:
             self.replay = self._made_replayable(tokens.to(device))
-        release_cached_memory(device)  # loading passes through a second copy of the weights
+        release_cached_memory(device)  # loading needs a second copy of the weights
 
     @torch.no_grad()
     def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None) -> None:
-        """Compares the engine's layers and head with transformers' own, once; given ``hidden``
-        states of transformers, the head alone, because quantised layers give other numbers."""
+        """Compares the engine's layers and head with transformers' own, once. Given ``hidden``
+        states of transformers, compares only the head, because quantised layers differ."""
         tokens, expected = tokens.to(self.device), expected.to(self.device)
         hidden = self.hidden(tokens) if hidden is None else hidden.to(self.device)
         # An architecture that changes logits in a way that ``Head`` does not know would train
         # wrongly, without an error.
         found = self.head.logprobs(hidden[0], tokens[0].roll(-1), None)
         exact = self.dtype == torch.float32
-        differences = (found - expected).abs()  # half precision rounds some position far off
+        differences = (found - expected).abs()  # half precision moves single positions far
         difference = (differences.max() if exact else differences.median()).item()
         # bfloat16: SmolLM2 differs by 0.03 (median) and at most 0.1 from rounding alone.
         tolerance = 1e-3 if exact else 0.1
@@ -136,26 +137,26 @@ class BaseModel:
         if self.kv_shapes is None:
             raise ConfigurationError(
                 f"replay_router=true, but {self.name} is sampled without the paged cache, which "
-                "keeps the choices; leave it out"
+                "stores the experts' choices; leave it out"
             )
         return replay
 
     @contextmanager
     def adapted(self, terms: Terms, choices: Tensor | None = None) -> Iterator[None]:
-        """Applies an adapter to the forwards inside the block, and to what they recompute;
+        """Applies an adapter to the forward passes inside the block and to their recomputation;
         ``choices`` are those of ``RouterReplay.find``."""
-        # The rotary kernel as well: recomputed layers must save the same tensors as the first time.
+        # The rotary kernel too: recomputed layers must save the same tensors as the first time.
         with self._active.use(terms), self._active.replaying(choices), self._rotary.active():
             yield
 
     def with_segments(self, terms: Terms) -> AbstractContextManager[None]:
-        """Applies an adapter without gradients, in the way of the sampler."""
+        """Applies an adapter without gradients, as the sampler does."""
         return self._active.use({}, Segments.of_one(terms))
 
     def hidden(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Returns the last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs``
         (cache, positions, mask) go to the transformers model."""
-        # No mask: rows are causal, so the padding after a row's end cannot affect it.
+        # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
         with self._rotary.active():
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
@@ -165,7 +166,7 @@ class BaseModel:
     ) -> Tensor:
         """Returns the last hidden states [T, H] of the tokens [T] of many sequences.
 
-        The choices of experts go to the cache of the sequences, if it keeps any.
+        Choices of experts are written to the sequences' cache, if it stores them.
         """
         cache = layout.runs[0].table.cache if layout.runs else None
         with (
@@ -179,7 +180,7 @@ class BaseModel:
         return hidden
 
     def attending(self, layout: Layout | None) -> AbstractContextManager[None]:
-        """Activates ``layout`` inside the block; layers that are recomputed need it again."""
+        """Activates ``layout`` inside the block; recomputed layers need it again."""
         if layout is None:
             return nullcontext()
         return attention_hook.use_layout(self._decoder.config, layout)
@@ -193,15 +194,15 @@ class BaseModel:
             return
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        # transformers' own switch works only in training mode, which would activate dropout. In
-        # evaluation mode nothing uses random numbers, so their state is not kept.
+        # transformers supports checkpointing only in training mode, which would activate dropout.
+        # In evaluation mode nothing uses random numbers, so their state need not be saved.
         layers = [m for m in self._decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise TrainingError(
                 f"{self.name}: this architecture does not support activation checkpointing, which "
                 "a sequence of this length needs; set max_length lower"
             )
-        # The first ones: when they are recomputed, what the others kept is free again.
+        # Checkpoint the first layers: when they are recomputed, the others' activations are free.
         layers = layers[: math.ceil(share * len(layers))]
         for layer in layers:
             # Not reentrant: a reentrant checkpoint works with ``backward()`` only, and the passes
@@ -213,11 +214,11 @@ class BaseModel:
             yield
         finally:
             for layer in layers:
-                del layer.forward  # the method of the class is visible again
+                del layer.forward  # restores the method of the class
 
     def require_covered(self, spec: AdapterSpec) -> None:
         """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers."""
-        # Experts that are stacked in another way than ``AdapterExperts`` knows.
+        # Experts that are stacked in a way that ``AdapterExperts`` does not support.
         stacked = [
             name
             for name, parameter in self._model.named_parameters()
@@ -228,15 +229,16 @@ class BaseModel:
         kinds = sorted({_LAYER.sub(".*.", name) for name in stacked})
         raise ConfigurationError(
             f"train_mlp=true, but {self.name} has routed experts in {len(stacked)} stacked "
-            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here; set "
+            f"parameters ({', '.join(kinds)}), which adapters do not support; set "
             "train_mlp=false to train attention and unembedding alone"
         )
 
     @cached_property
     def ragged(self) -> bool:
-        """Whether some layer's width is no multiple of 16."""
-        # Element-wise functions compute the end of their memory, and of each thread's part, in
-        # another way than whole vectors; with such a width that end is in the middle of a token.
+        """Whether some layer's width is not a multiple of 16."""
+        # Element-wise functions compute the end of a tensor, and of each thread's part, with other
+        # instructions than full vectors. With such a width, that end may be in the middle of a
+        # token.
         return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
 
     @cached_property
@@ -256,7 +258,7 @@ class BaseModel:
 
     @cached_property
     def shared_layout(self) -> type[PackedLayout | TreeLayout] | None:
-        """Attention of rows with shared prefixes; ``None`` if no layout suits the model."""
+        """Attention layout of rows with shared prefixes; ``None`` if the model supports none."""
         return check_tree_attention(self)
 
     def unembed_pair(self, terms: Terms) -> tuple[Tensor, Tensor] | None:
@@ -265,11 +267,11 @@ class BaseModel:
         return None if term is None else (term.a, term.b)
 
     def activation_bytes_per_token(self) -> int:
-        """Returns the memory of one trained token's activations, from the model's shapes."""
+        """Returns the bytes of activations per trained token, from the model's shapes."""
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        # A token keeps the inner tensors of each of its experts.
+        # A token saves the inner activations of each of its experts.
         chosen = int(getattr(config, "num_experts_per_tok", None) or 1)
         inner = max(inner, chosen * int(getattr(config, "moe_intermediate_size", None) or inner))
         layers, itemsize = int(config.num_hidden_layers), self.dtype.itemsize
@@ -280,18 +282,18 @@ def _load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> 
     from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
-    # On CUDA straight from the files to the device: the host never holds the whole model.
+    # On CUDA, load directly to the device: the host never holds the whole model.
     where = {"device_map": {"": device}} if device.type == "cuda" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, **where, **dequantized(name, folder)
     )
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
     kernel = training_attention(device, dtype)
-    # An architecture that needs another attention keeps it.
+    # An architecture that requires another attention keeps it.
     if chosen == "sdpa" and kernel is not None:
         attention_hook.register(_TRAINING_ATTENTION, kernel, sdpa_mask)
         model.set_attn_implementation(_TRAINING_ATTENTION)
-    # Frozen, and in evaluation mode, so that no dropout separates training from sampling.
+    # Frozen, and in evaluation mode: dropout would make training differ from sampling.
     return model.requires_grad_(False).eval().to(device)
 
 
@@ -300,7 +302,7 @@ def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]
     ``Head`` applies in chunks, is only listed."""
     head = model.get_output_embeddings()
     targets = []
-    # By name, so that each plain matrix is freed as soon as its packed form exists.
+    # Iterate by name, so that each plain matrix is freed as soon as it is packed.
     for name in [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
         module = model.get_submodule(name)
         group = "unembed" if module is head else _group_of(name)
@@ -329,15 +331,15 @@ def _replace(model: Any, name: str, module: nn.Module) -> None:
 
 
 def _group_of(name: str) -> str | None:
-    """Returns attn or mlp for a part of the language model's layers; other parts have no group."""
+    """Returns ``attn`` or ``mlp`` for a module of the language model; ``None`` for others."""
     if not _LAYER.search(name) or "vis" in name:
         return None
     return "attn" if _ATTN.search(name) else "mlp" if _MLP.search(name) else None
 
 
 def _leave_file(model: Any) -> None:
-    """Copies tensors that are still memory-mapped: the pages of the weight file are freed."""
-    # The head and most matrices have been packed by now, so their plain form is dropped.
+    """Copies tensors that are still memory-mapped, to free the pages of the weight file."""
+    # The head and most matrices are packed by now, and their plain tensors are gone.
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)

@@ -20,7 +20,7 @@ _DOWN = "down_proj"
 
 
 def stacked_experts(model: nn.Module) -> list[str]:
-    """Returns the names of the modules whose experts are stacked in the way of transformers."""
+    """Returns the names of modules with experts stacked as transformers stacks them."""
     return [name for name, module in model.named_modules() if _known(module)]
 
 
@@ -48,7 +48,7 @@ class AdapterExperts(nn.Module):
             _Projection(base, part, name, active, placement) for part in (_up_name(base), _DOWN)
         )
         self.num_experts = self._up.experts
-        # In peft the wrappers of a module's parameters are nested: the first is the innermost.
+        # peft nests the wrappers of a module's parameters: the first is the innermost.
         self.targets = [
             self._up.target(group, f"{name}.base_layer"),
             self._down.target(group, name),
@@ -65,7 +65,7 @@ class AdapterExperts(nn.Module):
         x = self._down(self._activation(self._up(x, rows, segments)), rows, segments)
         if self._base.has_post_expert_norm:
             x = self._base.post_expert_norm(x)
-        # Added in the order of ``chosen``, so that a token does not depend on the others.
+        # Sum in the order of ``chosen``, so that a token does not depend on the rest of the batch.
         x = _Rearranged.apply(x, back, order, 1).view(len(hidden), k, -1)
         return (x * weights[..., None]).sum(1).to(hidden.dtype)
 
@@ -73,8 +73,8 @@ class AdapterExperts(nn.Module):
         return self._base._apply_gate(x) if self._base.has_gate else self._base.act_fn(x)
 
     def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, ExpertRows]:
-        """Returns how to sort pairs of token and expert [T * k] by expert and adapter, the inverse,
-        and the sorted rows."""
+        """Returns the permutation that sorts (token, expert) pairs [T * k] by expert and adapter,
+        its inverse, and the sorted rows."""
         groups, adapters, segments = chosen, 1, self._active.segments
         if segments is not None and (numbers := segments.numbers(len(chosen))) is not None:
             adapters = len(segments.stretches)
@@ -82,7 +82,7 @@ class AdapterExperts(nn.Module):
         groups, order = groups.flatten().sort(stable=True)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        # Counted by search in the sorted numbers: no wait for the device.
+        # A search in the sorted numbers, which needs no device synchronisation.
         every = torch.arange(self.num_experts * adapters, device=groups.device)
         ends = torch.searchsorted(groups, every, right=True, out_int32=True)
         return order, back, ExpertRows(ends, adapters)
@@ -101,17 +101,17 @@ class _Projection:
         bias = getattr(base, f"{part}_bias", None)
         bias = None if bias is None else bias.to(placement.device)
         self._frozen = freeze_experts(weight, bias, placement.layout)
-        # The packed form is used from here on; of the plain one, code may read dtype and device.
+        # Only the packed form is used from here on; other code may still read dtype and device.
         setattr(base, part, nn.Parameter(weight.new_empty(0), requires_grad=False))
 
     def target(self, group: str, saved_as: str) -> Target:
-        """Returns the target of adapters; peft names its tensors by ``saved_as``."""
+        """Returns the adapter target; peft names its tensors after ``saved_as``."""
         return Target(
             self.name, group, self.inputs, self.outputs, experts=self.experts, saved_as=saved_as
         )
 
     def __call__(self, x: Tensor, rows: ExpertRows, segments: Segments | None) -> Tensor:
-        """Returns [S, out] of the sorted ``x`` [S, in]; ``segments`` are those of sampling."""
+        """Returns [S, out] for the sorted ``x`` [S, in]; sampling passes ``segments``."""
         if segments is not None:
             terms = [term and term.by_expert(self.experts) for term in segments.terms_of(self.name)]
             return self._frozen.adapted(x, rows, terms)
@@ -149,7 +149,7 @@ class _GroupedProduct(torch.autograd.Function):
         if term is None:
             d_x = ctx.weight.passed_back(gradient, ctx.rows) if needs_x else None
             return d_x, None, None, None, None, None, None
-        x, *lows = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        x, *lows = ctx.saved_tensors  # read only once, as activation checkpointing requires
         found = ctx.weight.gradients(gradient, x, lows, ctx.rows, term, needs_x)
         # In the shapes of peft's files.
         d_b = found.b.permute(1, 2, 0).flatten(1)
@@ -157,8 +157,8 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 class _Rearranged(torch.autograd.Function):
-    """``x[index]``, whose gradient is a sum of ``copies`` rows each, in a fixed order; ``back``
-    says where in the result each copy is. torch's own gradient of an index adds in any order."""
+    """``x[index]`` with a deterministic gradient: sums ``copies`` rows in a fixed order. ``back``
+    has the position of each copy in the result. torch's gradient of an index has no fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, copies: int) -> Tensor:

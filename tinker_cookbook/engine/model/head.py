@@ -22,10 +22,10 @@ from tinker_cookbook.engine.model.low_rank import Part
 LoraPair = tuple[Tensor, Tensor]
 """(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
 
-_CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
+_CHUNK_BYTES_CPU = 32 << 20  # larger chunks are more efficient but need several times their size
 _CHUNK_BYTES_GPU = 512 << 20
 _KEPT_BYTES = 256 << 20
-"""Bytes that a forward pass may save for its backward pass: some 1,300 positions of 50k tokens."""
+"""Bytes that a forward pass may save for its backward pass: about 1,300 positions at V = 50k."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Softmax:
 
 @dataclass
 class SavedSoftmax:
-    """Saved softmax of the first ``positions`` [N] of a pass, within a memory budget."""
+    """Softmax of the first ``positions`` [N] of a pass, saved within a memory budget."""
 
     positions: Tensor
     _parts: list[tuple[slice, _Softmax]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class SavedSoftmax:
             self._parts.append((rows, softmax))
 
     def take(self) -> Iterator[tuple[Tensor, _Softmax]]:
-        """Removes and returns positions and their softmax; the caller may overwrite it."""
+        """Removes and yields positions and their softmax, which the caller may overwrite."""
         while self._parts:
             rows, softmax = self._parts.pop()
             yield self.positions[rows], softmax
@@ -101,16 +101,17 @@ class Head:
         z = self._product(hidden)
         if lora is not None:
             low = F.linear(hidden.to(lora[0].dtype), lora[0])
-            # Added in fp32, like the frozen product: both enter the same logit.
+            # Added in fp32, like the frozen product, because both are summands of a logit.
             z.addmm_(low.float(), lora[1].float().t())
         return self._scaled(z)
 
     def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
-        """Returns logits of ``parts`` with an adapter each."""
+        """Returns logits for ``parts`` of the rows, each with its own adapter."""
         return self._scaled(add_low_rank(self._product(hidden), hidden, parts))
 
     def _product(self, hidden: Tensor) -> Tensor:
-        # In bfloat16 a logit of 20 is off by up to 0.06, and sampler and trainer round differently.
+        # In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would
+        # differ.
         z = self.weight.forward.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
@@ -139,7 +140,7 @@ class Head:
         for rows in self._chunks(len(hidden)):
             softmax = self._softmax(hidden[rows], targets[rows], lora)
             out[rows] = softmax.logprobs
-            # With a cap its slope, which needs as much memory again, would have to be saved too.
+            # With a soft cap its derivative would have to be saved too, which doubles the memory.
             if kept is not None and self.softcap is None:
                 kept.add(rows, softmax)
         return out
@@ -166,12 +167,13 @@ class Head:
         logprobs_out: Tensor | None = None,
         kept: SavedSoftmax | None = None,
     ) -> HeadGradients:
-        """Returns gradients, given those of the log-probabilities (``upstream``, like ``targets``).
+        """Returns gradients for ``upstream``, the gradient of the log-probabilities (like
+        ``targets``).
 
-        ``kept`` is the softmax that ``logprobs`` saved; it is consumed.
+        ``kept`` is the softmax that ``logprobs`` saved; this pass consumes it.
 
         With ``logprobs_out`` the log-probabilities of *all* positions are written there as well,
-        in the same pass: a loss that is linear in them knows its gradient beforehand and needs
+        in the same pass: the gradient of a linear loss is known beforehand, so such a loss needs
         the logits only once.
         """
         # Positions without a gradient (prompts) keep these zeros and cost nothing.
@@ -183,11 +185,11 @@ class Head:
         for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
             if logprobs_out is not None:
                 logprobs_out[at] = softmax.logprobs
-            # d loss / d raw logits [T, V], in the memory of the softmax.
+            # d loss / d raw logits [T, V], computed in the memory of the softmax.
             target, g = targets[at], upstream[at]
             if target.dim() == 1:
                 target, g = target[:, None], g[:, None]
-            # ``dz = g (onehot - softmax)``; with K targets of a position their gradients add up.
+            # ``dz = g (onehot - softmax)``; the gradients of K targets of a position add up.
             dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
             dz.scatter_add_(1, target, g)
             # Chain rule in reverse order of ``_scaled``: first the cap, then the scale.
@@ -197,7 +199,7 @@ class Head:
                 dz.mul_(self.scale)
             grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], lora, grads)
         if logprobs_out is not None:
-            # Without a gradient only the log-probability is needed, and no softmax is kept.
+            # Positions without a gradient only need the log-probability, so no softmax is saved.
             rest = (~needed).nonzero()[:, 0]
             logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
         return grads
@@ -210,8 +212,8 @@ class Head:
         lora: LoraPair | None,
         kept: SavedSoftmax | None,
     ) -> Iterator[tuple[Tensor, _Softmax]]:
-        """Yields chunks of the positions in the mask ``needed`` [T] with their softmax."""
-        # Positions whose softmax was saved need no second product with [V, H].
+        """Yields chunks of the positions in the mask ``needed`` [T], with their softmax."""
+        # Positions with a saved softmax need no second product with [V, H].
         rest = needed.clone()
         for at, softmax in kept.take() if kept is not None else ():
             wanted = needed[at]
@@ -230,10 +232,10 @@ class Head:
         self, hidden: Tensor, targets: Tensor, lora: LoraPair | None, *, slope: bool = False
     ) -> _Softmax:
         z = self.logits(hidden, lora)
-        # Before the exponentials overwrite the logits.
+        # Read the target logits before the exponentials overwrite them.
         at_target = z.gather(1, targets if targets.dim() == 2 else targets[:, None])
         cap_slope = 1 - (z / self.softcap) ** 2 if slope and self.softcap is not None else None
-        # In place, because passes over [T, V] cost most of the head's time besides products.
+        # In place: besides the products, passes over [T, V] take most of the head's time.
         highest = z.amax(-1, keepdim=True)
         total = z.sub_(highest).exp_().sum(-1, keepdim=True)
         logprobs = at_target - (highest + total.log())
@@ -242,13 +244,13 @@ class Head:
     def _through_layer(
         self, dz: Tensor, hidden: Tensor, lora: LoraPair | None, grads: HeadGradients
     ) -> Tensor:
-        # The frozen matrix gets no gradient; only the hidden states and the adapter do.
+        # Only the hidden states and the adapter get gradients; the head's matrix is frozen.
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
         a, b = lora
         d_low = dz @ b
-        # Sums over chunks are fp32: a large sum in bfloat16 would lose small terms.
+        # Accumulate over chunks in fp32: a large sum in bfloat16 would lose small terms.
         grads.b += (dz.t() @ F.linear(hidden, a)).float()
         grads.a += (d_low.t() @ hidden).float()
         return d_hidden.addmm_(d_low, a)

@@ -1,4 +1,4 @@
-"""Before a base model is loaded: imports of its code, and whether it fits into memory."""
+"""Preparations for loading a base model: imports its code, and checks that it fits into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # transformers loads its modules at their first use, and some of them import each other. When the
 # engine's worker loads them while the user's thread imports from transformers too, Python breaks
 # the cycle by handing out a half-initialized module, and either thread fails with an
-# ``ImportError``. After the two functions below the worker imports nothing.
+# ``ImportError``. After the two functions below, the worker does not import anything.
 _MODULES = (
     "transformers.cache_utils",
     "transformers.generation.utils",
@@ -48,19 +48,19 @@ def import_library(device: torch.device | None = None) -> None:
 
 
 def import_architecture(folder: Path) -> None:
-    """Imports the code of the model in ``folder``; an unknown one is left to ``BaseModel``."""
+    """Imports the code of the model in ``folder``; leaves errors to ``BaseModel``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with _lock:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             _ = AutoModelForCausalLM._model_mapping[type(config)]  # the lookup imports the class
-        except Exception:  # whatever is wrong with the model, loading it reports it
+        except Exception:  # loading the model will report the error
             return
 
 
 def dequantized(name: str, folder: Path) -> dict[str, Any]:
-    """Returns what ``from_pretrained`` needs to load a model in its full precision.
+    """Returns the arguments of ``from_pretrained`` to load a model in full precision.
 
     Raises ``ConfigurationError`` for a checkpoint that is stored quantised, other than in MXFP4
     (gpt-oss), which transformers converts.
@@ -121,10 +121,10 @@ _SAMPLES, _SAMPLE_BYTES, _HEADER_BYTES = 32, 4096, 1 << 20
 
 
 def files_digest(folder: Path) -> str:
-    """Returns a hash of a model's files that takes milliseconds at any size.
+    """Returns a fast hash of a model's files: milliseconds at any size.
 
     It covers ``config.json``, and of each file of weights: name, size, time of the last change,
-    the first MiB (which has the header), and 32 blocks of 4 KiB in equal distances.
+    the first MiB (with the header), and 32 evenly spaced blocks of 4 KiB.
     """
     digest = hashlib.sha256()
     patterns = ("config.json", "*.safetensors", "*.bin", "*.gguf")
@@ -133,7 +133,7 @@ def files_digest(folder: Path) -> str:
         digest.update(f"{file.name} {size} {changed}\n".encode())
         with open(file, "rb") as stream:
             digest.update(stream.read(_HEADER_BYTES))
-            # Values can change without a change of the time: some programs copy it.
+            # Values can change without a new modification time: some programs preserve it.
             for i in range(_SAMPLES if size > _HEADER_BYTES else 0):
                 stream.seek(_HEADER_BYTES + i * (size - _HEADER_BYTES) // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
@@ -151,8 +151,10 @@ def check_room(
     dtype: torch.dtype,
 ) -> None:
     """Raises ``OutOfMemoryError`` unless a model of ``needed`` bytes fits into the ``free`` bytes
-    of the device ``where`` with ``spare`` bytes for activations; ``loaded`` are other models."""
-    # On a CPU a model that is too large does not fail: the kernel ends the process and all runs.
+    of the device ``where`` with ``spare`` bytes for activations; ``loaded`` are the other loaded
+    models."""
+    # On a CPU, loading a too large model raises no error: the kernel kills the process and all
+    # runs.
     others = ", ".join(f"{other!r} ({size_text(size)})" for other, size in loaded.items())
     if needed + spare > free:
         half = ", or hold them in half the memory with dtype=bfloat16" if dtype.itemsize > 2 else ""

@@ -2,8 +2,8 @@
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685).
 The base weights never change, so any number of adapters share one base model, sampling computes
-what training computes, and a snapshot for a sampler is a reference. Names and files are those of
-peft, so ``PeftModel.from_pretrained`` loads what is written here.
+what training computes, and a snapshot for a sampler is a reference. Names and files follow
+peft, so ``PeftModel.from_pretrained`` loads saved adapters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TermGradients = dict[str, tuple[Tensor, Tensor]]
 class Target:
     """One linear layer that can carry an adapter; ``group`` is attn, mlp or unembed.
 
-    Of a stacked parameter with ``experts``, each has an adapter of the full rank, and ``saved_as``
-    is the module whose name peft gives to its tensors.
+    In a stacked parameter, each of the ``experts`` has an adapter of the full rank, and
+    ``saved_as`` is the module name that peft uses for the tensors.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Target:
         return (stacked, self.in_features), (self.out_features, stacked)
 
     def peft_name(self, side: str) -> str:
-        """Returns the name of its tensor ``A`` or ``B`` in peft's files."""
+        """Returns the name of tensor ``A`` or ``B`` in peft's files."""
         return f"base_model.model.{self.saved_as or self.name}.lora_{side}.weight"
 
 
@@ -79,7 +79,7 @@ class AdapterSpec:
         return ALPHA / self.rank
 
     def covered(self, targets: list[Target]) -> list[Target]:
-        """Returns the targets that an adapter covers; a flag that matches no layer is an error."""
+        """Returns the targets that an adapter covers; raises for a flag that matches no layer."""
         groups = [g for g in ("attn", "mlp", "unembed") if getattr(self, f"train_{g}")]
         for group in groups:
             if not any(target.group == group for target in targets):
@@ -93,8 +93,8 @@ class AdapterSpec:
 
 @dataclass
 class ActiveTerms:
-    """The adapter that the next forward applies, shared by all hooked layers of a model: ``terms``,
-    or ``segments`` while a batch of several clients is sampled.
+    """The adapter of the next forward pass, shared by all hooked layers of a model: ``terms``,
+    or ``segments`` while a batch with several adapters is sampled.
 
     ``recorded`` receives each layer's choice of experts [T, k], if it is a list; ``replayed``
     [T, layers, k] are choices for the layers to follow.
@@ -117,7 +117,8 @@ class ActiveTerms:
 
     @contextmanager
     def recording(self) -> Iterator[list[Tensor]]:
-        """Yields a list to which the forwards inside the block append choices of experts."""
+        """Yields a list to which forward passes inside the block append their choices of
+        experts."""
         self.recorded = []
         try:
             yield self.recorded
@@ -126,7 +127,7 @@ class ActiveTerms:
 
     @contextmanager
     def replaying(self, choices: Tensor | None) -> Iterator[None]:
-        """Makes the forwards inside the block follow ``choices`` of experts."""
+        """Makes forward passes inside the block use these ``choices`` of experts."""
         before, self.replayed = self.replayed, choices
         try:
             yield
@@ -136,7 +137,7 @@ class ActiveTerms:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how frozen weights are kept; ``layout`` ``None``: the fastest one."""
+    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one."""
 
     device: torch.device
     layout: MakeLayout | None = None
@@ -157,13 +158,13 @@ class AdapterLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen matrix [out, in]; some architectures read its dtype."""
+        """The frozen matrix [out, in]. Some architectures read its dtype."""
         return self._frozen.forward.dense()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns [..., out] of ``x`` [..., in]."""
+        """Returns [..., out] for ``x`` [..., in]."""
         rows = x.reshape(-1, self.in_features)
-        # Sampling applies several adapters in one call and needs no graph.
+        # Sampling applies several adapters in one call and needs no autograd graph.
         segments = self._active.segments
         if segments is not None:
             layout = self._frozen.forward
@@ -203,7 +204,7 @@ class _AdaptedProduct(torch.autograd.Function):
             # No adapter on this layer: the gradient only passes through.
             d_x = ctx.weight.backward.product(gradient) if ctx.needs_input_grad[0] else None
             return d_x, None, None, None, None, None
-        x, low = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        x, low = ctx.saved_tensors  # read only once, as activation checkpointing requires
         if ctx.needs_input_grad[0]:
             # ``d_x = g W + (g B) A`` in one call; ``g B`` is also what the gradient of ``A`` needs.
             d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
@@ -220,7 +221,7 @@ class _AdaptedProduct(torch.autograd.Function):
 
 @dataclass(eq=False)
 class Adapter:
-    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target, or
+    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target; or
     [E * r, in] and [out, r * E] for E stacked experts."""
 
     spec: AdapterSpec
@@ -231,11 +232,12 @@ class Adapter:
     def create(
         cls, spec: AdapterSpec, targets: list[Target], seed: int, device: torch.device
     ) -> Adapter:
-        """Creates an adapter without effect: ``A`` uniform as in ``nn.Linear``, ``B`` zero."""
+        """Creates an adapter that changes nothing yet: ``A`` uniform as in ``nn.Linear``, ``B``
+        zero."""
         covered = spec.covered(targets)
-        # Before anything is allocated: a rank of several thousand takes minutes and all memory.
+        # Check before allocating: a rank of several thousand would take minutes and all memory.
         check_rank(spec.rank, max(min(t.in_features, t.out_features) for t in covered))
-        # Random numbers of the CPU: a seed gives the same adapter on every device.
+        # Use the CPU's generator: a seed gives the same adapter on every device.
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
         for target in covered:
@@ -255,7 +257,7 @@ class Adapter:
         device: torch.device,
         source: str,
     ) -> Adapter:
-        """Builds the adapter from saved tensors; refuses any that do not fit the model."""
+        """Builds the adapter from saved tensors; raises if they do not fit the model."""
         tensors, expected = {}, set()
         for target in spec.covered(targets):
             loaded = []
@@ -264,22 +266,22 @@ class Adapter:
                 expected.add(key)
                 if key not in saved:
                     raise CheckpointError(
-                        f"{source}: tensor {key!r} is missing; the checkpoint is of another model "
+                        f"{source}: tensor {key!r} is missing; the checkpoint is for another model "
                         "or other LoRA flags: load it with the base model it was trained on"
                     )
                 if tuple(saved[key].shape) != shape:
                     raise CheckpointError(
                         f"{source}: tensor {key!r} has shape {tuple(saved[key].shape)}, expected "
-                        f"{shape}; the checkpoint is of another model"
+                        f"{shape}; the checkpoint is for another model"
                     )
-                # A copy: training changes it in place, and the source may be shared.
+                # Copy: training changes the tensor in place, and the source may be shared.
                 loaded.append(saved[key].to(device=device, dtype=torch.float32, copy=True))
             tensors[target.name] = (loaded[0], loaded[1])
-        # Ignoring tensors would load an adapter that computes something else than was trained.
+        # Ignoring tensors would load an adapter that differs from the trained one.
         if surplus := sorted(set(saved) - expected):
             raise CheckpointError(
                 f"{source}: {len(surplus)} tensors match no layer of the model, the first is "
-                f"{surplus[0]!r}; the checkpoint is of another model"
+                f"{surplus[0]!r}; the checkpoint is for another model"
             )
         return cls(spec, targets, tensors)
 
@@ -294,7 +296,7 @@ class Adapter:
         return self
 
     def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
-        """Returns the terms that the layers apply, in the compute dtype, cast once for a batch."""
+        """Returns the terms that the layers apply, cast to the compute dtype once per batch."""
         # They are leaves of autograd; ``parameter_gradients`` converts their gradients.
         scaling = self.spec.scaling
         return {
@@ -306,13 +308,13 @@ class Adapter:
         }
 
     def parameter_gradients(self, of_terms: TermGradients) -> dict[str, Tensor]:
-        """Returns gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
+        """Converts gradients of ``terms`` (fp32, overwritten) to gradients by peft name."""
         # ``terms`` holds B times the scaling, so the chain rule multiplies its gradient with it.
         scaling = self.spec.scaling
         return self._by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
-        """Returns ``adapter_config.json`` as peft reads it."""
+        """Returns the content of ``adapter_config.json`` for peft."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -330,12 +332,12 @@ class Adapter:
         }
 
     def _peft_targets(self) -> dict[str, list[str]]:
-        """Returns the layers by the ends of their names, as peft's config lists them."""
+        """Returns the suffixes of the layers' names, as peft's config lists them."""
         covered = [target for target in self.targets if target.name in self.tensors]
         if not any(target.experts for target in covered):
             return {"target_modules": sorted({t.name.rpartition(".")[2] for t in covered})}
-        # peft takes an MLP's module names in a model of experts for those of experts. Their
-        # matrices as parameters are not renamed, and have the same tensors.
+        # In a model with experts, peft treats an MLP's module names as experts. Naming the
+        # matrices as parameters avoids that and gives the same tensors.
         modules, parameters = set(), set()
         for target in covered:
             if target.group == "mlp":

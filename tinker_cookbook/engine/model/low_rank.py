@@ -1,4 +1,4 @@
-"""Low-rank terms of adapters as layers apply them: for all tokens of a batch, or some of them."""
+"""Low-rank terms of adapters, applied to all tokens of a batch or to some of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class LowRank:
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         self.a, self.b = a, b
-        self.packed: Any = None  # both in a kernel's layout, which the kernel makes once
+        self.packed: Any = None  # both in a kernel's layout, created once by the kernel
         self.stack: tuple[tuple[weakref.ref[LowRank], ...], LowRank] | None = None
         self._by_expert: ExpertTerm | None = None
 
     def by_expert(self, count: int) -> ExpertTerm:
-        """Returns the terms of ``count`` experts that are stacked in this one as peft stacks them:
+        """Splits the term into ``count`` experts, stacked as in peft:
         ``A`` [count * r, in], and ``B`` [out, r * count] with the expert as its last index."""
         if self._by_expert is None:
             a, b = self.a.detach(), self.b.detach()
@@ -40,13 +40,15 @@ class LowRank:
         return LowRank(self.b.detach().t(), self.a.detach().t())
 
     def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
-        """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for gradients."""
+        """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for the
+        gradients."""
         low = F.linear(x, self.a)
-        out.addmm_(low, self.b.t())  # in place: another [T, out] would cost memory
+        out.addmm_(low, self.b.t())  # in place, to avoid another [T, out]
         return low
 
     def add_selected(self, out: Tensor, x: Tensor, dropped: Tensor | None = None) -> None:
-        """Adds the term as training does; ``dropped`` [T, r] marks the ranks that a row has not."""
+        """Adds the term as training does; ``dropped`` [T, r] masks ranks of other rows'
+        adapters."""
         low = F.linear(x, self.a)
         if dropped is not None:
             low.masked_fill_(dropped, 0)
@@ -63,7 +65,7 @@ class LowRank:
         if surplus := filling(count):
             x = F.pad(x, (0, 0, 0, surplus))
         low = F.linear(x, a)
-        # In place where no padding has to be cut off and no rounding follows.
+        # In place if there is no padding to cut off and no rounding.
         if out.dtype == torch.float32 and not surplus:
             out.addmm_(low, b.t())
         else:
@@ -73,7 +75,7 @@ class LowRank:
     def by_column(self) -> tuple[Tensor, Tensor]:
         """``A`` and ``B`` in fp32, contiguous by column."""
         # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
-        # that is contiguous by row takes a third to a half of the time.
+        # that is contiguous by row takes only a third to a half of the time.
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
 
 
@@ -85,30 +87,30 @@ class ExpertTerm:
         self._each: dict[int, LowRank] = {}
 
     def of(self, expert: int) -> LowRank:
-        """Returns the term of one expert; made once, as are its layouts for kernels."""
+        """Returns the term of one expert, created once together with its kernel layouts."""
         if expert not in self._each:
             self._each[expert] = LowRank(self.a[expert], self.b[expert])
         return self._each[expert]
 
     @cached_property
     def aligned(self) -> tuple[Tensor, Tensor]:
-        """``A`` and ``B`` with a rank that torch's grouped product takes, filled with zeros."""
+        """``A`` and ``B``, zero-padded to a rank that torch's grouped product supports."""
         surplus = -self.a.shape[1] % 8
         return F.pad(self.a, (0, 0, 0, surplus)), F.pad(self.b, (0, surplus))
 
 
 Part = tuple[LowRank, int, int]
-"""A term, and its rows: from the first number to before the second."""
+"""A term, and the half-open range of its rows."""
 
 _MOST_RANKS = 512
-"""Ranks of the adapters that share a product on a GPU. Each row computes all of them, which takes
-less time than a product for each adapter until they are a good part of the layer's width."""
+"""Maximum sum of the ranks of adapters that share a product on a GPU. Each row computes all of
+them, which is faster than one product per adapter unless the sum is close to the layer's width."""
 
 
 def add_together(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
     """Adds the terms of ``parts``, consecutive rows of ``x`` [T, in], to ``out`` [T, out].
 
-    For a GPU, where the number of kernels counts: several adapters are one product.
+    For a GPU, where the number of kernel launches matters: several adapters share one product.
     """
     bunch: list[Part] = []
     for part in parts:
@@ -123,7 +125,7 @@ def add_together(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
 
 def _add_bunch(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
     first, end = parts[0][1], parts[-1][2]
-    # In a fixed order, so that the same adapters are stacked once for many steps.
+    # A fixed order, so that the stack of the same adapters is reused in many steps.
     terms = sorted({term for term, _, _ in parts}, key=id)
     covered = sum(end - first for _, first, end in parts)
     if len(terms) == 1 and covered == end - first:
@@ -135,7 +137,7 @@ def _add_bunch(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
     _stacked(terms).add_selected(out[first:end], x[first:end], dropped)
 
 
-@lru_cache(maxsize=16)  # all layers of a step ask for the same few
+@lru_cache(maxsize=16)  # all layers of a step use the same few masks
 def _dropped(
     ranks: tuple[int, ...], rows: tuple[tuple[int, int, int], ...], count: int, device: torch.device
 ) -> Tensor:
@@ -148,13 +150,13 @@ def _dropped(
 
 
 def _stacked(terms: Sequence[LowRank]) -> LowRank:
-    """Returns the terms as one, whose ranks follow one another; made once while they live."""
+    """Concatenates the terms along the rank; cached while the terms live."""
     known = terms[0].stack
     if known is not None and [ref() for ref in known[0]] == list(terms):
         return known[1]
     a, b = torch.cat([term.a for term in terms]), torch.cat([term.b for term in terms], 1)
-    # Zero times NaN is NaN: the numbers of a diverged adapter must not reach the rows of others.
-    # In ``A`` they do not, as the ranks of others are dropped; so those of ``B`` move there.
+    # Zero times NaN is NaN: a diverged adapter must not affect the rows of other adapters.
+    # In ``A`` it cannot, because other adapters' ranks are masked, so move NaNs of ``B`` there.
     broken = ~b.isfinite().all(0)
     stack = LowRank(a.masked_fill(broken[:, None], torch.nan), b.nan_to_num(0, 0, 0))
     terms[0].stack = tuple(map(weakref.ref, terms)), stack
@@ -162,12 +164,12 @@ def _stacked(terms: Sequence[LowRank]) -> LowRank:
 
 
 Terms = Mapping[str, LowRank]
-"""Target name -> the term of an adapter there."""
+"""Target name -> term of an adapter."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Which tokens of a batch have which adapter.
+    """The adapter of each token of a batch.
 
     ``stretches`` are (terms, first, end) of consecutive tokens, once the batch is in ``order``
     [T]; ``back`` [T] is the inverse. Without ``order`` the batch is not permuted.
@@ -199,8 +201,8 @@ class Segments:
         return [terms.get(name) for terms, _, _ in self.stretches] or [None]
 
     def numbers(self, count: int) -> Tensor | None:
-        """Returns which stretch each of ``count`` tokens is in, [count]; ``None`` if there is
-        one."""
+        """Returns the index of the stretch of each of ``count`` tokens, [count]; ``None`` if there
+        is only one."""
         if len(self.stretches) < 2:
             return None
         # Tokens after the last stretch are padding, which may have any adapter.
@@ -211,15 +213,15 @@ class Segments:
 
 
 def outer(left: Tensor, right: Tensor) -> Tensor:
-    """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
+    """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 if either is."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     return left.to(dtype).t() @ right.to(dtype)
 
 
 def filling(rows: int) -> int:
-    """Returns how many rows of padding make ``rows`` a multiple of 8."""
-    # torch computes products of a few rows with other kernels, which round differently, and a
+    """Returns the number of padding rows that make ``rows`` a multiple of 8."""
+    # torch uses other kernels for products of a few rows, which round differently, but a
     # sample must not depend on the rest of its batch. Measured with MKL and oneDNN on x86: for
-    # multiples of 4 a row's result is the same to the bit. And oneDNN makes a kernel for each
-    # number of rows that occurs: an eighth of them is enough.
+    # multiples of 4 a row's result is bit-identical. Also, oneDNN compiles a kernel for each
+    # number of rows that occurs; padding reduces these to an eighth.
     return -rows % 8

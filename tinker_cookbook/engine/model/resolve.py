@@ -1,7 +1,7 @@
 """Finds the folder of a model: a local folder, the Hub cache, the Hub, or a registered package.
 
-A name is a Hub name (``Qwen/Qwen3-8B``) or a local folder in transformers format. Copies that
-this package makes are in ``models_dir()``.
+A name is a Hub name (``Qwen/Qwen3-8B``) or a local folder in transformers format. Copies
+created by this package are in ``models_dir()``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinker_cookbook.exceptions import (
 Need = Literal["model", "tokenizer", "config"]
 Source = Literal["local folder", "hub cache", "download", "demo package"]
 
-_HUB_TIMEOUT_SECONDS = 5.0  # an offline machine shall report it in seconds
+_HUB_TIMEOUT_SECONDS = 5.0  # an offline machine should fail within seconds
 _RANK_ALWAYS_ALLOWED = 256
 _WELL_KNOWN = (
     "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -44,7 +44,7 @@ _WELL_KNOWN = (
     "meta-llama/Llama-3.2-3B",
 )
 
-# One of each group makes a part complete; a "+" joins files that are needed together.
+# A part is complete with one alternative of its group; "+" joins files needed together.
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_FILES += ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json+merges.txt")
@@ -58,8 +58,9 @@ _packaged: dict[str, str] = {}
 def register_packaged_model(name: str, module: str) -> None:
     """Registers a module that makes a local copy of the model ``name``, for use without the Hub.
 
-    It is imported at its first use and has ``NOTE`` (what the copy is), ``finished_copy(folder)``
-    (the copy under ``models_dir()``, or ``None``) and ``make_copy(folder)``.
+    The module is imported at its first use. It has ``NOTE`` (describes the copy),
+    ``finished_copy(folder)`` (the copy under ``models_dir()``, or ``None``) and
+    ``make_copy(folder)``.
     """
     _packaged[name] = module
 
@@ -77,7 +78,7 @@ class ResolvedModel:
 
 
 def base_name(name: str) -> str:
-    """Drops the ``:peft:…`` suffix with which the hosted API marks a context length."""
+    """Removes the ``:peft:…`` suffix, by which the hosted API marks a context length."""
     return name.split(":peft:", 1)[0]
 
 
@@ -114,8 +115,8 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
             f"{nearest(name, _WELL_KNOWN)}{elsewhere}"
         )
     tried = [f"folder {name}: does not exist"]
-    # A copy made earlier is used even when the Hub can be reached again: a resumed run must not
-    # find other weights than it started with.
+    # Prefer a copy made earlier, even if the Hub can be reached again: a resumed run must not
+    # get other weights than it started with.
     found = _from_hub_cache(name, need, tried) or _from_package(name, tried, make=False)
     if found is None and allow_download:
         found = _from_hub(name, need, tried) or _from_package(name, tried, make=True)
@@ -135,7 +136,7 @@ def _checked_folder(folder: Path, need: Need) -> Path:
     missing = missing_parts(folder, need)
     if not missing:
         return folder.resolve()
-    # A common mistake: the path of a trained adapter as the model.
+    # A common mistake: the path of a trained adapter is given as the model.
     if (folder / "adapter_config.json").is_file():
         raise ModelNotFoundError(
             f"model_name: {folder} holds a LoRA adapter, not a model; give the base model as "
@@ -150,14 +151,14 @@ def _checked_folder(folder: Path, need: Need) -> Path:
 def _from_hub_cache(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
     from huggingface_hub import try_to_load_from_cache
 
-    # Not snapshot_download(local_files_only=True): it takes a copy that lacks the repository's
-    # other weight formats for a broken one.
+    # Not snapshot_download(local_files_only=True): it treats a copy without the repository's
+    # other weight formats as broken.
     cached = (try_to_load_from_cache(name, file) for file in _CACHE_PROBES)
     found = next((path for path in cached if isinstance(path, str)), None)
     if found is None:
         tried.append("Hub cache: no copy")
         return None
-    # A file of the snapshot gives the folder of the revision that the cache refers to.
+    # The path of any file shows the folder of the cached revision.
     folder = Path(found).parent
     if missing := missing_parts(folder, need):
         tried.append(f"Hub cache: incomplete copy in {folder}; missing: {', '.join(missing)}")
@@ -173,7 +174,7 @@ def _from_hub(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
         tried.append("Hub: not tried, because HF_HUB_OFFLINE is set")
         return None
     try:
-        # The list of files first: an offline machine fails here within the timeout, and only one
+        # List the files first: an offline machine fails here within the timeout, and only one
         # weight format is downloaded.
         info = HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS)
         files = [sibling.rfilename for sibling in info.siblings or []]

@@ -1,9 +1,9 @@
-"""Replays the sampler's choices of experts in training.
+"""Router replay: training reuses the sampler's choices of experts.
 
-Sampling and training round differently, so a router that is undecided between two experts may
-choose another one in training, and the log-probabilities of that token differ by far more than
+Sampling and training round differently, so a router with nearly equal scores for two experts may
+choose the other one in training. The log-probabilities of that token then differ by far more than
 rounding. With the sampler's choices both passes use the same experts; their weights are computed in
-training, so gradients flow through the routers as always.
+training, so gradients flow through the routers as usual.
 
 Source: Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference
 Routers" (arXiv 2510.11370).
@@ -27,13 +27,14 @@ from tinker_cookbook.engine.model.lora import ActiveTerms
 from tinker_cookbook.exceptions import ConfigurationError
 
 _MOST_BYTES = 1 << 30
-"""Choices that are kept for training: 2.8 million tokens of 48 layers with 8 experts each."""
+"""Memory for stored choices: 2.8 million tokens of a model with 48 layers and 8 experts per
+token."""
 
 _UNKNOWN = -1
 
 
 class RouterReplay:
-    """The choices of the samples drawn so far, by their tokens.
+    """Stored choices of the sampled sequences, by their tokens.
 
     ``width`` is the number of choices of a token in all layers together.
     """
@@ -50,7 +51,7 @@ class RouterReplay:
         for number, (name, experts) in enumerate(layers):
             block = model.get_submodule(name.rpartition(".")[0])
             block.forward = partial(_replayed, block.forward, active, number, experts.num_experts)
-        # One pass tells the number of choices; a second one, with others, whether it obeys them.
+        # The first pass shows the number of choices; the second checks that replayed ones are used.
         with active.recording() as chosen:
             probe()
         self._layers, self._k = len(layers), chosen[0].shape[1]
@@ -65,7 +66,7 @@ class RouterReplay:
             )
 
     def keep(self, tokens: np.ndarray, chosen: np.ndarray) -> None:
-        """Keeps the choices [T, width] of a sampled sequence's ``tokens`` [T]."""
+        """Stores the choices [T, width] of a sampled sequence's ``tokens`` [T]."""
         key = _key(tokens)
         if (before := self._known.pop(key, None)) is not None:
             self._bytes -= before.nbytes
@@ -77,11 +78,11 @@ class RouterReplay:
     def find(
         self, sequences: Sequence[np.ndarray], flat: Tensor, positions: int
     ) -> tuple[Tensor | None, int]:
-        """Returns the choices [positions, layers, k] of a micro-batch, and the tokens that have
-        any.
+        """Returns the choices [positions, layers, k] of a micro-batch, and the number of tokens
+        with stored choices.
 
         ``flat`` [N] has the position of each token of the sequences, one after another. A position
-        without a choice has -1: its routers choose.
+        without a stored choice has -1, and its routers choose.
         """
         out = np.full((positions, self.width), _UNKNOWN, dtype=np.int16)
         at, start, count = flat.cpu().numpy(), 0, 0
@@ -109,7 +110,7 @@ def _replayed(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Runs the block of experts ``number`` with the active choices, if there are any."""
+    """Runs the expert block ``number`` with the active choices, if there are any."""
     if active.replayed is None:
         return forward(*args, **kwargs)
     with _Chosen(active.replayed[:, number], experts):
@@ -117,7 +118,7 @@ def _replayed(
 
 
 class _Chosen(TorchFunctionMode):
-    """Replaces the experts that a router finds by ``topk``, whatever it does with them then."""
+    """Replaces the experts that a router selects with ``topk``, for any router code around it."""
 
     def __init__(self, chosen: Tensor, experts: int) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class _Chosen(TorchFunctionMode):
         if func not in (torch.topk, torch.Tensor.topk):
             return out
         scores = args[0] if args else kwargs["input"]
-        # A router may also choose among groups of experts: those scores have another shape.
+        # A router may also use ``topk`` on groups of experts; those scores have another shape.
         if out.indices.shape != self._chosen.shape or scores.shape[-1] != self._experts:
             return out
         indices = torch.where(self._chosen >= 0, self._chosen, out.indices)

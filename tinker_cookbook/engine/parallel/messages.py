@@ -1,7 +1,8 @@
 """Messages between rank 0 and the other ranks: operations, questions about them, and results.
 
-A message is ``(number of the operation, kind, value)``. They go through sockets and not through
-torch.distributed: an idle rank waits without a timeout, and the end of a process is seen at once.
+A message is ``(number of the operation, kind, value)``. They use sockets instead of
+torch.distributed: an idle rank waits without a timeout, and the end of a process is noticed at
+once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from tinker_cookbook.exceptions import TrainingError
 RESULT, ERROR, QUESTION, ANSWER = "result", "error", "question", "answer"
 
 Answer = Callable[..., Any]
-"""``answer(rank, *values)`` of a question that a rank asks during an operation."""
+"""``answer(rank, *values)`` answers a request that a rank sends during an operation."""
 
 
 class Channel:
-    """A socket whose messages may be sent by several threads and are received by one."""
+    """A socket. Several threads may send messages; one thread receives them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -30,13 +31,13 @@ class Channel:
 
     def send(self, *message: Any) -> None:
         """Sends a message; raises ``OSError`` if the other process has ended."""
-        # Not ``Connection.send``: torch makes that share tensors by file handles.
+        # Not ``Connection.send``, which torch patches to share tensors through file handles.
         content = pickle.dumps(message)
         with self._sending:
             self._connection.send_bytes(content)
 
     def receive(self) -> Any:
-        """Returns the next message; raises ``EOFError`` or ``OSError`` after the other's end."""
+        """Returns the next message; raises ``EOFError`` or ``OSError`` once the peer has ended."""
         return pickle.loads(self._connection.recv_bytes())
 
     def waits(self, seconds: float) -> bool:
@@ -57,7 +58,7 @@ class Call:
 
     def wait(self) -> dict[int, Any]:
         """Returns the result of each rank; raises the error of the first rank that has one."""
-        # All of them, also after an error: the next operation must find every rank idle.
+        # Wait for all ranks, even after an error: the next operation needs every rank idle.
         wait(self._futures.values())
         return {rank: future.result() for rank, future in self._futures.items()}
 
@@ -72,7 +73,7 @@ class Call:
             future.add_done_callback(look)
 
     def answer(self, rank: int, values: tuple[Any, ...]) -> tuple[str, Any]:
-        """Returns kind and value of the answer to a question."""
+        """Answers a rank's request; returns the kind and the value of the answer."""
         assert self._answer is not None
         try:
             return RESULT, self._answer(rank, *values)
@@ -89,11 +90,12 @@ class Call:
 
 
 def sendable(error: BaseException) -> BaseException:
-    """Returns ``error``, or a ``TrainingError`` of its text if another process cannot load it."""
+    """Returns ``error``, or a ``TrainingError`` with its text if it cannot be unpickled
+    elsewhere."""
     try:
         copy = pickle.loads(pickle.dumps(error))
         return error if str(copy) == str(error) else _in_words(error)
-    except Exception:  # a class may fail in any way
+    except Exception:  # pickling a user's class may raise anything
         return _in_words(error)
 
 

@@ -1,4 +1,4 @@
-"""Training examples of the engine, and their checks before any computation."""
+"""Training examples of the engine, and checks of them before any computation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Example:
 
     @property
     def targets(self) -> np.ndarray:
-        """[T] or [T, K] int64."""
+        """Target token ids, [T] or [T, K] int64."""
         return self.inputs["target_tokens"]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def for_loss(self, loss: Loss) -> Example:
-        """Drops the fields that only other losses read, and ``mask``.
+        """Returns the example without ``mask`` and without fields that only other losses read.
 
         One datum may have the fields of several losses, as for the hosted service. No loss reads a
         ``mask``: ``weights`` or ``advantages`` alone define what is trained. Names that no loss
-        knows stay, for ``check_examples`` to refuse.
+        knows are kept, so that ``check_examples`` refuses them.
         """
         used = {*loss.required, *loss.optional}
         elsewhere = {name for one in LOSSES.values() for name in (*one.required, *one.optional)}
@@ -49,9 +49,9 @@ class Example:
 def check_examples(
     data: Sequence[Example], loss: Loss, vocab_size: int, context_length: int
 ) -> frozenset[str]:
-    """Raises ``DataValidationError`` naming datum and field; returns the optional fields present.
+    """Raises ``DataValidationError`` with datum and field; returns the optional fields in use.
 
-    Optional fields (per-token clip thresholds) must be given by all datums or by none.
+    Either all datums or none must have an optional field (per-token clip thresholds).
     """
     if not data:
         raise DataValidationError("data: got no datum, expected at least one")
@@ -79,7 +79,7 @@ def check_examples(
                 f"{', '.join((*loss.required, *loss.optional))}"
                 f"{nearest(name, (*loss.required, *loss.optional))}"
             )
-        # A micro-batch concatenates each field over its sequences: a field of only some would not
+        # A micro-batch concatenates each field over its sequences. A field of only some would not
         # line up with the tokens.
         if frozenset(present & set(loss.optional)) != optional:
             raise DataValidationError(
@@ -107,7 +107,7 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
                 f"{where}: {name} has shape {values.shape}, expected "
                 f"{(len(example), *expected[1:])} to match model_input's {len(example)} tokens"
             )
-        # One NaN would make the summed gradient of the whole batch NaN. Here the datum and the
+        # One NaN would make the summed gradient of the whole batch NaN. Here, the datum and the
         # position are still known.
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             position = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
@@ -120,7 +120,7 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
 def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) -> None:
     if tokens.size == 0:
         raise DataValidationError(f"{where}: {name} is empty, expected at least one token")
-    # Floats would be cut to integers later, without an error.
+    # Floats would be truncated to integers later, without an error.
     if tokens.dtype.kind not in "iu":
         raise DataValidationError(
             f"{where}: {name} has type {tokens.dtype}, expected integers (token ids)"
@@ -130,7 +130,7 @@ def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) ->
 
 def check_token_range(what: str, tokens: np.ndarray, vocab_size: int) -> None:
     """Raises ``DataValidationError`` if ``tokens`` (at least one) are not all in the vocabulary."""
-    # The embedding would raise for such an id too, but without naming the datum.
+    # The embedding would raise too, but could not name the datum.
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise DataValidationError(

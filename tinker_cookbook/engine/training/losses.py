@@ -1,4 +1,4 @@
-"""The loss table: pure functions of target log-probabilities, as unnormalized sums over tokens.
+"""Loss table: pure functions of target log-probabilities, as unnormalized sums over tokens.
 
 With ``lp`` the learner's and ``q`` the sampler's log-probabilities, ``A`` advantages and
 ``r = exp(lp - q)``:
@@ -15,9 +15,9 @@ stable_reinforce        ``-(w * (lp * A - kl_coeff / 2 * (lp - q)**2)).sum()`` w
                         ``w = clip(r, lo, hi).detach()``; no penalty where ``q`` is exactly 0
 ======================  =====================================================================
 
-Definitions and defaults are those of the Tinker API, except for ``stable_reinforce``: the hosted
-API does not publish its objective, so another is used here (see ``_stable_reinforce``). Being sums,
-losses of batches add up, so the split into micro-batches never changes a gradient; and every loss
+Definitions and defaults follow the Tinker API, except for ``stable_reinforce``: the hosted
+objective is not published, so another is used here (see ``_stable_reinforce``). As the losses are
+sums, those of micro-batches add up: splitting a batch never changes its gradient. Every loss
 is linear in signed weights or advantages.
 """
 
@@ -40,8 +40,8 @@ _CLIP = ("clip_low_threshold", "clip_high_threshold")
 class LossInputs:
     """Inputs of a loss over concatenated sequences.
 
-    ``fields`` holds fp32 tensors [T] (or [T, K]) by the name they have in ``loss_fn_inputs``;
-    ``sequence`` [T] numbers the sequence of each token; ``config`` holds the resolved settings.
+    ``fields`` holds fp32 tensors [T] (or [T, K]), by their name in ``loss_fn_inputs``;
+    ``sequence`` [T] is the index of each token's sequence; ``config`` holds the resolved settings.
     """
 
     fields: Mapping[str, Tensor]
@@ -53,7 +53,7 @@ class LossInputs:
         return self.fields[field]
 
     def clip(self, ratio: Tensor) -> Tensor:
-        """Clips ``ratio`` to the thresholds of each token where given, else of the config."""
+        """Clips ``ratio`` to per-token thresholds if given, else to those of the config."""
         low, high = (
             self.fields[name] if name in self.fields else torch.full_like(ratio, self.config[name])
             for name in _CLIP
@@ -63,11 +63,11 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class Loss:
-    """One row of the table: the function, its inputs, and its settings with their defaults.
+    """One row of the loss table: function, inputs, and settings with defaults.
 
-    A default of ``None`` marks a setting whose default is not public: it must be given, and
-    ``advice`` names a usual value. ``linear`` marks a loss whose gradient is known before the
-    log-probabilities are.
+    A default of ``None`` marks a setting without a public default: it must be given, and
+    ``advice`` names a usual value. ``linear`` marks a loss with a gradient that is known before the
+    log-probabilities.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Loss:
     def resolve_config(
         self, given: Mapping[str, float | str] | None, *, per_token: frozenset[str] = frozenset()
     ) -> dict[str, float]:
-        """Checks the given settings and fills in defaults; ``per_token`` names settings that every
-        datum gives token by token instead."""
+        """Checks the given settings and fills in defaults. ``per_token`` names settings that every
+        datum gives per token instead."""
         known = dict(self.config)
         for key, value in (given or {}).items():
             if key not in known:
                 expected = ", ".join(known) or "no settings"
                 raise ConfigurationError(
-                    f"loss_fn_config[{key!r}]: {self.name} does not know it, expected {expected}"
+                    f"loss_fn_config[{key!r}]: {self.name} has no such setting, expected {expected}"
                     f"{nearest(key, known)}"
                 )
             if isinstance(value, str) or not math.isfinite(value):
@@ -102,7 +102,7 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {self.name} has no public default for it; "
                     f"{self.advice}"
                 )
-        # After the defaults are filled in: one given bound may cross the default of the other.
+        # After filling in defaults: a given bound may conflict with the default of the other.
         low, high = known.get(_CLIP[0]), known.get(_CLIP[1])
         if low is not None and high is not None and low > high:
             raise ConfigurationError(
@@ -126,7 +126,7 @@ def _ppo(lp: Tensor, inputs: LossInputs) -> Tensor:
 
 def _clipped_surrogate(ratio: Tensor, inputs: LossInputs) -> Tensor:
     advantages = inputs["advantages"]
-    # The minimum keeps the gradient where the ratio has moved against the advantage; clipping
+    # The minimum keeps the gradient where the ratio has moved against the advantage. Clipping
     # removes it only where the ratio has already moved far enough.
     return -torch.minimum(ratio * advantages, inputs.clip(ratio) * advantages).sum()
 
@@ -142,33 +142,33 @@ def _dro(lp: Tensor, inputs: LossInputs) -> Tensor:
 
 
 def _penalty(lp: Tensor, inputs: LossInputs, coefficient: str) -> Tensor:
-    # A q of exactly 0 marks a token that was not sampled (of a prompt): nothing to stay close to.
+    # A q of exactly 0 marks a token that was not sampled (prompt): it has no reference policy.
     q = inputs["logprobs"]
     deviation = (lp - q) * (q != 0)
     return 0.5 * inputs.config[coefficient] * deviation.square()
 
 
 def _gspo(lp: Tensor, inputs: LossInputs) -> Tensor:
-    # The sequence's ratio is the geometric mean over its masked tokens.
+    # The sequence's ratio is the geometric mean over its tokens with mask 1.
     mask = inputs["sequence_ratio_mask"]
     deviation = (lp.detach() - inputs["logprobs"]) * mask
     total = lp.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequence, deviation)
     count = lp.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequence, mask)
     log_ratio = (total / count.clamp(min=1))[inputs.sequence]
-    # The token's ratio has the value of the sequence's and the gradient of the token's.
+    # Straight-through: the value of the sequence's ratio with the gradient of the token's.
     return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
 
 
 def _stable_reinforce(lp: Tensor, inputs: LossInputs) -> Tensor:
     """REINFORCE with truncated importance weights and a KL term towards the sampling policy.
 
-    It replaces the hosted objective of the same name, which is not published. With
+    This replaces the hosted objective of the same name, which is not published. With
     ``w = clip(r, lo, hi).detach()`` the gradient is
     ``-sum(w * (A - kl_coeff * (lp - q)) * grad lp)``. Where no weight is truncated, its first part
     is the policy gradient of the learner (REINFORCE, Williams 1992, with importance weights) and
     its second part ``kl_coeff`` times the gradient of ``KL(learner || sampler)``, because
     ``E_q[r * log r * grad lp]`` is that gradient. Truncation bounds how much one stale token can
-    count (truncated importance sampling: Ionides 2008; IMPALA, arXiv 1802.01561), and detached
+    count (truncated importance sampling: Ionides 2008; IMPALA, arXiv 1802.01561), Detached
     weights keep the gradient where ``ppo`` would cut it to zero.
 
     ``config``: ``kl_coeff`` (default 0.01, as in the Tinker cookbook), ``clip_low_threshold``
@@ -233,17 +233,17 @@ def get_loss(name: str) -> Loss:
 
 
 CustomLossFn = Callable[[Sequence[int], "list[Tensor]"], "tuple[Tensor, dict[str, float]]"]
-"""``loss_fn(indices, logprobs)``: numbers of the datums, and a leaf [T] of autograd for each;
+"""``loss_fn(indices, logprobs)``: indices of the datums, and for each an autograd leaf [T];
 returns the loss (one element) and metrics."""
 
 
 def evaluate_custom(
     loss_fn: CustomLossFn, indices: Sequence[int], logprobs: Sequence[Tensor]
 ) -> tuple[float, dict[str, float], list[Tensor]]:
-    """Calls ``loss_fn`` once; returns its value, its metrics, and the gradient for the
-    log-probabilities of each datum. Raises ``DataValidationError`` for a result that is no loss."""
-    # The loss is differentiated down to the log-probabilities only; the pass continues from there.
-    # Copies, so that the function cannot change the values that are returned.
+    """Calls ``loss_fn`` once; returns its value, metrics, and the gradient with respect to the
+    log-probabilities of each datum. Raises ``DataValidationError`` for an invalid result."""
+    # Differentiate the loss down to the log-probabilities only; the pass continues from there.
+    # Pass copies, so that the function cannot change the returned log-probabilities.
     leaves = [values.detach().clone().requires_grad_() for values in logprobs]
     with torch.enable_grad():
         result = loss_fn(indices, leaves)
@@ -263,12 +263,12 @@ def evaluate_custom(
             "loss_fn: the loss does not depend on the log-probabilities it was given; compute it "
             "with torch operations, without .item() or .detach()"
         )
-    # A loss may leave out some datums: their gradient is zero.
+    # A loss may ignore some datums: their gradient is zero.
     found = torch.autograd.grad(value, leaves, allow_unused=True)
     gradients = []
     for index, leaf, gradient in zip(indices, leaves, found, strict=True):
         gradient = torch.zeros_like(leaf) if gradient is None else gradient.float()
-        # The optimizer would refuse the step as well, but could not name the datum.
+        # The optimizer would refuse the step too, but could not name the datum.
         if not torch.isfinite(gradient).all():
             raise DataValidationError(
                 f"loss_fn: its gradient is not finite at datum {index}; check for log(0) or 0/0"

@@ -1,12 +1,12 @@
-"""The forward and backward pass of one micro-batch.
+"""Forward and backward pass of one micro-batch.
 
-A pass has three steps, which meet at the detached hidden states::
+A pass has three steps, split at the detached hidden states::
 
     hidden  = model(tokens)                        # with autograd
     g       = d loss / d logprobs(hidden)          # chunked head, then the loss on a small leaf
     d_adapter = autograd(hidden, head.backward(g)) # through the head, then the body
 
-so the loss sees only [T] tensors, and the [T, V] logits are never kept.
+so the loss only sees [T] tensors, and the [T, V] logits are never stored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tinker_cookbook.engine.training.packing import MicroBatch, PaddedBatch, con
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
 _SHARED_ROWS = 5
-"""Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
-the prefix again, which costs more than a large row does."""
+"""Maximum tokens of a row with a long shared prefix, in micro-batches: each further row would
+compute the prefix again, which costs more than a larger row."""
 
 
 def plan_for(
     base: BaseModel, sequences: Sequence[np.ndarray], token_budget: int, group_size: int = 1
 ) -> list[MicroBatch]:
-    """Returns the micro-batches of ``sequences`` that suit ``base`` and its device."""
+    """Plans the micro-batches of ``sequences`` for ``base`` and its device."""
     shared = token_budget if base.shares_prefixes else 0
     if base.device.type == "cpu":  # elsewhere memory, not speed, sets the budget
         shared *= _SHARED_ROWS
@@ -48,14 +48,14 @@ def plan_for(
 
 
 def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray]) -> PaddedBatch:
-    """Lays out a micro-batch of the batch ``sequences`` as it suits ``base``."""
+    """Lays out a micro-batch of the batch ``sequences`` for ``base``."""
     return pad(micro, sequences, base.device, base.shared_layout or TreeLayout)
 
 
 class MicroBatchPass:
-    """Holds what is needed between the forward and the backward pass of a few sequences.
+    """State between the forward and the backward pass of one micro-batch.
 
-    ``checkpoint`` is the share of the layers that the backward pass computes again.
+    ``checkpoint`` is the share of the layers that the backward pass recomputes.
 
     ``terms`` is the adapter as the layers apply it. After ``run``: ``loss``, ``gradients`` (fp32 by
     target name, empty without backward) and ``logprobs_by_sequence()``, in the order of
@@ -82,7 +82,7 @@ class MicroBatchPass:
         flat = self._batch.flat
         self._shared = micro.shared
         if self._shared and targets.ndim == 1:
-            # One integer for each pair of position and target, so that ``np.unique`` finds equal
+            # Encode each (position, target) pair as one integer, so that ``np.unique`` finds equal
             # pairs.
             keys = flat.cpu().numpy() * base.vocab_size + targets
             keys, expand = np.unique(keys, return_inverse=True)
@@ -114,12 +114,12 @@ class MicroBatchPass:
         }
         inputs = LossInputs(fields, self._batch.sequence, len(self._examples), config)
         if backward and loss.linear:
-            # The gradient is known beforehand: one pass through the head gives it and the loss.
+            # The loss's gradient is known beforehand: one pass through the head computes both.
             self.body(grad=True, checkpoint=checkpoint)
             self.gradients = self.backward(-inputs["weights"], fill_logprobs=True)
             self.loss = float(loss.function(self._expanded_logprobs(), inputs))
         else:
-            # The loss reads [T] log-probabilities of a detached leaf, so autograd ends there;
+            # The loss reads a detached leaf of log-probabilities [T], so autograd ends there.
             # ``backward`` continues through the chunked head, which has a hand-written gradient.
             self.forward(grad=backward, checkpoint=checkpoint)
             leaf = self._expanded_logprobs().clone().requires_grad_(backward)
@@ -133,7 +133,7 @@ class MicroBatchPass:
         self.release(keep_result=True)
 
     def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: float) -> None:
-        """Computes a loss of the caller over these sequences alone, and its gradients."""
+        """Computes a custom loss over these sequences only, and its gradients."""
         self.forward(grad=True, checkpoint=checkpoint, trained_only=trained_only)
         self.loss, self.metrics, gradients = evaluate_custom(
             loss_fn, self._indices, self.logprobs_by_sequence()
@@ -142,12 +142,12 @@ class MicroBatchPass:
         self.release(keep_result=True)
 
     def forward(self, *, grad: bool, checkpoint: float, trained_only: bool = False) -> None:
-        """Computes hidden states (with a graph if ``grad``) and log-probabilities; with
-        ``trained_only`` those of positions without weight are 0, and save their logits."""
-        # Detached: the head computes its gradient without autograd, which would keep [T, V] logits.
+        """Computes hidden states (with a graph if ``grad``) and log-probabilities. With
+        ``trained_only`` positions without weight get 0 and no logits are computed for them."""
+        # Detached: the head has its own backward pass, because autograd would store [T, V] logits.
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
-        # Positions with a weight come first: only their softmax is worth keeping for ``backward``.
+        # Positions with a weight come first: only their softmax is needed in ``backward``.
         trained = self._trained()
         at = trained.nonzero()[:, 0]
         self._kept = SavedSoftmax(at) if grad else None
@@ -167,20 +167,20 @@ class MicroBatchPass:
             checkpoint=checkpoint,
             choices=self._choices,
         )
-        # Drops padding, and takes each shared position once for each target. Without either the
-        # index would only copy.
+        # Drop padding, and repeat shared positions once per target. Without padding or sharing,
+        # indexing would only copy.
         if len(self._flat) != len(hidden) or self._shared:
             hidden = hidden[self._flat]
         self._hidden = hidden
         return hidden
 
     def backward(self, upstream: Tensor, *, fill_logprobs: bool = False) -> TermGradients:
-        """Returns the gradients of the adapter's terms, given those of the log-probabilities; with
-        ``fill_logprobs`` the head computes the log-probabilities in the same pass."""
+        """Returns the gradients of the adapter's terms for the gradient of the log-probabilities.
+        With ``fill_logprobs`` the head computes the log-probabilities in the same pass."""
         hidden, base = self._hidden, self._base
         assert hidden is not None, "backward before forward"
         if self._expand is not None:
-            # Sequences that share a position and target add up their gradients there.
+            # Gradients of sequences that share a position and target add up.
             total = upstream.new_zeros(len(self._targets))
             upstream = total.index_add_(0, self._expand, upstream)
         if fill_logprobs:
@@ -197,20 +197,20 @@ class MicroBatchPass:
             self._kept,
         )
         self._kept = None
-        # 2. Through the body. Checkpointed layers run forward again here.
+        # 2. Through the body. Checkpointed layers are recomputed here.
         out = {}
-        # False if the adapter covers the head alone.
+        # False if the adapter covers only the head.
         if hidden.requires_grad:
             # The layers get detached leaves in the compute dtype (``Adapter.terms``); the run
-            # converts their gradients to those of the fp32 tensors.
+            # converts their gradients to gradients of the fp32 tensors.
             names = [name for name in self._terms if name != base.unembed_name]
             leaves = [side for n in names for side in (self._terms[n].a, self._terms[n].b)]
             adapted = base.adapted(self._terms, self._choices)
             with adapted, base.attending(self._batch.layout):
                 found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
-            # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
-            # the strides, and would silently apply it to the wrong elements.
-            # A layer that the pass did not use has no gradient; it counts as zero.
+            # Gradients must be contiguous: fused AdamW reads memory in order, ignores
+            # strides, and would silently apply a transposed gradient to the wrong elements.
+            # A layer that the pass did not use has no gradient, which counts as zero.
             filled = [
                 (torch.zeros_like(leaf) if gradient is None else gradient).to(
                     torch.float32, memory_format=torch.contiguous_format
@@ -233,7 +233,8 @@ class MicroBatchPass:
             self._logprobs, self.gradients = None, {}
 
     def _trained(self) -> Tensor:
-        """Returns which of the head's positions [T] count: have a weight or, else, an advantage."""
+        """Returns the mask [T] of the head's positions with a weight or, without weights, an
+        advantage."""
         inputs = [example.inputs for example in self._examples]
         name = next((n for n in ("weights", "advantages") if n in inputs[0]), None)
         if name is None:
@@ -243,7 +244,7 @@ class MicroBatchPass:
         counts = counts.to(self._targets.device)
         if self._expand is None:
             return counts
-        # A shared position counts if it counts in any of its sequences.
+        # A shared position counts if any of its sequences needs it.
         out = counts.new_zeros(len(self._targets))
         out[self._expand[counts]] = True
         return out

@@ -1,6 +1,6 @@
-"""AdamW on an adapter's tensors (Loshchilov & Hutter 2019, arXiv 1711.05101): torch's, with
-hyper-parameters that come with each step, clipping by the global norm, refusal of non-finite
-gradients, and a state that goes to and from named tensors.
+"""AdamW for an adapter's tensors (Loshchilov & Hutter 2019, arXiv 1711.05101): torch's AdamW with
+hyper-parameters per step, clipping by the global norm, refusal of non-finite
+gradients, and a state that is saved to and loaded from named tensors.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, TrainingError
 
 _LARGEST_GRADIENT = 1.9e19
-"""A gradient with a larger number has a norm that float32 cannot hold, and is refused."""
+"""The norm of a gradient with larger values exceeds float32, so the step is refused."""
 
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Hyper-parameters of one step, with the defaults of the Tinker API; ``weight_decay`` is
+    """Hyper-parameters of one step, with the Tinker API's defaults. ``weight_decay`` is
     decoupled, and ``grad_clip_norm`` 0 means no clipping."""
 
     learning_rate: float = 1e-4
@@ -51,25 +51,26 @@ class AdamW:
 
     def step(self, gradients: Mapping[str, Tensor], settings: AdamSettings) -> dict[str, float]:
         """Takes one step and returns ``grad_norm`` (before clipping). Raises ``TrainingError``, and
-        leaves the weights, if the gradient or a weight after the step is NaN or infinite."""
+        keeps the weights, if the gradient or a weight after the step is NaN or infinite."""
         grads = [gradients[name] for name in self._parameters]
-        # One norm over all tensors, before anything is changed: a NaN or infinity anywhere makes it
-        # non-finite, and the step can still be refused.
+        # Compute the norm over all tensors before anything changes: a NaN or infinity makes it
+        # non-finite, and then the step can still be refused.
         norm = torch.nn.utils.get_total_norm(grads).item()
         if not math.isfinite(norm):
             raise TrainingError(
-                f"gradient norm is {norm}; the weights were left as they were. Lower learning_rate "
+                f"gradient norm is {norm}; the weights were not changed. Lower learning_rate "
                 "or set grad_clip_norm, and look for extreme values in the data"
             )
         clip = settings.grad_clip_norm
         if clip > 0 and norm > clip:
-            # In place: the run has given these gradients up. On a GPU a few kernels for all.
+            # In place, because the run no longer needs these gradients. On a GPU, a few kernels
+            # scale all.
             torch._foreach_mul_(grads, clip / norm)  # pyright: ignore[reportPrivateImportUsage]
         rate, decay, eps = settings.learning_rate, settings.weight_decay, settings.eps
         betas = (settings.beta1, settings.beta2)
         self._optimizer.param_groups[0].update(lr=rate, betas=betas, eps=eps, weight_decay=decay)
-        # An update is at most ``lr * g / eps`` with the largest gradient ``g`` so far. Only
-        # unusual settings come near the end of float32 (3e38). Only then are copies made, from
+        # An update is at most ``lr * g / eps``, with ``g`` the largest gradient so far. Only
+        # unusual settings approach the limit of float32 (3e38). Only then are copies made, from
         # which weights and moments can be restored.
         may_overflow = eps == 0 or rate * decay > 1 or rate * _LARGEST_GRADIENT / eps > 1e36
         before = self._copies() if may_overflow else None
@@ -79,8 +80,8 @@ class AdamW:
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-            # The first step makes the moments. If memory runs out then, those of a tensor may be
-            # incomplete; without them the next step makes them again.
+            # The first step creates the moments. If it runs out of memory, a tensor's moments may
+            # be incomplete. Drop them, so that the next step creates them again.
             for parameter in self._parameters.values():
                 if len(self._optimizer.state.get(parameter, {})) not in (0, 3):
                     del self._optimizer.state[parameter]
@@ -95,7 +96,7 @@ class AdamW:
 
     @torch.no_grad()
     def _require_finite(self, before: _Copies, settings: AdamSettings) -> None:
-        """Restores weights and moments, and raises, if a weight is not finite."""
+        """Restores weights and moments and raises if a weight is not finite."""
         largest = torch.nn.utils.get_total_norm(list(self._parameters.values()), math.inf).item()
         if math.isfinite(largest):
             return
@@ -103,17 +104,17 @@ class AdamW:
         for parameter, weight in zip(self._parameters.values(), weights, strict=True):
             # In place: the adapter and the optimizer refer to this tensor.
             parameter.copy_(weight)
-        # ``load`` ignores an empty state, so the moments of a refused first step must go here.
+        # ``load`` ignores an empty state, so drop the moments of a refused first step here.
         self._optimizer.state.clear()
         self.load(state, "the optimizer")
         raise TrainingError(
             f"optim_step: learning_rate={settings.learning_rate:g} with eps={settings.eps:g} and "
             f"weight_decay={settings.weight_decay:g} would write a weight that is {largest}; the "
-            "weights were left as they were. Lower learning_rate, or set eps to 1e-8"
+            "weights were not changed. Lower learning_rate, or set eps to 1e-8"
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Returns moments and step counts by name; nothing before the first step."""
+        """Returns moments and step counts by name; empty before the first step."""
         return {
             f"{name}.{key}": value.detach()
             for name, parameter in self._parameters.items()
@@ -121,7 +122,7 @@ class AdamW:
         }
 
     def load(self, saved: Mapping[str, Tensor], source: str) -> None:
-        """Restores what ``state`` returned, bit for bit."""
+        """Restores a state returned by ``state``, bit for bit."""
         if not saved:
             return
         for name, parameter in self._parameters.items():
@@ -134,6 +135,6 @@ class AdamW:
                         "without its optimizer, or an earlier one"
                     )
                 device = parameter.device
-                # A copy, because the step changes moments in place.
+                # Copy, because a step changes the moments in place.
                 state[key] = value.to(device=device, dtype=torch.float32, copy=True)
             self._optimizer.state[parameter] = state

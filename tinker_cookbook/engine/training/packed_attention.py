@@ -1,7 +1,7 @@
-"""Attention over one row of sequences that follow one another, some with shared prefixes (CUDA).
+"""Attention over packed sequences in one row, some with shared prefixes (CUDA).
 
-Sequences that share nothing are one call of a flash kernel. Shared prefixes (``prefix_tree``), soft
-caps and sinks go to a sparse kernel, which skips blocks that no query sees.
+Sequences without shared prefixes use one call of a flash kernel. Shared prefixes (``prefix_tree``),
+soft caps and sinks use a sparse kernel, which skips blocks that no query sees.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # as in ``kernels.cuda.attention``
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Queries and keys of a block, which the sparse kernel computes or skips as a whole."""
+"""Number of queries, and of keys, in a block; the sparse kernel computes or skips whole blocks."""
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """Tokens ``first`` to before ``end`` of a row, which start at ``position`` of their
-    sequences; ``path`` has the numbers of the segments before it, and its own."""
+    """Tokens ``first`` to before ``end`` of a row; they start at ``position`` of their
+    sequences. ``path`` has the indices of its ancestors and its own."""
 
     first: int
     end: int
@@ -42,7 +42,7 @@ class PackedLayout:
 
     def __init__(self, segments: Sequence[_Segment], device: torch.device) -> None:
         self.windows_seen: dict[int, int | None] = {}
-        """Sliding window of each layer; the check at load reads it."""
+        """Sliding window of each layer that was called. The check at load reads it."""
         self._device = device
         self._segments = segments
         self._length = segments[-1].end
@@ -51,7 +51,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, rows: Sequence[TreeRow], device: torch.device) -> PackedLayout:
-        """Returns the layout of rows that follow one another."""
+        """Returns the layout of consecutive rows."""
         return cls(_segments(rows), device)
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -68,16 +68,16 @@ class PackedLayout:
 
     @cached_property
     def _bounds(self) -> tuple[Tensor, int]:
-        """Where sequences begin, and the length of the longest."""
+        """First tokens of the sequences, and the length of the longest sequence."""
         bounds = np.array([0, *(segment.end for segment in self._segments)], dtype=np.int32)
         return torch.from_numpy(bounds).to(self._device), int(np.diff(bounds).max())
 
     @cached_property
     def _places(self) -> Tensor:
-        """[3, T]: position of a token, number of its segment, and the number after its segment's
+        """[3, T]: a token's position, the index of its segment, and the index after the segment's
         last descendant."""
-        # Numbered from the root to the leaves, branch by branch, a segment's descendants are the
-        # numbers that follow its own.
+        # Segments are numbered depth first, so a segment's descendants are the
+        # indices that follow its own.
         order = sorted(range(len(self._segments)), key=lambda i: self._segments[i].path)
         number = np.empty(len(order), dtype=np.int32)
         number[order] = np.arange(len(order))
@@ -97,7 +97,8 @@ class PackedLayout:
 
         some, whole = _blocks(self._segments, window)
         some &= ~whole
-        # For the forward pass the keys of each query; for the backward pass the reverse as well.
+        # The forward pass needs the key blocks of each query block; the backward pass also the
+        # reverse.
         indices = (*_listed(some), *_listed(whole), *_listed(some.T), *_listed(whole.T))
         return BlockMask(
             (self._length, self._length),
@@ -108,11 +109,11 @@ class PackedLayout:
 
 
 def _segments(rows: Sequence[TreeRow]) -> list[_Segment]:
-    """Returns the segments of rows that follow one another, in the order of their tokens."""
+    """Returns the segments of consecutive rows, in the order of their tokens."""
     out: list[_Segment] = []
     start = 0
     for row in rows:
-        of_token: dict[int, int] = {}  # last token of a segment -> its number
+        of_token: dict[int, int] = {}  # last token of a segment -> the segment's index
         for siblings in row.siblings:
             parent = out[of_token[int(siblings.path[-1])]].path if len(siblings.path) else ()
             for tokens in siblings.segments:
@@ -125,7 +126,7 @@ def _segments(rows: Sequence[TreeRow]) -> list[_Segment]:
 
 
 def _visible(places: Tensor, window: int | None) -> Callable[..., Tensor]:
-    """Returns the rule of the sparse kernel: whether query ``q`` sees key ``k``."""
+    """Returns the sparse kernel's mask function: whether query ``q`` sees key ``k``."""
     position, number, after = places.unbind()
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def _visible(places: Tensor, window: int | None) -> Callable[..., Tensor]:
 
 
 def _blocks(segments: Sequence[_Segment], window: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [B, B] bool, by block of queries and of keys: is some pair visible, and is every."""
+    """Returns two [B, B] masks of query and key blocks: some pair is visible, all pairs are."""
     count = -(-segments[-1].end // BLOCK)
     some = np.zeros((count, count), dtype=bool)
     pairs = np.zeros((count, count), dtype=np.int64)
@@ -149,13 +150,14 @@ def _blocks(segments: Sequence[_Segment], window: int | None) -> tuple[np.ndarra
             columns, k_count, k_low, k_high = _in_blocks(other)
             visible = np.outer(q_count, k_count)
             if other is segment:
-                # A segment sees itself causally: blocks before its diagonal, half of those on it.
+                # A segment sees itself causally: blocks below the diagonal fully, diagonal blocks
+                # partly.
                 visible = np.tril(visible, -1)
                 np.fill_diagonal(visible, q_count * (q_count + 1) // 2)
             reached = visible > 0
             if window is not None:
                 reached &= q_low[:, None] - k_high < window
-                # Counted only where the window hides nothing.
+                # A block is full only if the window hides nothing in it.
                 visible = np.where(q_high[:, None] - k_low < window, visible, 0)
             some[rows, columns] |= reached
             pairs[rows, columns] += visible
@@ -163,7 +165,7 @@ def _blocks(segments: Sequence[_Segment], window: int | None) -> tuple[np.ndarra
 
 
 def _in_blocks(segment: _Segment) -> tuple[slice, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the blocks of a segment, and in each: its tokens, first and last position."""
+    """Returns the blocks of a segment, and for each block: its tokens, first and last position."""
     blocks = slice(segment.first // BLOCK, (segment.end - 1) // BLOCK + 1)
     starts = np.arange(blocks.start, blocks.stop) * BLOCK
     first = np.maximum(starts, segment.first)
@@ -173,7 +175,7 @@ def _in_blocks(segment: _Segment) -> tuple[slice, np.ndarray, np.ndarray, np.nda
 
 
 def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of set blocks of each row [1, 1, B], and all blocks [1, 1, B, B], set
+    """Returns the number of set blocks in each row [1, 1, B], and all blocks [1, 1, B, B], set
     ones first."""
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     return blocks.sum(1, dtype=np.int32)[None, None], order[None, None]

@@ -1,10 +1,11 @@
 """Splits a batch into micro-batches under a token budget.
 
-Rows are sorted by length, so that a micro-batch holds similar lengths and little padding. On a
-CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask: that
-kept its caches warm and ran twice as fast as one long packed row under a dense mask. Sequences that
-share a prefix are laid out in one long row instead, without padding (see ``prefix_tree``). On CUDA
-all sequences of a micro-batch follow one another in one row (see ``packed_attention``).
+Rows are sorted by length, so that a micro-batch has similar lengths and little padding. On a
+CPU, micro-batches are small (one or two dialogues), right-padded, and causal without a mask: this
+fits the processor's caches and was twice as fast as one long packed row with a dense mask.
+Sequences that share a prefix are laid out in one long row instead, without padding (see
+``prefix_tree``). On CUDA, all sequences of a micro-batch follow one another in one row (see
+``packed_attention``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHORT = 64
 
 @dataclass(frozen=True)
 class Row:
-    """Indices of the sequences that share a row (mostly one), and the row's length."""
+    """Indices of the sequences in a row (usually one), and the row's length."""
 
     indices: tuple[int, ...]
     length: int
@@ -35,11 +36,11 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that run together; all of them are shared, or none is.
+    """Rows that run together. Either all of them are shared rows, or none is.
 
-    With a ``group_size`` each run of so many sequences belongs together, in its order: a shared
-    row is one such group, and other groups have a row for each sequence. ``packed`` rows follow one
-    another in one row, without padding, as shared rows always do.
+    With a ``group_size``, this many consecutive sequences form a group, in their order: a shared
+    row is one group, and other groups have one row per sequence. ``packed`` rows are
+    concatenated in one row, without padding, as shared rows always are.
     """
 
     rows: tuple[Row, ...]
@@ -53,12 +54,12 @@ class MicroBatch:
 
     @property
     def shared(self) -> bool:
-        """Whether its rows hold several sequences each; they then follow one another in one row."""
+        """Whether each row holds several sequences; such rows are concatenated."""
         return len(self.rows[0].indices) > 1
 
     @property
     def padded_length(self) -> int:
-        """Length of the longest row, rounded up so that few shapes occur."""
+        """Length of the longest row, rounded up to limit the number of shapes."""
         return _padded_length(self.rows)
 
     @property
@@ -69,14 +70,14 @@ class MicroBatch:
         return len(self.rows) * self.padded_length
 
     def units(self) -> list[MicroBatch]:
-        """Returns its rows, or its groups of rows, as micro-batches of their own."""
+        """Returns each row, or each group of rows, as a separate micro-batch."""
         size = 1 if self.shared else self.group_size
         starts = range(0, len(self.rows), size)
         return [MicroBatch(self.rows[at : at + size], self.group_size) for at in starts]
 
     def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
-        """Returns two smaller micro-batches, or an empty list if one sequence or group is left."""
-        # A shared row holds a whole group; otherwise a group is ``group_size`` rows, which stay
+        """Returns two smaller micro-batches; an empty list for a single sequence or group."""
+        # A shared row is a whole group. Otherwise a group is ``group_size`` rows, which stay
         # together.
         unit = 1 if self.shared else self.group_size
         if len(self.rows) > unit:
@@ -85,7 +86,7 @@ class MicroBatch:
             return [replace(self, rows=rows) for rows in parts]
         if self.group_size > 1 or len(self.indices) < 2:
             return []
-        # One shared row: its halves compute the common prefix twice.
+        # Split one shared row: both halves then compute the common prefix.
         middle = len(self.indices) // 2
         parts = self.indices[:middle], self.indices[middle:]
         rows = [Row(p, row_length([sequences[i] for i in p])) for p in parts]
@@ -102,17 +103,18 @@ def plan(
 ) -> list[MicroBatch]:
     """Groups token sequences so that no micro-batch exceeds ``token_budget`` padded tokens.
 
-    A row longer than the budget is a micro-batch by itself. Longest first: what does not fit
-    into memory fails at the start, not after minutes.
+    A row longer than the budget is a micro-batch by itself. The longest rows come first, so that
+    an out-of-memory error occurs at the start and not after minutes.
 
     Args:
         sequences: token ids [T] of each sequence.
         token_budget: padded tokens of a micro-batch.
-        group_size: each run of so many sequences, which divides their number, stays together.
-        shared_budget: sequences with a common prefix may share a row of as many tokens.
-        packed: other sequences follow one another in one row, without padding.
+        group_size: this many consecutive sequences stay together; divides their number.
+        shared_budget: maximum tokens of a row in which sequences share a prefix; 0: no sharing.
+        packed: whether other sequences are concatenated without padding.
     """
-    # 1. Which sequences share a row? ``apart`` has units of rows that stay in one micro-batch.
+    # 1. Choose the sequences that share a row. ``apart`` has units of rows that must stay in
+    # one micro-batch.
     shared: list[Row] = []
     apart: list[tuple[Row, ...]] = []
     if group_size == 1:
@@ -137,15 +139,15 @@ def plan(
                     shared.append(row)
                     continue
             apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
-    # 2. Shared rows follow one another without padding: fill up each micro-batch.
-    # Indices break ties, so equal batches give equal plans and a resumed run equal bytes.
+    # 2. Shared rows are concatenated without padding: fill each micro-batch up to the budget.
+    # Indices break ties, so equal batches give equal plans, and a resumed run is bit-identical.
     shared.sort(key=lambda row: (-row.length, row.indices))
     empty = MicroBatch((), group_size, packed)
     out = _filled([(row,) for row in shared], token_budget, empty)
     apart.sort(key=lambda rows: (-max(row.length for row in rows), rows[0].indices))
     if packed:
         return out + _filled(apart, token_budget, empty)
-    # 3. Other rows are padded to the longest, which is the first after sorting.
+    # 3. Other rows are padded to the longest row, which is the first one after sorting.
     start = 0
     while start < len(apart):
         count = max(1, token_budget // (len(apart[start]) * _padded_length(apart[start])))
@@ -158,7 +160,7 @@ def plan(
 def _filled(
     units: Sequence[tuple[Row, ...]], token_budget: int, empty: MicroBatch
 ) -> list[MicroBatch]:
-    """Returns micro-batches like ``empty`` with as many units, in their order, as the budget
+    """Fills micro-batches like ``empty`` with consecutive units, as many as the budget
     allows without padding."""
     out: list[MicroBatch] = []
     for unit in units:
@@ -171,21 +173,21 @@ def _filled(
 
 
 def _padded_length(rows: Sequence[Row]) -> int:
-    # Kernels are made for a shape when it first occurs (half a millisecond and 0.6 MB each).
+    # oneDNN compiles a kernel for each new shape (half a millisecond and 0.6 MB each).
     longest = max(row.length for row in rows)
-    if longest < _SHORT:  # padding would cost more than the kernels
+    if longest < _SHORT:  # padding would cost more than new kernels
         return longest
     return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Token rows, and the indices of the sequences' positions in them.
+    """Padded token rows, and the indices of each sequence's positions in them.
 
     ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
-    the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] numbers
-    the sequence of each. ``positions`` [B, L] and ``layout`` are set if rows are shared or packed;
-    B is then 1.
+    the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] is the index
+    of the sequence of each position. ``positions`` [B, L] and ``layout`` are set if rows are shared
+    or packed; B is then 1.
     """
 
     tokens: Tensor
@@ -201,18 +203,18 @@ def pad(
     device: torch.device,
     shared_layout: type[PackedLayout | TreeLayout] = TreeLayout,
 ) -> PaddedBatch:
-    """Lays out a micro-batch of ``sequences``; rows with prefixes attend by ``shared_layout``."""
+    """Lays out a micro-batch of ``sequences``; rows with shared prefixes use ``shared_layout``."""
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
     if not (micro.shared or micro.packed):
-        # Right-padded with id 0, which no real position attends to.
+        # Pad on the right with id 0: no real position attends to it.
         tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
         for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
             row[:length] = sequences[index]
         is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
         flat = torch.from_numpy(np.flatnonzero(is_token))
         return PaddedBatch(torch.from_numpy(tokens).to(device), flat.to(device), number_of)
-    # Rows follow one another in one row; ``layout`` keeps them apart in attention.
+    # Concatenate the rows; ``layout`` separates them in attention.
     kind = shared_layout if micro.shared else PackedLayout
     laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])

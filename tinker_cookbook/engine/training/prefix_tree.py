@@ -1,11 +1,11 @@
-"""Sequences with common prefixes, laid out as one row: each prefix is computed once.
+"""Lays out sequences with common prefixes in one row, so that each prefix is computed once.
 
 The sequences form a tree of segments. A group of eight samples of one prompt becomes
-``[prompt | answer 1 | ... | answer 8]``; turns of a conversation, each of which extends the last,
-become one path. Each segment sees the path from the root to it and, causally, itself. Segments that
-continue the same path are ``Siblings``: attention treats them as a batch that shares the keys of
-the path (``tree_attention``). Positions count along the path, so rotary embeddings are those of
-the sequence alone.
+``[prompt | answer 1 | ... | answer 8]``; turns of a conversation that extend each other
+become one path. Each segment attends to its path from the root and, causally, to itself. Segments
+that continue the same path are ``Siblings``: attention treats them as a batch that shares the keys
+of the path (``tree_attention``). Positions count along the path, so rotary embeddings are the same
+as for the separate sequence.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 
 MIN_SAVED_TOKENS = 32
 MIN_SAVED_SHARE = 0.1
-"""A shared row costs some copying in attention; it must save this much.
+"""Minimum tokens that a shared row must save, because it needs extra copies in attention.
 
 Two sequences of 256 tokens (135M parameters, a CPU) break even at 17 to 33 saved tokens of 512.
 """
 
 SMALL_REPETITION = 0.15
-"""Share of a row that the next may compute again, where that keeps rows short."""
+"""Share of a row that the next row may compute again to keep rows short."""
 
 SHORTEST_SEGMENT = 16
-"""Fewer common tokens are computed for each sequence: a separate segment would cost more."""
+"""Fewer common tokens are not shared: a separate segment would cost more."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Siblings:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest segment."""
+        """Number of tokens of the longest segment."""
         return max(map(len, self.segments))
 
     @property
     def scores(self) -> int:
-        """Pairs of query and key that attention computes for them as a batch."""
+        """Number of (query, key) pairs that attention computes for the siblings as a batch."""
         return len(self.segments) * self.longest * (len(self.path) + self.longest)
 
 
 @dataclass(frozen=True)
 class TreeRow:
-    """One row [L]: token ids and positions; ``where[i]`` are the indices of sequence i in it."""
+    """One row [L]: token ids and positions. ``where[i]`` has the indices of sequence i's tokens."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -62,17 +62,18 @@ def group_by_prefix(
 ) -> list[list[int]]:
     """Partitions sequences into groups worth a shared row of at most ``max_length`` tokens.
 
-    In lexicographic order neighbours share most, so a group is a run of neighbours; a sequence
-    joins while it shares ``MIN_SAVED_SHARE`` of its tokens with the one before it. From ``enough``
-    tokens on, a row also ends where the next computes little again (``SMALL_REPETITION``): longer
-    ones would only take memory. Groups that save too little are taken apart again.
+    In lexicographic order, neighbours share the longest prefixes, so groups are runs of neighbours.
+    A sequence joins if it shares ``MIN_SAVED_SHARE`` of its tokens with the previous one. From
+    ``enough`` tokens on, a row also ends where the next row would repeat little
+    (``SMALL_REPETITION``), since longer rows only need more memory. Groups that save too little are
+    split again.
     """
     groups: list[list[int]] = []
     group: list[int] = []
     row_length = saved = 0
 
     def close() -> None:
-        # What the sequences would have without sharing.
+        # Number of tokens without sharing.
         total = row_length + saved
         if saved >= MIN_SAVED_TOKENS and saved >= MIN_SAVED_SHARE * total:
             groups.append(group)
@@ -82,9 +83,9 @@ def group_by_prefix(
     for index in _sorted(sequences):
         length = len(sequences[index])
         common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
-        common = max(0, common - SHORTEST_SEGMENT + 1)  # the least that the row will share
+        common = max(0, common - SHORTEST_SEGMENT + 1)  # the row shares at least this many
         fits = row_length + length - common <= max_length
-        # A row that is long enough only grows for a prefix that would be expensive to repeat.
+        # Extend a row that is long enough only for a prefix that is expensive to repeat.
         if enough is not None and row_length >= enough:
             fits = fits and common > SMALL_REPETITION * row_length
         if group and fits and common >= MIN_SAVED_SHARE * length:
@@ -98,7 +99,7 @@ def group_by_prefix(
 
 
 def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -> TreeRow:
-    """Returns the shared row of ``sequences``, each of at least one token; common segments are
+    """Returns the shared row of ``sequences``, each with at least one token; common segments are
     shared from ``shortest`` tokens on."""
     tokens, positions, all_siblings, length = [], [], [], 0
     where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
@@ -107,7 +108,7 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
     stack = [(_sorted(sequences), 0, np.empty(0, dtype=np.int64))]
     while stack:
         members, depth, path = stack.pop()
-        # 1. Neighbours that share enough further tokens form a family. Its common segment ends
+        # 1. Neighbours that share enough further tokens form a family. The common segment ends
         #    where the first of them differs or ends.
         families: list[list[int]] = []
         ends: list[int] = []
@@ -120,7 +121,7 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
             else:
                 families.append([member])
                 ends.append(len(sequences[member]))
-        # 2. The segments of the families, which continue the same path, are siblings.
+        # 2. The families' segments continue the same path, so they are siblings.
         siblings = Siblings(path, [])
         for family, end in zip(families, ends, strict=True):
             tokens.append(sequences[family[0]][depth:end])
@@ -128,7 +129,7 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
             siblings.segments.append(np.arange(length, length + end - depth))
             length += end - depth
         all_siblings.append(siblings)
-        # 3. Members that end with the segment are complete; the others continue the longer path.
+        # 3. Members that end with the segment are complete; the others continue the extended path.
         rest = []
         for family, end, here in zip(families, ends, siblings.segments, strict=True):
             longer = np.concatenate([path, here])
@@ -144,19 +145,19 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:
     """Returns the number of tokens of the shared row of ``sequences``."""
-    if len(sequences) == 1:  # most rows of a batch: nothing to lay out
+    if len(sequences) == 1:  # the usual case: nothing to lay out
         return len(sequences[0])
     return len(lay_out(sequences).tokens)
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns the number of tokens that two sequences have in common at the beginning."""
+    """Returns the length of the common prefix of two sequences."""
     shorter = min(len(a), len(b))
-    # ``argmax`` finds the first difference, but returns 0 where none exists.
+    # ``argmax`` finds the first difference, but also returns 0 if there is none.
     differs = a[:shorter] != b[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _sorted(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Returns the lexicographic order: big-endian bytes of non-negative ids sort as ids do."""
+    """Returns the lexicographic order: big-endian bytes of non-negative ids sort like the ids."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())

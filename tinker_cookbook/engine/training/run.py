@@ -39,10 +39,10 @@ from tinker_cookbook.exceptions import (
 logger = logging.getLogger(__name__)
 
 _Run = Callable[[MicroBatchPass, float], None]
-"""Runs a micro-batch with a share of the layers recomputed (checkpointed); results stay in it."""
+"""Runs a micro-batch with a share of the layers checkpointed; stores the results in it."""
 
 _SHARES = (0.5, 1.0)
-"""Shares of the layers to recompute, one after another, where memory runs out."""
+"""Shares of the layers to recompute, tried in this order when memory runs out."""
 
 
 @dataclass
@@ -65,13 +65,13 @@ class _GradientSums:
                 self.by_name[name][0].add_(a)
                 self.by_name[name][1].add_(b)
             else:
-                # The first micro-batch gives its tensors away: no copy, no sum with zeros.
+                # Take over the tensors of the first micro-batch: no copy, no sum with zeros.
                 self.by_name[name] = (a, b)
 
 
 class TrainingRun:
-    """The operations of one run. Gradients add up until ``optim_step``; ``pause`` is called between
-    micro-batches, for sampling; ``measure`` returns the token budget before each pass."""
+    """Operations of one run. Gradients accumulate until ``optim_step``. ``pause`` is called between
+    micro-batches, to let the sampler run; ``measure`` returns the token budget before each pass."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class TrainingRun:
         self.token_budget = token_budget
         self._pause, self._measure = pause, measure
         self._gradients: dict[str, torch.Tensor] = {}
-        self._failure: str | None = None  # an exception would keep the pass in memory
+        self._failure: str | None = None  # text, because an exception would keep the pass in memory
         self._shared_with_sampler = False
 
     def forward_backward(
@@ -102,9 +102,10 @@ class TrainingRun:
         *,
         backward: bool = True,
     ) -> LossOutput:
-        """Returns log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
+        """Returns log-probabilities and summed loss of ``data``; accumulates the gradient if
+        ``backward``.
 
-        When any part of the batch fails, nothing is added, and the next ``optim_step`` refuses.
+        If any part of the batch fails, no gradient is added, and the next ``optim_step`` raises.
         """
         with self._refusing_step_after_failure(backward):
             loss, data, config = self._checked(data, loss_name, loss_config)
@@ -122,14 +123,15 @@ class TrainingRun:
         *,
         trained_only: bool = False,
     ) -> LossOutput:
-        """Adds the gradient of ``loss_fn(indices, logprobs)``, by autograd through it.
+        """Accumulates the gradient of ``loss_fn(indices, logprobs)``, computed by autograd.
 
-        With a ``group_size`` n the loss is a sum over groups of n consecutive datums: it is called
-        for whole groups at a time, metrics are added up, and each forward runs once, in the
-        memory of one micro-batch. Without, the loss couples the whole batch and is called once:
-        where the batch fits into one micro-batch its graph is kept; else the forward runs a
-        second time for the gradient, micro-batch by micro-batch. With ``trained_only`` the loss
-        reads no log-probability of a target without weight: these are 0, and save their logits.
+        With a ``group_size`` n, the loss is a sum over groups of n consecutive datums: it is called
+        for some whole groups at a time, metrics are added up, and each forward pass runs once, in
+        the memory of one micro-batch. Without it, the loss needs the whole batch and is called
+        once: if the batch fits into one micro-batch, its graph is kept; otherwise the forward pass
+        runs a second time for the gradient, micro-batch by micro-batch. With ``trained_only``, the
+        loss does not read log-probabilities of targets without weight: these are 0 and need no
+        logits.
         """
         with self._refusing_step_after_failure(True):
             self._check_custom(data, group_size)
@@ -142,9 +144,9 @@ class TrainingRun:
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """Takes an AdamW step on the gradients added up so far and clears them in any case. Weights
-        stay as they are if the gradient is not finite or a pass since the last step failed."""
-        # A step may have been submitted before that pass failed: it must not apply the rest.
+        """Takes an AdamW step on the accumulated gradients, and clears them in any case. Weights
+        do not change if the gradient is not finite or a pass since the last step failed."""
+        # The step may have been submitted before a pass failed: it must not apply the other passes.
         gradients, self._gradients = self._gradients, {}
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -158,8 +160,8 @@ class TrainingRun:
                 "first"
             )
         if self._shared_with_sampler:
-            # A sampler refers to the present tensors, which must not change: continue with copies.
-            # Only the data is replaced: the optimizer's state is keyed by the tensor objects.
+            # A sampler refers to the current tensors, which must not change: continue with copies.
+            # Replace only the data: the optimizer's state is keyed by the tensor objects.
             for tensor in self.adapter.parameters().values():
                 tensor.data = tensor.data.clone()
             self._shared_with_sampler = False
@@ -169,18 +171,20 @@ class TrainingRun:
         return metrics
 
     def take_gradients(self) -> dict[str, torch.Tensor]:
-        """Returns the gradients added up so far and clears them, and the note of a failure."""
+        """Returns the accumulated gradients and clears them, together with the note of a
+        failure."""
         gradients, self._gradients, self._failure = self._gradients, {}, None
         return gradients
 
     def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
-        """Raises ``error``, which kept a pass from reaching the run; the next step refuses."""
+        """Raises the ``error`` of a pass that could not start; the next step will raise too."""
         with self._refusing_step_after_failure(backward):
             raise error
         raise AssertionError("unreachable")
 
     def snapshot(self) -> Adapter:
-        """Returns the present weights for a sampler, by reference; later steps leave them alone."""
+        """Returns the current weights for a sampler, by reference; later steps do not change
+        them."""
         self._shared_with_sampler = True
         tensors = {n: (a.detach(), b.detach()) for n, (a, b) in self.adapter.tensors.items()}
         return Adapter(self.adapter.spec, self.adapter.targets, tensors)
@@ -188,7 +192,7 @@ class TrainingRun:
     def replace_by(self, other: TrainingRun) -> None:
         """Takes over weights, optimizer and step of another run, as ``load_state`` does."""
         self.adapter, self.optimizer, self.step = other.adapter, other.optimizer, other.step
-        # Gradients of the old weights must not be applied to the loaded ones. No sampler has seen
+        # Gradients of the old weights must not be applied to the loaded ones. No sampler uses
         # the new tensors.
         self._gradients, self._failure, self._shared_with_sampler = {}, None, False
 
@@ -198,14 +202,14 @@ class TrainingRun:
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
     ) -> tuple[Loss, list[Example], Mapping[str, float]]:
-        """Returns loss, data and settings of a pass; raises for any that are wrong."""
+        """Returns loss, data and settings of a pass; raises for invalid ones."""
         loss = get_loss(loss_name)
         data = [example.for_loss(loss) for example in data]
         optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
         return loss, data, loss.resolve_config(loss_config, per_token=optional)
 
     def _check_custom(self, data: Sequence[Example], group_size: int | None) -> None:
-        # A custom loss takes the fields of cross_entropy: targets, and weights that mark what is
+        # A custom loss uses the fields of cross_entropy: targets, and weights that mark what is
         # trained.
         loss = LOSSES["cross_entropy"]
         check_examples(data, loss, self.base.vocab_size, self.base.context_length)
@@ -219,7 +223,7 @@ class TrainingRun:
         if surplus := len(data) % group_size:
             raise DataValidationError(
                 f"data: got {len(data)} datums, expected a multiple of "
-                f"loss_fn.group_size={group_size}; the last {surplus} are no whole group"
+                f"loss_fn.group_size={group_size}; the last {surplus} do not form a whole group"
             )
 
     @contextmanager
@@ -228,12 +232,12 @@ class TrainingRun:
             yield
         except Exception as error:
             if backward:
-                # The next step may be in the queue already: it must know of the failure.
+                # The next step may already be in the queue, so the failure must be recorded.
                 self._failure = str(error) or type(error).__name__
             if isinstance(error, TinkerCookbookError) or not out_of_memory(error):
                 raise
             reason = str(error) or type(error).__name__
-            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            traceback.clear_frames(error.__traceback__)  # the frames hold the activations
         else:
             return
         release_cached_memory(self.base.device)
@@ -244,13 +248,13 @@ class TrainingRun:
 
     def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
-        if self._measure is not None:  # memory may have been taken or returned since
+        if self._measure is not None:  # the free memory may have changed
             self.token_budget = self._measure()
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
     def _recomputed_share(self, micro: MicroBatch) -> float:
-        """Returns the share of layers to recompute, not keep: what such a micro-batch needed
-        before, or all if it cannot be split (a sequence or a group that must stay together) and is
+        """Returns the share of layers to recompute: what a micro-batch of this size needed
+        before, or all layers if it cannot be split (a single sequence or group) and is
         well over the budget."""
         if known := self.base.limits.recomputed_share(micro.padded_tokens):
             return known
@@ -260,14 +264,14 @@ class TrainingRun:
     def _sum_over(
         self, data: Sequence[Example], micros: Sequence[MicroBatch], run: _Run, *, backward: bool
     ) -> LossOutput:
-        """Adds up losses, metrics and gradients of micro-batches, each run by itself."""
-        # Cast once for all micro-batches.
+        """Runs micro-batches one by one, and adds up their losses, metrics and gradients."""
+        # Cast the adapter once for all micro-batches.
         terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
         gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
         for micro in micros:
             for part, result in self._with_retries(data, micro, terms, run, backward):
-                # Losses are sums over tokens, so parts add up without weights.
+                # Losses are sums over tokens, so those of micro-batches add up without weights.
                 total += result.loss
                 gradients.add(result.gradients)
                 for name, value in result.metrics.items():
@@ -276,7 +280,7 @@ class TrainingRun:
                     logprobs[index] = row.cpu().numpy()
             # Between micro-batches the sampler may use the device.
             self._pause()
-        # Only now: a batch that fails in the middle adds nothing to the run.
+        # Only at the end: a batch that fails in the middle must add nothing to the run.
         self._keep(gradients)
         return LossOutput(logprobs, {**metrics, "loss:sum": total})
 
@@ -287,8 +291,8 @@ class TrainingRun:
         terms = self.adapter.terms(self.base.dtype, requires_grad=True)
         micros = self._plan(data)
         passes = [MicroBatchPass(self.base, terms, data, micro) for micro in micros]
-        # 1. Log-probabilities of all micro-batches. The graph of one fits into memory, of several
-        #    it may not.
+        # 1. Log-probabilities of all micro-batches. The graph of one micro-batch fits into memory,
+        #    several graphs may not.
         keep = len(micros) == 1
         logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
         for micro, one in zip(micros, passes, strict=True):
@@ -298,13 +302,14 @@ class TrainingRun:
             for index, values in zip(micro.indices, one.logprobs_by_sequence(), strict=True):
                 logprobs[index] = values
             self._pause()
-        # 2. The loss and its gradient for them.
+        # 2. The loss and its gradient with respect to the log-probabilities.
         value, metrics, upstream = evaluate_custom(loss_fn, range(len(data)), logprobs)
-        # 3. Back through each micro-batch, after a second forward where no graph was kept.
+        # 3. Backward through each micro-batch, after a second forward pass if no graph was kept.
         gradients = _GradientSums()
         for micro, one in zip(micros, passes, strict=True):
             if not keep:
-                # Hidden states are enough: the head recomputes the softmax in its backward pass.
+                # Only hidden states are needed: the head recomputes the softmax in its backward
+                # pass.
                 one.body(grad=True, checkpoint=self._recomputed_share(micro))
             gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
@@ -315,8 +320,9 @@ class TrainingRun:
     def _with_retries(
         self, data: Sequence[Example], micro: MicroBatch, terms: Terms, run: _Run, backward: bool
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
-        """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
-        # Checkpointing costs a third more work, so it is tried only where halving is impossible.
+        """Runs a micro-batch. If out of memory, runs its halves, and finally one row with
+        checkpointing."""
+        # Checkpointing costs a third more work, so it is tried only if halving is impossible.
         halves = micro.halves([example.tokens for example in data])
         attempts = [self._recomputed_share(micro)]
         if backward and not halves:
@@ -326,14 +332,14 @@ class TrainingRun:
             one = MicroBatchPass(self.base, terms, data, micro)
             try:
                 run(one, checkpoint)
-                if checkpoint > attempts[0]:  # the next pass need not fail first
+                if checkpoint > attempts[0]:  # so that the next pass does not fail first
                     self.base.limits.note_recomputed(micro.padded_tokens, checkpoint)
                 return [(micro, one)]
             except Exception as error:
                 if not out_of_memory(error):
                     raise
                 reason = str(error)
-            # Outside of the handler: its traceback would keep the activations alive.
+            # Outside the except block, whose traceback would keep the activations alive.
             one.release()
             release_cached_memory(self.base.device)
         if not halves:
@@ -344,7 +350,7 @@ class TrainingRun:
                 f"{self.base.device}: {reason}; set max_length lower"
             )
         logger.warning("Out of memory at %d tokens; halving.", micro.padded_tokens)
-        # Remembered for this run, and for later runs on the same base model: failing again would
+        # Remember the limit for this and later runs on the same base model: another failure would
         # cost a pass.
         self.base.limits.note_failed(micro.padded_tokens, free_memory_bytes(self.base.device))
         self.token_budget = self.base.limits.budget(self.token_budget)
@@ -354,7 +360,7 @@ class TrainingRun:
         return out
 
     def _keep(self, gradients: _GradientSums) -> None:
-        """Adds a finished batch's gradient to the run's."""
+        """Adds the gradient of a finished batch to the run's gradient."""
         for name, gradient in self.adapter.parameter_gradients(gradients.by_name).items():
             if name in self._gradients:
                 self._gradients[name].add_(gradient)

@@ -1,8 +1,8 @@
-"""Attention over a row in which sequences share prefixes (``prefix_tree``).
+"""Tree attention: attention over a row in which sequences share prefixes (``prefix_tree``).
 
-A short row is computed at once, under a mask. In a long row the mask would hide most scores, so
+A short row is computed in one call with a mask. In a long row, the mask would hide most scores, so
 siblings (segments that continue one path) are computed as a small batch: their queries attend to
-the keys of the path, which they share, and causally to those of their segment.
+the shared keys of the path and, causally, to the keys of their own segment.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bi
 from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
 
 _HIDDEN_SCORES = 1 << 17
-"""Scores that a mask may hide before siblings are computed as batches. Gathering and cutting
-keys takes about ninety small operators in each layer and pass, as long as computing these scores.
+"""Maximum number of scores that the mask of a whole row may hide; above it, siblings are computed
+as batches. Their extra copies (about ninety small operators per layer and pass) cost as much.
 """
 
 
@@ -30,13 +30,14 @@ class _Part(ABC):
     """Queries and keys of a row that attention computes in one call."""
 
     causal = False
-    """Whether every query sees just the keys before it, if there is no window."""
+    """Whether the part is purely causal, apart from a window."""
 
     def __init__(self) -> None:
         self._biases: dict[int | None, Tensor] = {}
 
     def bias(self, window: int | None) -> Tensor:
-        """fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere; one for all layers."""
+        """Returns fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere; cached for all
+        layers."""
         if window not in self._biases:
             self._biases[window] = self._bias(window)
         return self._biases[window]
@@ -49,15 +50,16 @@ class _Part(ABC):
         """Returns the attention [tokens, heads, D] of the part."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-        """Returns attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
-        # torch's fused kernel computes bfloat16 gradients on a CPU several times slower than
-        # batched products do.
+        """Returns the attention [N, heads, L, D] of q over S keys and values [N, kv heads, S,
+        D]."""
+        # On a CPU, torch's fused kernel computes bfloat16 gradients several times slower than
+        # batched products.
         if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
             return grouped_attention(q, k, v, self.bias(call.window), call.scale)
-        # Keys are repeated, because torch's ``enable_gqa`` was several times slower on a CPU.
+        # Repeat the keys: torch's ``enable_gqa`` was several times slower on a CPU.
         group = q.shape[1] // k.shape[1]
         causal = self.causal and call.window is None
-        # A mask has four dimensions: with three torch does not use its fused kernel.
+        # The mask needs four dimensions: with three, torch does not use its fused kernel.
         return F.scaled_dot_product_attention(
             q,
             k.repeat_interleave(group, 1),
@@ -73,7 +75,7 @@ class _Batch(_Part):
 
     def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
         super().__init__()
-        # Padded keys come after all tokens of their segment, so the causal rule hides them.
+        # Padded keys come after all tokens of their segment, so the causal mask hides them.
         indices = np.zeros((len(siblings.segments), siblings.longest), dtype=np.int64)
         for row, segment in zip(indices, siblings.segments, strict=True):
             row[: len(segment)] = segment + start
@@ -82,7 +84,7 @@ class _Batch(_Part):
         self.causal = not len(siblings.path)
 
     def _bias(self, window: int | None) -> Tensor:
-        # One for all siblings: only padded queries, whose results are dropped, see padding.
+        # One mask for all siblings: only padded queries see padding, and their results are dropped.
         before, length = len(self._path), self._indices.shape[1]
         key = torch.arange(before + length, device=self._path.device)
         return causal_bias(key[before:], key, window)[None]
@@ -91,6 +93,7 @@ class _Batch(_Part):
         count, length = self._indices.shape
         flat = self._indices.flatten()
 
+        # Tensors [T, heads, D] become [N, heads, L, D], so that one call computes all siblings.
         def of_siblings(tensor: Tensor) -> Tensor:
             rows = tensor.index_select(0, flat).view(count, length, *tensor.shape[1:])
             return rows.transpose(1, 2)
@@ -121,8 +124,8 @@ class _Whole(_Part):
         ]
 
     def _bias(self, window: int | None) -> Tensor:
-        # Nothing is visible at first. Each segment then sees its path and, causally, itself; keys
-        # are numbered along the path, and so a sliding window counts along it.
+        # Start with everything hidden. Each segment then sees its path and, causally, itself. Keys
+        # are numbered along the path, so a sliding window counts along it too.
         bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
         for path, segment in self._segments:
             key = torch.arange(len(path) + len(segment))
@@ -137,22 +140,23 @@ class _Whole(_Part):
 
 @dataclass
 class TreeLayout:
-    """A row [T] in parts; ``order`` [T] finds each token in their concatenation, if they differ."""
+    """A row [T], split into parts; ``order`` [T] is each token's index in their concatenation
+    (``None``: the same order)."""
 
     parts: Sequence[_Part]
     order: Tensor | None = None
     windows_seen: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window of each layer; the check at load reads it."""
+    """Sliding window of each layer that was called. The check at load reads it."""
 
     @classmethod
     def of(cls, rows: Sequence[TreeRow], device: torch.device) -> TreeLayout:
-        """Returns the layout of rows that follow one another."""
+        """Returns the layout of consecutive rows."""
         starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
         placed = list(zip(rows, starts.tolist(), strict=False))
         needed = sum(siblings.scores for row in rows for siblings in row.siblings)
         if starts[-1] ** 2 - needed <= _HIDDEN_SCORES:
             return cls([_Whole(placed, device)])
-        # Each group of siblings is a batch. Its result is padded; ``order`` finds the tokens.
+        # Each group of siblings is one padded batch; ``order`` gathers the real tokens.
         batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0
         for siblings, start in ((s, start) for row, start in placed for s in row.siblings):
             batches.append(_Batch(siblings, start, device))
@@ -162,7 +166,7 @@ class TreeLayout:
         return cls(batches, torch.from_numpy(order).to(device))
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Returns attention [T, heads, D]; raises ``ValueError`` for a soft cap or sinks."""
+        """Returns the attention [T, heads, D]; raises ``ValueError`` for a soft cap or sinks."""
         if call.softcap is not None or call.sinks is not None:
             raise ValueError("attention with a soft cap or sinks")
         found = [part.attend(call) for part in self.parts]

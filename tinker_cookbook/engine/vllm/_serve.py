@@ -1,7 +1,7 @@
 """Runs vLLM's HTTP server until the process that started it ends.
 
 Run as a script by the Python of an environment with vLLM, which pins other versions of packages
-than this package has; it imports nothing of this package.
+than this package needs. It does not import this package.
 
 python -I _serve.py --model FOLDER --port 8001 …
 """
@@ -18,10 +18,10 @@ _POLL_SECONDS = 1.0
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process group once ``parent`` has ended, even if that was killed."""
+    """Ends this process group once ``parent`` has ended, even by a kill."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
-    # The server's workers are in the same group; on a GPU they would hold its memory for good.
+    # The server's workers are in the same group. On a GPU they would keep its memory forever.
     os.killpg(0, signal.SIGTERM)
     time.sleep(10 * _POLL_SECONDS)
     os.killpg(0, signal.SIGKILL)

@@ -28,7 +28,7 @@ _PREFIX = "tinker-cookbook-"
 
 
 class _ServedAdapter:
-    """Files of one snapshot, and the server that has loaded them."""
+    """Files of one adapter snapshot, and the server that has loaded them."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -37,10 +37,10 @@ class _ServedAdapter:
 
 
 class ServedAdapters:
-    """Adapters by the sampler that they belong to. Its methods run in one event loop.
+    """Adapters of each sampler. All methods run in one event loop.
 
     Args:
-        submit: Queues a function on the engine's worker, which alone reads the tensors.
+        submit: Queues a function on the engine's worker, the only thread that reads the tensors.
         loop: The event loop.
     """
 
@@ -51,24 +51,25 @@ class ServedAdapters:
         )
         self._client: VLLMClient | None = None
         self.removals: set[asyncio.Task[None]] = set()
-        """Removals in progress, of samplers that are gone."""
+        """Removals in progress, for samplers that no longer exist."""
         place = adapters_folder()
         _remove_left_over(place)
         self.folder = place / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     async def name_of(self, sampler: Sampler, client: VLLMClient) -> str:
-        """Returns the name under which the server has the adapter; writes and loads it first.
+        """Returns the adapter's name on the server; writes and loads the adapter first if needed.
 
-        Raises ``BackendError`` if the server does not load it.
+        Raises ``BackendError`` if the server refuses the adapter.
         """
         self._client = client
         served = self._served.get(sampler)
         if served is None:
-            # A name is never used again: the server caches prompts by the name of the adapter.
+            # Names are never reused: the server's prefix cache uses the adapter's name as part of
+            # its key.
             name = f"adapter-{uuid.uuid4().hex[:12]}"
             served = self._served[sampler] = _ServedAdapter(name, self.folder / name)
             weakref.finalize(sampler, self._sampler_gone, served).atexit = False
-        # Requests that arrive together load it once, and after a restart of the server again.
+        # Concurrent requests share one load. After a restart of the server, load again.
         if served.loading is None or served.client is not client or _failed(served.loading):
             served.client = client
             served.loading = self._loop.create_task(self._load(sampler, served, client))
@@ -76,7 +77,7 @@ class ServedAdapters:
         return served.name
 
     def forget(self, sampler: Sampler) -> None:
-        """Loads the adapter again at the next request, because the server lost it."""
+        """Makes the next request load the adapter again, because the server lost it."""
         if (served := self._served.get(sampler)) is not None:
             served.loading = None
 
@@ -94,7 +95,7 @@ class ServedAdapters:
         await client.load_adapter(served.name, str(served.folder))
 
     def _sampler_gone(self, served: _ServedAdapter) -> None:
-        # Called by the garbage collector, on any thread.
+        # Called by the garbage collector, possibly on another thread.
         try:
             self._loop.call_soon_threadsafe(self._begin_removal, served)
         except RuntimeError:  # the loop has ended, and the server with it
@@ -107,7 +108,7 @@ class ServedAdapters:
 
     async def _remove(self, served: _ServedAdapter) -> None:
         client = self._client
-        # A restarted server does not have it any more.
+        # A restarted server no longer has it.
         if served.loading is not None and served.client is client and client is not None:
             try:
                 await asyncio.wait([served.loading])
@@ -120,8 +121,8 @@ class ServedAdapters:
 
 
 def write_adapter(adapter: Adapter, base_model: str, folder: Path) -> None:
-    """Writes an adapter as PEFT reads it. Runs on the engine's worker."""
-    # Renamed when it is complete, so that no half of it is ever loaded.
+    """Writes an adapter in PEFT's format. Runs on the engine's worker."""
+    # Renamed when complete, so that an incomplete adapter is never loaded.
     part = folder.with_name(f"{folder.name}.part")
     part.mkdir(parents=True)
     tensors = {
@@ -134,7 +135,7 @@ def write_adapter(adapter: Adapter, base_model: str, folder: Path) -> None:
 
 
 def _remove_left_over(place: Path) -> None:
-    """Removes what processes that were killed have left, because it takes memory."""
+    """Removes files of killed processes: the folder may be in memory."""
     for folder in place.glob(f"{_PREFIX}*-*"):
         process = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process.isdigit() and not Path(f"/proc/{process}").exists() and Path("/proc").exists():

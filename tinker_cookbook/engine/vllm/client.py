@@ -56,8 +56,8 @@ class VLLMClient:
     Args:
         url: Address without ``/v1``.
         key: Sent as bearer token, if any.
-        timeout: Seconds after which a request for samples fails.
-        why_gone: Called when the connection fails; returns why the process ended, None while it
+        timeout: Seconds after which a sampling request fails.
+        why_gone: Called when the connection fails. Returns why the process ended, None while it
             runs, and "" if that is not known.
     """
 
@@ -75,7 +75,7 @@ class VLLMClient:
             headers=headers,
             timeout=httpx.Timeout(None, connect=_SHORT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_CONNECTIONS),
-            trust_env=False,  # a proxy for the internet must not get requests to this machine
+            trust_env=False,  # requests to this machine must not go through a proxy
         )
         self._open = asyncio.Semaphore(_MOST_CONNECTIONS)
 
@@ -91,12 +91,12 @@ class VLLMClient:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter."""
+        """Unloads an adapter."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def sleep(self) -> None:
         """Moves the weights to host memory and frees the KV cache."""
-        # Without work in progress there is nothing to abort.
+        # Called without requests in progress, so there is nothing to abort.
         await self._post("/sleep?level=1", {})
 
     async def wake(self) -> None:
@@ -105,7 +105,7 @@ class VLLMClient:
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[list[Choice], int]:
         """Returns the samples of ``/v1/completions`` and the number of cached prompt tokens."""
-        # Waiting for one of the connections does not count: the server is not at fault.
+        # Waiting for a free connection does not count towards the timeout: the server is not slow.
         async with self._open:
             found = (await self._post("/v1/completions", body)).json()
         details = (found.get("usage") or {}).get("prompt_tokens_details") or {}
@@ -113,7 +113,7 @@ class VLLMClient:
         return [_choice_of(choice) for choice in choices], int(details.get("cached_tokens") or 0)
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[tuple[int, Choice], None]:
-        """Yields the parts of samples as they arrive, each with the number of its sample."""
+        """Yields parts of samples as they arrive, each with its sample's index."""
         async with self._open, self._errors("/v1/completions"), asyncio.timeout(self._timeout):
             call = self._http.stream("POST", "/v1/completions", json={**body, "stream": True})
             async with call as response:
@@ -130,7 +130,7 @@ class VLLMClient:
                             yield choice["index"], _choice_of(choice)
 
     async def close(self) -> None:
-        """Closes all connections; the server then ends their requests."""
+        """Closes all connections; the server then aborts their requests."""
         await self._http.aclose()
 
     @property
@@ -146,7 +146,7 @@ class VLLMClient:
 
     @contextlib.asynccontextmanager
     async def _errors(self, path: str) -> AsyncIterator[None]:
-        """Turns errors of the connection into one that says what to do."""
+        """Converts connection errors to a ``BackendError`` that names the next step."""
         try:
             yield
         except TimeoutError as error:
@@ -162,7 +162,7 @@ class VLLMClient:
             ) from error
 
     async def _reason(self, error: Exception) -> str:
-        # A process that was killed closes its connections before its end is known.
+        # A killed process closes its connections before its exit code is available.
         until = asyncio.get_running_loop().time() + _GONE_SECONDS
         while (reason := self._why_gone()) is None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
@@ -191,19 +191,19 @@ class VLLMClient:
 
 
 def look_at_server(url: str, key: str | None) -> ServedModel:
-    """Returns the base model of a running server; blocks for a minute or two at most.
+    """Returns the base model of a running server; blocks for at most two minutes.
 
     Raises:
         ConfigurationError: Nothing answers there, or the server cannot load adapters.
     """
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    # A server on a busy machine describes its API in seconds, the first time.
+    # On a busy machine the first request for the API description takes seconds.
     timeout = httpx.Timeout(_LOOK_SECONDS, connect=_SHORT_SECONDS)
     paths: httpx.Response | None = None
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
             models = http.get("/v1/models")
-            with contextlib.suppress(httpx.ReadTimeout):  # then the first adapter shows it
+            with contextlib.suppress(httpx.ReadTimeout):  # the first adapter will show it
                 paths = http.get("/openapi.json")
     except httpx.HTTPError as error:
         raise ConfigurationError(
@@ -216,7 +216,7 @@ def look_at_server(url: str, key: str | None) -> ServedModel:
             f"sampler: got {url}, which answers /v1/models with {models.status_code}; expected a "
             f"vLLM server{hint}"
         )
-    # A server may hide the description of its API.
+    # A server may disable its API description.
     described = paths.json().get("paths", {}) if paths and paths.status_code == 200 else None
     if described is not None and "/v1/load_lora_adapter" not in described:
         raise ConfigurationError(
@@ -243,9 +243,9 @@ def _choice_of(choice: Mapping[str, Any]) -> Choice:
             "the vLLM server returned no token_ids: it is older than 0.11, which has "
             "return_token_ids; upgrade it"
         )
-    # None for a NaN: the caller reports that the weights have diverged.
+    # vLLM sends null for a NaN: the caller reports that the weights have diverged.
     logprobs = [math.nan if lp is None else float(lp) for lp in scores.get("token_logprobs") or []]
-    # Keys are ``token_id:7``, since different tokens may have the same text.
+    # Keys have the form ``token_id:7``, since different tokens may have the same text.
     top = [
         {int(key.rpartition(":")[2]): float(lp) for key, lp in (entry or {}).items()}
         for entry in scores.get("top_logprobs") or []

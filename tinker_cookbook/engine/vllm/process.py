@@ -1,4 +1,4 @@
-"""A vLLM server that is started here, in the environment of another Python."""
+"""Starts a vLLM server in the environment of another Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.vllm import _serve
 
 _END_SECONDS = 10.0
-"""Seconds that the server has to end by itself."""
+"""Seconds that the server gets to shut down before it is killed."""
 _OWN_VARIABLES = frozenset(
     {"PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"}
     | {f"{scope}WORLD_SIZE" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")}
@@ -27,13 +27,13 @@ _ERROR_LINE = re.compile(r"\b(\w*Error|\w*Exception|error):")
 
 
 class VLLMProcess:
-    """A running server. ``key`` protects it from other users of the machine.
+    """A running server process. ``key`` protects it from other users of the machine.
 
     Args:
         python: Interpreter with vLLM.
         model: Folder of the base model.
-        arguments: Flags of the server, after those that are always set; later ones win.
-        variables: Further environment variables.
+        arguments: Flags of the server, appended to the fixed ones; later flags win.
+        variables: Additional environment variables.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class VLLMProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"server-{os.getpid()}-{self.port}.log"
         command = [python, "-I", _serve.__file__, "--model", model, "--host", "127.0.0.1"]
-        # Sampled with these defaults and no others: vLLM would take those of the model's files.
+        # vLLM would otherwise use the sampling defaults in the model's generation_config.json.
         command += ["--port", str(self.port), "--generation-config", "vllm", *arguments]
         own = {
             "VLLM_API_KEY": self.key,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        # The paths of this environment, and torchrun's numbers of its processes, are not for it.
+        # The server must not inherit this environment's paths or torchrun's variables.
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -66,12 +66,12 @@ class VLLMProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its workers can be ended with it
+                start_new_session=True,  # a process group of its own, to end its workers too
             )
 
     @property
     def running(self) -> bool:
-        """Whether the server has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def why_gone(self) -> str | None:
@@ -83,13 +83,13 @@ class VLLMProcess:
         lines = [line for line in text.splitlines() if line.strip() and _WARNING not in line]
         if code < 0:
             return f"its process was ended by signal {-code}; log: {self.log}"
-        # The last errors are those that ended it; the end of the log alone says little.
+        # The last errors are the cause; the last lines of the log are often unrelated.
         errors = [line for line in lines if _ERROR_LINE.search(line)][-3:] or lines[-3:]
         return f"its process ended with code {code}; log: {self.log}\n" + "\n".join(errors)
 
     def end(self) -> None:
         """Ends the server and its workers."""
-        if self._ended:  # the number of its group may belong to another one by now
+        if self._ended:  # its group id may have been reused
             return
         self._ended = True
         if self._process.poll() is None:
@@ -97,16 +97,16 @@ class VLLMProcess:
             until = time.monotonic() + _END_SECONDS
             while self._process.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
-        # What is left of its group, which holds the GPU's memory.
+        # Kill the rest of the group, which holds GPU memory.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def adapters_folder() -> Path:
-    """Returns where adapters are written: memory (/dev/shm) where there is one.
+    """Returns the folder for adapters: in memory (/dev/shm) if available.
 
-    ``TINKER_COOKBOOK_ADAPTERS`` names another folder, which a server on another machine can read.
+    ``TINKER_COOKBOOK_ADAPTERS`` sets another folder, for example one that a remote server can read.
     """
     chosen = os.environ.get("TINKER_COOKBOOK_ADAPTERS")
     if chosen:

@@ -1,8 +1,8 @@
-"""Samples requests of the engine in a vLLM server, with the results of the built-in sampler.
+"""Runs the engine's sampling requests in a vLLM server, with the built-in sampler's result format.
 
-vLLM samples only. Prompts are scored by the engine: prompt log-probabilities of vLLM fail with an
-adapter on the head. The end of a sample is decided here, token by token as in the built-in sampler;
-the conditions that vLLM gets only spare it work.
+vLLM only samples. The engine scores prompts: prompt log-probabilities of vLLM fail with an
+adapter on the head. The end of a sample is decided here, token by token, as in the built-in
+sampler; the stop conditions sent to vLLM only save it work.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataVal
 logger = logging.getLogger(__name__)
 
 _NAME = "base"
-_START_SECONDS = 1800.0  # a large model is read from a slow disk
+_START_SECONDS = 1800.0  # loading a large model from a slow disk
 _POLL_SECONDS = 0.25
 _LEAST_RANK = 32
 _MOST_ADAPTERS, _MOST_ADAPTERS_CPU = 4, 32
@@ -64,7 +64,7 @@ _SLEEP_FLAG = "--enable-sleep-mode"
 
 @dataclass
 class _Server:
-    """A server that answers. ``process`` is None for one that was started elsewhere."""
+    """A ready server. ``process`` is None if it was started elsewhere."""
 
     client: VLLMClient
     model: ServedModel
@@ -76,13 +76,13 @@ class VLLMSampler:
     """Runs sampling requests of one base model in vLLM.
 
     Args:
-        settings: With ``sampler`` a URL or ``vllm``.
+        settings: ``sampler`` is a URL or ``vllm``.
         device: The trainer's device.
         dtype: Precision of the base model, also in vLLM.
         submit: Queues a function on the engine's worker.
 
     Raises:
-        ConfigurationError: There is no server at the URL.
+        ConfigurationError: No server answers at the URL.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class VLLMSampler:
         self._adapters = ServedAdapters(submit, self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        # An engine that is dropped, or not closed at the end of the program, leaves no server.
+        # Also ends the server if the engine is garbage-collected or never closed.
         self._processes: list[VLLMProcess] = []
         self._end = weakref.finalize(
             self, _end, self._processes, self._adapters.folder, self._loop, self._thread
         )
 
     def require(self, base: BaseModel, spec: AdapterSpec) -> None:
-        """Raises ``ConfigurationError`` if vLLM was requested and cannot sample for a run."""
+        """Raises ``ConfigurationError`` if vLLM was requested but cannot sample for this run."""
         reason = _unsupported(base, spec)
         if reason is not None and self._settings.sampler != "auto":
             raise ConfigurationError(
@@ -127,9 +127,9 @@ class VLLMSampler:
             )
 
     def takes(self, request: SampleRequest) -> bool:
-        """Returns whether vLLM samples the request; the built-in sampler takes the others."""
+        """Returns whether vLLM samples the request; if not, the built-in sampler does."""
         base, adapter = request.sampler.base, request.sampler.adapter
-        # A mask is a Python object that is asked before each token.
+        # A mask is a Python object that is called before each token.
         if request.settings.token_mask is not None:
             return False
         if adapter is not None and (reason := _unsupported(base, adapter.spec)) is not None:
@@ -142,23 +142,23 @@ class VLLMSampler:
         return base is self._base
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
-        """Samples a request; cancelling its future at any time ends it in the server too."""
+        """Samples a request; cancelling its future also aborts it in the server."""
         task = asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
-        # The connection is closed with the task, on which the server drops the request.
+        # Cancelling the task closes the connection, and the server then aborts the request.
         request.future.add_done_callback(lambda done: done.cancelled() and task.cancel())
         return request.future
 
     def rest(self) -> None:
-        """Frees the server's memory for training if it sleeps on request and has no work.
+        """Puts an idle server to sleep, if it supports that, to free its memory for training.
 
-        Blocks until that is done; called on the engine's worker.
+        Blocks until the server sleeps; called on the engine's worker.
         """
         if _SLEEP_FLAG in self._settings.vllm_args and self._server is not None:
             asyncio.run_coroutine_threadsafe(self._sleep(), self._loop).result()
 
     def close(self) -> None:
-        """Ends the server if it was started here, and removes all adapters."""
-        # Callbacks of futures run on this thread and may close the engine.
+        """Ends a server that this object started, and removes all adapters."""
+        # Callbacks of futures run on the loop's thread and may close the engine.
         if threading.current_thread() is self._thread:
             threading.Thread(target=self.close).start()
             return
@@ -177,7 +177,7 @@ class VLLMSampler:
             server = await self._ready_server(request.sampler)
             try:
                 await self._sample_at(server, request)
-            except AdapterMissingError:  # the server at a URL was restarted
+            except AdapterMissingError:  # the external server was restarted
                 self._adapters.forget(request.sampler)
                 await self._sample_at(server, request)
         except asyncio.CancelledError:
@@ -193,7 +193,7 @@ class VLLMSampler:
         if request.sampler.adapter is not None:
             name = await self._adapters.name_of(request.sampler, server.client)
         body = request_body(request, name, server.model.max_length)
-        # All samples at temperature 0 are the same, and vLLM refuses more than one.
+        # At temperature 0 all samples are equal, and vLLM rejects ``n`` > 1.
         rows = list(request.rows)
         rows_of = {0: rows} if body["n"] < len(rows) else {i: [row] for i, row in enumerate(rows)}
         samples = _Samples(request, rows_of)
@@ -207,11 +207,12 @@ class VLLMSampler:
             async for index, choice in parts:
                 samples.add(index, choice)
                 if samples.all_ended:
-                    break  # the server would go on with a sample that ended here
+                    break  # the server would continue samples that have ended here
         samples.finish(0)
 
     async def _ready_server(self, sampler: Sampler) -> _Server:
-        """Returns the server, which the first request starts; all wait for the same start."""
+        """Returns the server. The first request starts it; concurrent requests wait for the same
+        start."""
         task = self._server
         if task is not None and task.done() and not task.cancelled() and not task.exception():
             process = task.result().process
@@ -219,7 +220,7 @@ class VLLMSampler:
                 logger.warning("vLLM is started again: %s", process.why_gone())
                 await task.result().client.close()
                 task = None
-        # A start that failed is not repeated: it would fail again, minutes later.
+        # A failed start is not repeated: it would only fail again minutes later.
         if task is None:
             task = self._server = self._loop.create_task(self._start(sampler))
         return await asyncio.shield(task)
@@ -262,12 +263,13 @@ class VLLMSampler:
         arguments += ["--max-lora-rank", str(limit), "--max-loras", str(_MOST_ADAPTERS)]
         arguments += ["--max-cpu-loras", str(_MOST_ADAPTERS_CPU), "--max-logprobs", "-1"]
         arguments += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-        # vLLM's own default is 0: requests without a seed would be equal in every run.
+        # vLLM's default seed is 0: requests without a seed would get equal samples in every run.
         arguments += ["--seed", str(secrets.randbits(31))]
         if self._device.type == "cuda":
             arguments += ["--gpu-memory-utilization", str(_MEMORY_SHARE)]
         else:
-            # On CPUs vLLM 0.32 ends at a request with a seed whose prompt is split between steps.
+            # On CPUs, vLLM 0.32 crashes if the prompt of a request with a seed is split between
+            # steps.
             arguments += ["--no-enable-chunked-prefill"]
         variables, words = self._settings.words
         if _SLEEP_FLAG in words:
@@ -275,7 +277,8 @@ class VLLMSampler:
         return [*arguments, *words], variables
 
     async def _sleep(self) -> None:
-        # Before the lock, which a request may hold that waits for the worker, which waits here.
+        # Check before taking the lock: a request that holds it may wait for the worker, and the
+        # worker waits for this coroutine.
         task = self._server
         if self._running or task is None or not task.done() or task.exception():
             return
@@ -288,7 +291,8 @@ class VLLMSampler:
     async def _wake(self, server: _Server) -> None:
         async with self._waking:
             if server.asleep:
-                # After the training pass in progress: only one of the two has the memory.
+                # Runs after the training pass in progress: trainer and server cannot use the memory
+                # at once.
                 await asyncio.wrap_future(self._submit(release_cached_memory, self._device))
                 await server.client.wake()
                 server.asleep = False
@@ -304,16 +308,16 @@ class VLLMSampler:
         if task is not None:
             (outcome,) = await asyncio.gather(task, return_exceptions=True)
         if isinstance(outcome, _Server):
-            # A process that ends now needs no adapter unloaded.
+            # A server process of this object ends anyway, so only external servers need unloading.
             if outcome.process is None:
                 await self._adapters.unload_all()
             await outcome.client.close()
 
 
 class _Samples:
-    """Fills the samples of a request from the parts of an answer.
+    """Adds the parts of a response to the samples of a request.
 
-    ``rows_of`` has the samples that an answer's sample stands for.
+    ``rows_of`` maps the index of a choice to the samples that get its tokens.
     """
 
     def __init__(self, request: SampleRequest, rows_of: dict[int, list[SampledSequence]]) -> None:
@@ -321,17 +325,18 @@ class _Samples:
 
     @property
     def all_ended(self) -> bool:
-        """Whether no sample goes on."""
+        """Whether all samples have ended."""
         return all(row.ended for rows in self._rows_of.values() for row in rows)
 
     def add(self, index: int, choice: Choice) -> None:
-        """Appends tokens to the samples; those behind the end of a sample are dropped."""
+        """Appends tokens to the samples; drops tokens after the end of a sample."""
         for row in self._rows_of[index]:
             if not row.ended:
                 self._append(row, choice)
 
     def finish(self, cached: int) -> None:
-        """Completes the request; ``cached`` prompt tokens were found in the server's cache."""
+        """Completes the request; ``cached`` is the number of prompt tokens found in the server's
+        cache."""
         for row in [row for rows in self._rows_of.values() for row in rows]:
             row.sample.cached_prompt_tokens = min(cached, len(self._request.prompt))
             row.request.row_ended()
@@ -346,7 +351,7 @@ class _Samples:
             request.sampler.base.sampled_tokens += 1
             if row.add(token, logprob, top):
                 return
-        # vLLM ended it, by a text that its own decoding found.
+        # vLLM ended the sample at a stop string that its own detokenizer found.
         if choice.stopped:
             row.sample.stop_reason, row.ended = "stop", True
 
@@ -377,7 +382,7 @@ def request_body(request: SampleRequest, model: str, max_length: int | None) -> 
         "frequency_penalty": settings.frequency_penalty,
         "repetition_penalty": settings.repetition_penalty,
         "min_tokens": settings.min_tokens,
-        # The end-of-sequence tokens are among the stop tokens, unless the request has none.
+        # The request's stop tokens already include the end-of-sequence tokens, if it has any.
         "ignore_eos": True,
         "stop_token_ids": sorted(settings.stop_tokens),
         "skip_special_tokens": False,
@@ -396,15 +401,15 @@ def request_body(request: SampleRequest, model: str, max_length: int | None) -> 
 
 
 def _seed_of(seed: int) -> int:
-    """Returns a number so far from those of other seeds that their samples share no seed."""
-    # vLLM adds the sample's index: sample 1 of seed 0 would be sample 0 of seed 1.
+    """Hashes a seed, so that no two requests give a sample the same seed."""
+    # vLLM adds the sample's index to the seed: sample 1 of seed 0 would equal sample 0 of seed 1.
     high, low = np.random.SeedSequence(seed).generate_state(2)
     return ((int(high) << 32) | int(low)) >> 2
 
 
 def _best(scores: dict[int, float], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the k most probable tokens and their log-probabilities."""
-    # The sampled token is among them even where k others are more probable.
+    # The scores also include the sampled token, even if k other tokens are more probable.
     best = sorted(scores.items(), key=lambda item: -item[1])[:k]
     ids, values = zip(*best, strict=True)
     return np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
@@ -427,7 +432,7 @@ def _end(
 
 
 def _unsupported(base: BaseModel, spec: AdapterSpec) -> str | None:
-    """Returns why vLLM cannot apply such an adapter, with what to change; None if it can."""
+    """Returns why vLLM cannot apply such an adapter and what to change; None if it can."""
     architecture = next(iter(model_config(base.folder).get("architectures") or []), "")
     if spec.train_unembed and architecture not in ARCHITECTURES_WITH_HEAD:
         return (
@@ -437,12 +442,12 @@ def _unsupported(base: BaseModel, spec: AdapterSpec) -> str | None:
     if any(target.experts for target in spec.covered(base.targets)):
         return "vLLM was not tested with adapters on routed experts; set train_mlp=False"
     if lora_rank_limit(spec.rank) is None:
-        return f"vLLM takes ranks up to {LORA_RANKS[-1]}; lower lora_rank (got {spec.rank})"
+        return f"vLLM supports ranks up to {LORA_RANKS[-1]}; lower lora_rank (got {spec.rank})"
     return None
 
 
 def _same_model(root: str, base: BaseModel) -> bool:
-    """Returns whether a server's model is this one: by its path, or by the end of its name."""
-    # A server in a container has another path for the same folder.
+    """Returns whether a server's model is ``base``: same path, or same last part of the name."""
+    # A server in a container sees the same folder under another path.
     names: Sequence[str] = (base.name, str(base.folder))
     return root in names or Path(root).name.lower() in {Path(name).name.lower() for name in names}

@@ -1,4 +1,4 @@
-"""Which sampler runs: ``sampler=auto|builtin|vllm|URL``, and what vLLM accepts. Without torch."""
+"""Choice of the sampler: ``sampler=auto|builtin|vllm|URL``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ARCHITECTURES_WITH_HEAD = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
-"""Architectures of the engine whose head takes an adapter in that version (``embedding_modules`` of
-vLLM's model classes); others refuse an adapter with an update of the head."""
+"""Architectures for which that version supports an adapter on the head (``embedding_modules`` of
+vLLM's model classes); for others it rejects adapters that update the head."""
 
 _NAMES = ("auto", "builtin", "vllm")
 _INSTALL = (
@@ -46,7 +46,7 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Settings of the sampler, with the names that they have on the command line."""
+    """Settings of the sampler, named as on the command line."""
 
     sampler: str = "auto"
     vllm_python: str | None = None
@@ -55,7 +55,7 @@ class SamplerSettings:
 
     @classmethod
     def of(cls, settings: Any) -> SamplerSettings:
-        """Returns the fields of a config; those that it lacks have their defaults."""
+        """Reads the fields from a config; missing fields get their defaults."""
         known = [one.name for one in fields(cls) if hasattr(settings, one.name)]
         return cls(**{name: getattr(settings, name) for name in known})
 
@@ -66,12 +66,13 @@ class SamplerSettings:
 
     @property
     def words(self) -> tuple[dict[str, str], list[str]]:
-        """``vllm_args`` as environment variables (NAME=VALUE words in front) and arguments."""
+        """Splits ``vllm_args`` into environment variables (leading NAME=VALUE words) and
+        arguments."""
         try:
             words = shlex.split(self.vllm_args)
         except ValueError as error:
             raise ConfigurationError(
-                f"vllm_args: got {self.vllm_args!r}, which is no list of words ({error}); expected "
+                f"vllm_args: got {self.vllm_args!r}, not a list of words ({error}); expected "
                 "flags of vLLM's server as in a shell: '--tensor-parallel-size 2'"
             ) from None
         variables: dict[str, str] = {}
@@ -81,7 +82,7 @@ class SamplerSettings:
         return variables, words
 
     def check(self, *, local: bool = True) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work.
+        """Raises ``ConfigurationError`` for the first invalid setting.
 
         ``local``: the backend is the bundled engine; other backends choose their sampler.
         """
@@ -115,7 +116,7 @@ class SamplerSettings:
     def _check_unset(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            # ``builtin`` is what programs set that must not wait for vLLM.
+            # ``builtin`` is allowed: programs set it to avoid waiting for vLLM.
             if value not in (one.default, "builtin"):
                 raise ConfigurationError(
                     f"{one.name}={value}: the remote backend decides that itself; leave "
@@ -129,7 +130,7 @@ class SamplerSettings:
             return check_vllm_python(given)
         if find_spec("vllm") is not None:
             return sys.executable
-        # ``vllm`` on the path lies beside the Python of its environment.
+        # The ``vllm`` command is in the same folder as the Python of its environment.
         command = shutil.which("vllm")
         found = command and str(Path(command).resolve().with_name("python"))
         if found and _has_vllm(found):
@@ -140,14 +141,14 @@ class SamplerSettings:
         )
 
     def choose(self, device_type: str) -> tuple[str, str]:
-        """Returns ``builtin``, ``vllm`` or a URL, and the sentence for the user that says why."""
+        """Returns ``builtin``, ``vllm`` or a URL, and a sentence for the user with the reason."""
         if self.sampler == "builtin":
             return "builtin", "sampler: built in, as requested"
         if self.url is not None:
             return self.url, f"sampler: the vLLM server at {self.url}, as requested"
         if self.sampler == "vllm":
             return "vllm", f"sampler: vLLM of {self.python()}, as requested"
-        # On a CPU the built-in sampler starts at once and has compiled kernels.
+        # On a CPU the built-in sampler starts immediately and has compiled kernels.
         if device_type != "cuda":
             return "builtin", f"sampler: built in, because the device is {device_type}"
         try:
@@ -163,7 +164,7 @@ class SamplerSettings:
 
 
 def check_vllm_python(python: str) -> str:
-    """Returns the path of a Python that has vLLM; raises ``ConfigurationError`` for another."""
+    """Returns the path of a Python with vLLM; raises ``ConfigurationError`` if vLLM is missing."""
     path = shutil.which(Path(python).expanduser())
     if path is None or not _has_vllm(path):
         reason = "no program has this name" if path is None else "it has no package vllm"
@@ -181,5 +182,6 @@ def _has_vllm(python: str) -> bool:
 
 
 def lora_rank_limit(rank: int) -> int | None:
-    """Returns the value of vLLM's ``max_lora_rank`` that an adapter needs, None above all."""
+    """Returns vLLM's ``max_lora_rank`` for an adapter of this rank; None if no value is large
+    enough."""
     return next((limit for limit in LORA_RANKS if limit >= rank), None)

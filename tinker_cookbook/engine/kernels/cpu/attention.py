@@ -1,6 +1,6 @@
 """Paged attention for all running sequences in one call per layer (``attention.c``).
 
-torch's operators cannot follow a block table: ``batch_attention`` copies the blocks of every
+torch's operators cannot read through a block table: ``batch_attention`` copies the blocks of every
 sequence in every layer. The kernel reads them in place, and only the filled part.
 """
 
@@ -43,20 +43,20 @@ class _Call(ctypes.Structure):
 
 
 def page_tokens(dtype: torch.dtype, device: torch.device) -> int | None:
-    """Returns the tokens of a page of the KV cache; ``None`` where paged attention does not run."""
+    """Returns the tokens per page of the KV cache; ``None`` if paged attention is unavailable."""
     supported = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     routines = library("attention") if supported else None
     return None if routines is None else int(routines.tinker_page())
 
 
 class PagedAttention:
-    """Attention call of one step, with the block tables of its sequences.
+    """Attention of one step, with the block tables of its sequences.
 
     The runs are consecutive in the batch.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        # Long runs are cut into tiles, so that threads share the prefill of one prompt.
+        # Split long runs into tiles, so that several threads share the prefill of one prompt.
         tiles = [
             (run.position + i, run.first + i, min(_TILE, run.count - i), number)
             for number, run in enumerate(runs)
@@ -65,13 +65,13 @@ class PagedAttention:
         columns = np.array(tiles, dtype=np.int64).T.copy()
         self._position, self._first, self._count, number = columns
         tables = [[block.index for block in run.table.blocks] for run in runs]
-        # One flat list of page numbers; each tile has the index of its sequence's first page.
+        # One flat list of page numbers. Each tile has the index of its sequence's first page.
         ends = np.cumsum([0, *map(len, tables)])
         self._first_page = ends[number]
         self._pages = np.fromiter(chain.from_iterable(tables), np.int64, ends[-1])
         self._cache = runs[0].table.cache
         self._tokens = int(self._first[-1] + self._count[-1])
-        # The call holds addresses only: the arrays are attributes, so that they stay alive.
+        # The call holds only addresses, so the arrays are attributes to keep them alive.
         self._call = _Call(
             runs=len(tiles),
             threads=torch.get_num_threads(),
@@ -88,7 +88,7 @@ class PagedAttention:
         last run. The layer has neither a soft cap nor sinks.
 
         Raises:
-            TypeError: query, key or value is not of the cache's dtype.
+            TypeError: query, key or value does not have the cache's dtype.
             RuntimeError: out of memory.
         """
         query, key, value = attention.query, attention.key, attention.value
@@ -98,10 +98,10 @@ class PagedAttention:
         if not query.dtype == key.dtype == value.dtype == dtype:
             kinds = [str(tensor.dtype) for tensor in (query, key, value)]
             raise TypeError(f"query, key and value are {kinds}, expected {dtype}")
-        # The kernel takes any strides of tokens and heads, but the numbers of a head in a row.
+        # The kernel supports any strides of tokens and heads, but a head must be contiguous.
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        # Rows of padding belong to no run: the kernel would leave their memory uninitialized.
+        # Padding rows belong to no run, so the kernel would leave them uninitialized.
         out[self._tokens :] = 0
         call = self._call
         call.heads, call.width = query.shape[1:]

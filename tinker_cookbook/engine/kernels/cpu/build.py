@@ -1,6 +1,6 @@
 """Compiles the C kernels of this folder once for each machine.
 
-The library is cached below ``TINKER_COOKBOOK_HOME``. Its name has a hash of source, flags, compiler
+The library is cached in ``TINKER_COOKBOOK_HOME``. Its name has a hash of source, flags, compiler
 and processor, so another machine with the same home directory does not use it. Without a compiler,
 or with ``TINKER_COOKBOOK_NATIVE=0``, torch's own operators are used.
 """
@@ -38,7 +38,7 @@ def library(name: str) -> ctypes.CDLL | None:
     compiled."""
     if os.environ.get(SWITCH, "1") == "0" or sys.platform != "linux":
         return None
-    # gcc first: clang needs an OpenMP runtime that torch does not bring.
+    # Prefer gcc: clang needs an OpenMP runtime that torch does not include.
     names = (os.environ.get("CC"), "gcc", "cc")
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     if compiler is None:
@@ -58,13 +58,13 @@ def _built(source: Path, compiler: str) -> Path:
     """Returns the path of the library, compiled if it is not in the cache."""
     flags = _FLAGS
     if platform.machine() in ("x86_64", "AMD64"):
-        flags += ("-mprefer-vector-width=512",)  # compilers use half of AVX-512 by default
-    # torch's OpenMP runtime: another copy would start a second pool of threads.
+        flags += ("-mprefer-vector-width=512",)  # by default compilers use only 256-bit vectors
+    # Use torch's OpenMP runtime: another copy would start a second thread pool.
     openmp = next(map(str, sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))), "")
-    # ``-march=native`` depends on the processor.
+    # The result of ``-march=native`` depends on the processor.
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     kinds = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    # Headers as well: a change in one must compile the kernels again.
+    # Hash headers too: a change in one must trigger a new compilation.
     sources = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
     what = (sources, flags, compiler, os.stat(compiler).st_mtime, openmp, sorted(kinds))
     folder = home_dir() / "native"
@@ -72,13 +72,13 @@ def _built(source: Path, compiler: str) -> Path:
     if built.exists():
         return built
     folder.mkdir(parents=True, exist_ok=True)
-    # In the same folder, so that the rename stays within one file system and is atomic.
+    # Build in the same folder: a rename within one file system is atomic.
     with tempfile.TemporaryDirectory(dir=folder) as work:
         compiled, linked = Path(work, "o.o"), Path(work, "o.so")
         _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
-        # Linked as a file: ``-fopenmp`` would load the compiler's OpenMP runtime.
+        # Link torch's runtime by path: ``-fopenmp`` would link the compiler's own.
         _run([compiler, "-shared", str(compiled), "-o", str(linked), openmp or "-fopenmp"])
-        os.replace(linked, built)  # two processes may both compile: their libraries are equal
+        os.replace(linked, built)  # if two processes compile, their libraries are equal
     return built
 
 

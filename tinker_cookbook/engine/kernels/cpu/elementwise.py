@@ -1,8 +1,8 @@
-"""Norms, gates and rotary embeddings of a model in one pass over memory each (``elementwise.c``).
+"""Norms, gates and rotary embeddings, each in one pass over memory (``elementwise.c``).
 
-torch's operators take seven passes over memory for a norm and twelve for rotary embeddings. With
-the few hundred tokens of a micro-batch these calls are half of a training step. ``fusing`` puts
-them into a model.
+torch's operators need seven passes over memory for a norm and twelve for rotary embeddings. With
+the few hundred tokens of a micro-batch, these calls take half of a training step. ``fusing``
+installs the kernels in a model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tinker_cookbook.engine.kernels.fusing import Elementwise
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _ONE_THREAD = 1 << 14
-"""Elements up to which a second thread costs more than it saves."""
+"""Number of elements up to which a second thread costs more than it saves."""
 
 _int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 
 class _NormCall(ctypes.Structure):
-    """Mirrors ``struct Norm`` of elementwise.c; the next two classes mirror theirs."""
+    """Mirrors ``struct Norm`` of elementwise.c. The next two classes mirror ``Gate``,
+    ``Rotation``."""
 
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "threads")),
@@ -55,7 +56,7 @@ class _RotationCall(ctypes.Structure):
 
 
 def _launch(routine: str, call: Any, x: Tensor, /, **tensors: Tensor) -> None:
-    """Runs a routine over the numbers of ``x``; ``call`` gets the addresses of contiguous tensors
+    """Runs a routine over the elements of ``x``; ``call`` gets the addresses of contiguous tensors
     of its dtype."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
@@ -101,7 +102,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
-        # ``silu(gate)`` is computed again in the backward pass: memory for a few operations.
+        # ``silu(gate)`` is recomputed in the backward pass, which saves memory for few operations.
         ctx.save_for_backward(gate, up)
         out = torch.empty_like(gate)
         _launch("tinker_gate", _GateCall(gate.numel()), gate, gate=gate, up=up, out=out)
@@ -129,19 +130,19 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        angles = ctx.saved_tensors  # read once: activation checkpointing allows no more
-        # A rotation is orthogonal, so the gradient is rotated back.
+        angles = ctx.saved_tensors  # read only once, as activation checkpointing requires
+        # A rotation is orthogonal, so the gradient is the inverse rotation.
         found = [rotate(g, *angles, backward=True) for g in upstream]
         return *found, None, None
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -> Tensor:
-    """Applies rotary embeddings to ``x`` [B, heads, L, D]; with ``backward`` the inverse rotation.
+    """Applies rotary embeddings to ``x`` [B, heads, L, D]; with ``backward``, the inverse rotation.
 
     ``cosine`` and ``sine`` are [B or 1, L, D]. The result is stored as [B, L, heads, D].
     """
     batch, heads, length, width = x.shape
-    # The projections' own layout [B, L, heads, D], so usually a view; the kernel takes strides.
+    # The projections already have the layout [B, L, heads, D], so this is usually a view.
     x = x.transpose(1, 2).reshape(batch * length, heads, width)
     if x.stride(2) != 1:
         x = x.contiguous()
@@ -149,14 +150,14 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
     out = x.new_empty(batch, length, heads, width)
     call = _RotationCall(*x.shape, backward=backward)
     call.stride[:] = x.stride()[:2]
-    # One set of angles for all rows, or one for each.
+    # One set of angles for all rows, or one per row.
     call.angles = cosine.shape[0] * length
     _launch("tinker_rotate", call, x, x=x, cosine=cosine, sine=sine, out=out)
     return out.transpose(1, 2)
 
 
 def elementwise(dtype: torch.dtype) -> Elementwise | None:
-    """Returns the routines, if this machine has them for ``dtype``."""
+    """Returns the routines for ``dtype``; ``None`` if this machine has none."""
     if dtype not in _DTYPES or library("elementwise") is None:
         return None
     return Elementwise(
@@ -167,6 +168,6 @@ def elementwise(dtype: torch.dtype) -> Elementwise | None:
 
 
 def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Any:
-    # Llama multiplies the rounded value with the weight, Gemma the exact one with 1 + weight.
+    # Llama multiplies the rounded value by the weight, Gemma the unrounded one by 1 + weight.
     factor = 1 + weight.float() if plus_one else weight.float().clone()
     return lambda x: _Norm.apply(x, factor, eps, not plus_one)

@@ -1,8 +1,8 @@
-"""Products with frozen weight matrices, in the memory layout that is fastest on their device.
+"""Products with frozen weight matrices, in the fastest memory layout for their device.
 
-A matrix that never changes is reordered once at load. Panels (``product.c``) are read once and
-in order for a few rows, and are as fast as oneDNN and MKL for many. Processors with bfloat16
-instructions, and machines without a compiler, use oneDNN's blocked layout. In both layouts a row's
+A frozen matrix is reordered once at load. Panels (``product.c``) are read once and
+in order for a few rows, and are as fast as oneDNN and MKL for many rows. Processors with bfloat16
+instructions, and machines without a compiler, use oneDNN's blocked layout. In both layouts, a row's
 result does not depend on other rows (batch invariance); torch's plain products do not guarantee it.
 """
 
@@ -25,13 +25,13 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
 SMALLEST = 1 << 16
-"""Elements from which packing is faster; a call costs up to 10 us more than torch's."""
+"""Number of elements from which packing is faster: its call overhead is up to 10 us higher."""
 
 _SPARE_BYTES = 4 << 30
-"""Memory that backward copies must leave free for activations and other programs."""
+"""Memory that copies for the backward pass must leave free for activations and other programs."""
 
 _ONE_THREAD = 1 << 17
-"""Multiplications up to which a second thread costs more than it saves."""
+"""Number of multiplications up to which a second thread costs more than it saves."""
 
 _ONEDNN: Any = torch.ops.mkldnn
 """oneDNN's operators, which torch.compile also uses for frozen models on a CPU."""
@@ -41,11 +41,11 @@ class Layout(ABC):
     """A matrix ``W`` [out, in] prepared for ``x W^T`` with ``x`` [T, in]."""
 
     any_rows = False
-    """Whether a row's result is the same to the bit for any number of rows, not only for multiples
+    """Whether a row's result is bit-identical for any number of rows, not only for multiples
     of 8."""
 
     copies = True
-    """Whether ``transposed`` takes memory of its own."""
+    """Whether ``transposed`` allocates memory."""
 
     @abstractmethod
     def __init__(self, weight: Tensor) -> None: ...
@@ -56,7 +56,7 @@ class Layout(ABC):
 
     @abstractmethod
     def product_fp32(self, x: Tensor) -> Tensor:
-        """Returns ``x W^T`` [T, out] in fp32 and with its precision, also for half precision."""
+        """Returns ``x W^T`` [T, out] with fp32 precision, also for half-precision inputs."""
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -67,21 +67,22 @@ class Layout(ABC):
         return type(self)(self.dense().t())
 
     def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
-        """Returns ``product`` with low-rank terms, each for its rows. It has no gradient."""
+        """Returns ``product`` plus low-rank terms, each for its rows, without gradients."""
         return add_low_rank(self.product(x, bias), x, parts)
 
     def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
-        """Returns ``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
+        """Returns ``product`` plus one term for all rows, and the term's ``x A^T`` [T, r or
+        more]."""
         out = self.product(x, bias)
         return out, term.add_keeping(out, x)
 
 
 MakeLayout = Callable[[Tensor], Layout]
-"""A layout, or what chooses one for a matrix [out, in]."""
+"""A layout class, or a function that chooses the layout of a matrix [out, in]."""
 
 
 class FrozenWeight:
-    """A matrix ``W`` [out, in] without a gradient, in the fastest layout (or a given one) for each
+    """A frozen matrix ``W`` [out, in], in the fastest layout (or a given one) for each
     direction."""
 
     def __init__(self, weight: Tensor, layout: MakeLayout | None = None) -> None:
@@ -94,11 +95,11 @@ class FrozenWeight:
 
     @property
     def backward(self) -> Layout:
-        """For ``gradient W``: a second copy, made at first use and kept if memory allows."""
+        """For ``gradient W``: a second copy, created at first use and kept if memory allows."""
         packed = self._backward
         if packed is None:
             packed = self.forward.transposed()
-            # A copy that is not kept is made anew each time: slower, and the same bits.
+            # If memory is short, create the copy each time: slower, but with the same bits.
             if not packed.copies or free_memory_bytes(self.device) > _SPARE_BYTES:
                 self._backward = packed
         return packed
@@ -120,7 +121,7 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
         return _Panels
     if not (torch.backends.mkldnn.is_available() and hasattr(_ONEDNN, "_linear_pointwise")):
         return _Plain
-    # In bfloat16 only where oneDNN supports the processor.
+    # In bfloat16, only if oneDNN supports the processor.
     return _OneDnn if not half or _ONEDNN._is_mkldnn_bf16_supported() else _Plain
 
 
@@ -140,7 +141,7 @@ class _Plain(Layout):
             return self.product(x)
         if x.is_cuda:
             return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
-        # A CPU has no such product: a second one computes what rounding the first lost.
+        # CPUs have no such product: a second product computes the rounding error of the first.
         rounded = self.product(x)
         lost = torch.addmm(rounded, x, self._weight.t(), beta=-1)
         return rounded.float().add_(lost)
@@ -152,7 +153,7 @@ class _Plain(Layout):
 class _OneDnn(Layout):
     """oneDNN's blocked layout."""
 
-    _ROWS = 256  # what oneDNN chooses the layout for; it works for any number
+    _ROWS = 256  # oneDNN chooses the layout for this number of rows; any number works
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), self._ROWS)
@@ -164,7 +165,7 @@ class _OneDnn(Layout):
         rounded = self.product(x)
         if x.dtype == torch.float32:
             return rounded
-        # As in ``_Plain``: oneDNN rounds only after the subtraction, so this is what was lost.
+        # As in ``_Plain``: oneDNN rounds only after the subtraction, so this is the rounding error.
         lost = _ONEDNN._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
         return rounded.float().add_(lost)
 
@@ -173,17 +174,17 @@ class _OneDnn(Layout):
 
 
 class _Panels(Layout):
-    """Panels of a few outputs each (``product.c``), for float32 and bfloat16. All sums are fp32;
-    adapters' terms are added in the same call."""
+    """Panels of a few outputs each (``product.c``), for float32 and bfloat16. All sums are fp32,
+    and low-rank terms are added in the same call."""
 
     any_rows = True
     _codes = 0
-    """Address of ``struct Codes`` of panels in 4 bits."""
+    """Address of ``struct Codes`` for panels in 4 bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self._outputs, self._inputs = weight.shape
         width = _routines().tinker_panel()
-        # Whole panels only, so that the kernel loads full vectors; ``dense`` cuts the zeros off.
+        # Pad to whole panels, so that the kernel loads full vectors; ``dense`` drops the padding.
         if surplus := -self._outputs % width:
             weight = F.pad(weight, (0, 0, 0, surplus))
         panels = weight.reshape(-1, width, self._inputs)
@@ -206,7 +207,7 @@ class _Panels(Layout):
         return self.panels.transpose(1, 2).reshape(-1, self._inputs)[: self._outputs]
 
     def _compute(self, x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-        # Sums stay fp32 until bias and adapters are in, and are rounded once.
+        # Sums stay fp32 until bias and adapters are added, and are rounded once.
         out = x.new_empty(x.shape[0], self._outputs, dtype=torch.float32)
         return out, _add(out, x, parts, self.panels, self._codes)
 
@@ -217,7 +218,7 @@ class _Panels(Layout):
 
 
 def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
-    """Returns ``out`` [T, out], which may be overwritten, plus low-rank terms of ``x`` [T, in],
+    """Returns ``out`` [T, out] (may be overwritten) plus low-rank terms of ``x`` [T, in],
     each for its rows."""
     if not parts:
         return out
@@ -225,7 +226,7 @@ def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
         add_together(out, x, parts)
         return out
     if library("product") is not None:
-        # The kernel adds to fp32 sums.
+        # The kernel accumulates in fp32.
         wide = out.float()
         _add(wide, x, parts)
         return wide.to(out.dtype)
@@ -250,7 +251,7 @@ def _add(
 ) -> Tensor:
     """Computes ``out`` (fp32) as ``x`` times the matrix, if given, plus the terms of ``parts``.
 
-    Returns the terms' ``x A^T`` one after another, rows filled up to whole panels with zeros.
+    Returns the concatenated ``x A^T`` of all terms, with rows zero-padded to whole panels.
     """
     # All sums are fp32, also for a matrix in bfloat16; inputs need unit stride.
     x = x.float()
@@ -260,7 +261,8 @@ def _add(
     adapters: list[int] = []
     width = 0
     for low_rank, first, end in parts:
-        # Packed once for each term; the term keeps the tensors alive whose addresses are passed.
+        # Each term is packed once. The term keeps the tensors alive, because only addresses are
+        # passed.
         if low_rank.packed is None:
             a, b = (_Panels(side.detach().float()).panels for side in (low_rank.a, low_rank.b))
             filled = a.shape[0] * a.shape[2]
@@ -270,7 +272,7 @@ def _add(
         width += count * packed.width
         multiplications += count * packed.rank * (inputs + outputs)
     low = x.new_empty(width)
-    # The fields of ``struct Call`` of product.c, in its order; all have 8 bytes.
+    # Fields of ``struct Call`` of product.c, in order; each has 8 bytes.
     call = (
         *(rows, inputs, x.stride(0), panels is not None and panels.dtype == torch.bfloat16),
         *(outputs, len(parts), torch.get_num_threads() if multiplications > _ONE_THREAD else 1),

@@ -1,9 +1,9 @@
 """Attention for training in bfloat16 on a CPU.
 
-torch's fused kernel computes bfloat16 gradients there several times slower than batched matrix
-products do. For rows of moderate length this keeps the probabilities [heads, L, L] in bfloat16 and
-uses those products; scores and softmax are fp32, as inside the fused kernel. Everything else goes
-to transformers' ``sdpa``: inference, decoding with a cache, long rows.
+On a CPU, torch's fused kernel computes bfloat16 gradients several times slower than batched matrix
+products. For rows of moderate length, this module saves the probabilities [heads, L, L] in bfloat16
+and uses batched products; scores and softmax are fp32, as inside the fused kernel. Everything else
+goes to transformers' ``sdpa``: inference, decoding with a cache, long rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _LONGEST_ROW = 1024
-"""Longer rows use the fused kernel: the probabilities would take too much memory."""
+"""Longer rows use the fused kernel, because the probabilities would need too much memory."""
 
 
 def training_attention(device: torch.device, dtype: torch.dtype) -> Callable[..., Any] | None:
@@ -28,7 +28,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-        # Scores and softmax in fp32; the probabilities are kept in half the memory.
+        # Scores and softmax in fp32; the probabilities are saved in bfloat16, half the memory.
         scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
         p = scores.softmax(-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, p)
@@ -40,7 +40,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, p = ctx.saved_tensors
         (d_out,) = upstream
         d_v = torch.bmm(p.transpose(1, 2), d_out)
-        # Products are bfloat16; the difference below cancels digits and is fp32.
+        # Products are bfloat16. The difference below loses digits by cancellation, so it is fp32.
         d_p = torch.bmm(d_out, v.transpose(1, 2)).float()
         p = p.float()
         # Softmax: dS = P * (dP - sum(P * dP)).
@@ -61,7 +61,7 @@ def attention_forward(
     """Implements transformers' attention interface, with the mask of ``sdpa``: q [B, heads, L, D],
     k and v [B, kv heads, L, D]."""
     length = query.shape[2]
-    # Only the gradient in bfloat16 is slow in ``sdpa``. The other conditions exclude what is not
+    # Only the bfloat16 gradient is slow in ``sdpa``. The other conditions exclude what is not
     # implemented here: dropout, caches, other masks.
     usable = (
         query.requires_grad
@@ -77,10 +77,10 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    # To fp32 [B or 1, L, L]: 0 for visible keys, -inf for others.
+    # Convert the mask to fp32 [B or 1, L, L]: 0 for visible keys, -inf for others.
     visible = attention_mask
     if visible is None:
-        # transformers leaves the mask out where it is plainly causal.
+        # transformers passes no mask if attention is purely causal.
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
     if visible.dtype == torch.bool:
         bias = torch.zeros(visible.shape, device=query.device).masked_fill_(~visible, -torch.inf)
@@ -99,9 +99,9 @@ def grouped_attention(
     """
     batch, heads, length, width = query.shape
     kv_heads, seen = key.shape[1], key.shape[2]
-    # Query heads of one key head are stacked as rows: fewer, larger products, no repeated keys.
+    # Stack the query heads of one key head as rows: fewer, larger products, no repeated keys.
     group = heads // kv_heads
-    together = batch * kv_heads if len(bias) > 1 else 1  # one for all is broadcast
+    together = batch * kv_heads if len(bias) > 1 else 1  # a common bias is broadcast
     bias = bias[:, None, None].expand(-1, together // len(bias), group, length, seen)
     out = _Attention.apply(
         query.reshape(batch * kv_heads, group * length, width),

@@ -1,7 +1,8 @@
-"""Attention for training on CUDA: sequences follow one another in one row, without padding.
+"""Attention for training on CUDA: sequences are packed in one row, without padding.
 
-``packed_attention`` is a flash kernel for sequences that share nothing. ``sparse_attention`` takes
-any mask of blocks, soft caps and sinks; torch compiles it at its first use, which takes seconds.
+``packed_attention`` is a flash kernel for sequences without shared prefixes. ``sparse_attention``
+supports any block mask, soft caps and sinks; torch compiles it at its first use, which takes
+seconds.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # imported where they are used: torch's compiler takes seconds to import
+if TYPE_CHECKING:  # imported where it is used, because torch's compiler takes seconds to import
     from torch.nn.attention.flex_attention import BlockMask
 
 _WIDEST_HEAD = 256
-"""Flash kernels keep a head in shared memory, and wider ones do not fit."""
+"""Flash kernels keep a head in shared memory; wider heads do not fit."""
 
 
 def packs(query: Tensor, value: Tensor) -> bool:
-    """Returns whether ``packed_attention`` takes these heads [T, heads, D]."""
+    """Returns whether ``packed_attention`` supports these heads [T, heads, D]."""
     width = query.shape[-1]
     half = query.dtype in (torch.bfloat16, torch.float16)
     return half and width == value.shape[-1] <= _WIDEST_HEAD and width % 8 == 0
@@ -37,14 +38,15 @@ def packed_attention(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Returns causal attention [T, heads, D] of sequences over themselves.
+    """Returns causal attention [T, heads, D] within each sequence.
 
     ``query`` is [T, heads, D], ``key`` and ``value`` are [T, kv heads, D]. Sequence i has the
-    tokens from ``bounds[i]`` to before ``bounds[i + 1]`` (int32); a ``window`` counts the token.
+    tokens from ``bounds[i]`` to before ``bounds[i + 1]`` (int32); a ``window`` includes the token
+    itself.
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    # Flash attention's window is the number of keys before the token.
+    # Flash attention's window counts only the keys before the token.
     before = -1 if window is None else window - 1
     grouped = query.shape[1] != key.shape[1]
     return varlen_attn(
@@ -62,9 +64,9 @@ def sparse_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Returns attention [T, heads, D] under ``mask``; shapes as in ``packed_attention``.
+    """Returns attention [T, heads, D] with ``mask``; shapes as in ``packed_attention``.
 
-    ``sinks`` [heads] are further logits in the softmax, which take attention and have no value.
+    ``sinks`` [heads] are additional logits in the softmax that have no value vector.
     """
     from torch.nn.attention.flex_attention import AuxRequest
 
@@ -76,7 +78,7 @@ def sparse_attention(
         out = attend(q, k, v, capped, mask, scale, grouped)
     else:
         out, aux = attend(q, k, v, capped, mask, scale, grouped, return_aux=AuxRequest(lse=True))
-        # A further logit s divides all weights by ``1 + exp(s - log-sum-exp)``.
+        # An additional logit s divides all weights by ``1 + exp(s - log-sum-exp)``.
         share = torch.sigmoid(aux.lse - sinks.float()[:, None])
         out = out * share[..., None].to(out.dtype)
     return out[0].transpose(0, 1)
@@ -88,8 +90,8 @@ def _flex_attention(device_type: str) -> Callable[..., Any]:
 
     if device_type != "cuda":  # tests
         return flex_attention
-    # Lengths differ with each batch: one kernel for all of them. Shapes of heads, windows and caps
-    # have kernels of their own; beyond torch's limit of 8 it would keep all scores in memory.
+    # Lengths differ in each batch, so compile one kernel for all. Head shapes, windows and soft
+    # caps need separate kernels; above torch's limit of 8 it would materialise all scores.
     limited = "recompile_limit" in signature(torch.compile).parameters  # torch 2.13
     options: dict[str, Any] = {"recompile_limit": 64} if limited else {}
     return torch.compile(flex_attention, dynamic=True, **options)
@@ -97,8 +99,8 @@ def _flex_attention(device_type: str) -> Callable[..., Any]:
 
 @cache
 def _soft_cap(cap: float) -> Callable[..., Tensor]:
-    """Returns the function of a score that bounds it; the same object for the same cap, because a
-    new one would be compiled again."""
+    """Returns the soft-cap function; the same object for the same cap, because a
+    new object would be compiled again."""
 
     def capped(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)

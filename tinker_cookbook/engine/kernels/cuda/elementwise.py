@@ -1,8 +1,8 @@
 """Norms, gates and rotary embeddings in one kernel each, by Liger (extra ``gpu``).
 
-torch starts eight kernels for a norm and ten for rotary embeddings, each a pass over memory: about
-two fifths of a training step on a large GPU, by an estimate. Liger's are written in Triton, which
-compiles them at their first use (a C compiler is needed). ``fusing`` puts them into a model.
+torch launches eight kernels for a norm and ten for rotary embeddings, each a pass over memory: an
+estimated two fifths of a training step on a large GPU. Liger's kernels are written in Triton, which
+compiles them at their first use (this needs a C compiler). ``fusing`` installs them in a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def elementwise() -> Elementwise | None:
-    """Returns Liger's kernels, if the package is installed."""
+    """Returns Liger's kernels; ``None`` if the package is not installed."""
     try:
         from liger_kernel import ops  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -31,14 +31,14 @@ def elementwise() -> Elementwise | None:
         )
         return None
     return Elementwise(
-        # Llama multiplies the rounded value with the weight, Gemma the exact one with 1 + weight.
+        # Llama multiplies the rounded value by the weight, Gemma the unrounded one by 1 + weight.
         norms=(
             partial(_norm_of, ops.LigerRMSNormFunction, 0.0, "llama"),
             partial(_norm_of, ops.LigerRMSNormFunction, 1.0, "gemma"),
         ),
-        # The gradients are written over gate and up, which nothing else keeps.
+        # The gradients overwrite gate and up, which nothing else uses.
         gates=(ops.LigerSiLUMulFunction.apply, ops.LigerGELUMulFunction.apply),
-        # Over q and k as well, which are fresh results of a product or a norm.
+        # They also overwrite q and k, which are new results of a product or a norm.
         rotate=ops.LigerRopeFunction.apply,
     )
 
@@ -46,6 +46,6 @@ def elementwise() -> Elementwise | None:
 def _norm_of(
     function: Any, offset: float, casting: str, weight: Tensor, eps: float
 ) -> Callable[[Tensor], Tensor]:
-    # Not in place: the upstream gradient of a norm after a layer (Gemma) is also that of the
+    # Not in place: the upstream gradient of a norm after a layer (Gemma) is also used by the
     # residual stream.
     return lambda x: function.apply(x, weight, eps, offset, casting, False)
