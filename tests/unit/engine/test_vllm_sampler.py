@@ -344,7 +344,7 @@ def test_a_process_that_does_not_start_says_why(base, tmp_path):
         ({"sampler": "ftp://x"}, "sampler: got 'ftp://x', expected"),
         ({"vllm_timeout": 0}, "vllm_timeout: got 0, expected seconds above 0"),
         ({"vllm_args": "tensor-parallel-size 2"}, "vllm_args: got 'tensor-parallel-size' first"),
-        ({"vllm_args": "--a 'b"}, "vllm_args: got .* not a list of words"),
+        ({"vllm_args": "--a 'b"}, "vllm_args: got .* no list of words"),
         ({"sampler": "http://a", "vllm_args": "--b"}, "a server that runs already"),
         ({"sampler": "vllm", "vllm_python": sys.executable}, "it has no package vllm"),
     ],

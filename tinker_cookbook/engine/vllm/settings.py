@@ -72,7 +72,7 @@ class SamplerSettings:
             words = shlex.split(self.vllm_args)
         except ValueError as error:
             raise ConfigurationError(
-                f"vllm_args: got {self.vllm_args!r}, not a list of words ({error}); expected "
+                f"vllm_args: got {self.vllm_args!r}, which is no list of words ({error}); expected "
                 "flags of vLLM's server as in a shell: '--tensor-parallel-size 2'"
             ) from None
         variables: dict[str, str] = {}
