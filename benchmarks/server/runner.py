@@ -31,7 +31,7 @@ from benchmarks.server.sides import (
 from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.devices import choose_device
 from tinker_cookbook.engine.model.resolve import model_config, resolve_model
-from tinker_cookbook.sweep.runs import Server, start_server, wait_until_ready
+from tinker_cookbook.sweep.runs import Server, started_server
 
 LOCAL, SERVER = "in process", "server"
 AT_ONCE, HELD = "empty server", "empty server, held"
@@ -95,9 +95,9 @@ def _sides(
 
 def _start_server(config: Config, folder: Path, stack: contextlib.ExitStack) -> Server:
     settings = {"device": config.device, "dtype": config.dtype}
-    server = start_server([config.model_name], settings, folder / "served", folder)
-    stack.callback(server.stop)
-    wait_until_ready(server, folder / "served")
+    server = stack.enter_context(
+        started_server([config.model_name], settings, folder / "served", folder)
+    )
     environment = server.environment()
     os.environ.update({name: environment[name] for name in ("NO_PROXY", "no_proxy")})
     return server

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
-import inspect
 import itertools
 import os
 import re
@@ -16,36 +14,45 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest, nearest_sentence
-from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.command_line.keys import keys_of
+from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.training.config import number
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of, parse_arguments
+from tinker_cookbook.utils.command_line.programs import find_programs
 from tinker_cookbook.utils.run_folder.paths import local_path
 
-OWN_KEYS = ("log_dir", "jobs", "server", "metric")
-SERVER_KEYS = ("device", "dtype", "base_dtype")
-RESERVED_KEYS = {
-    "log_path": " (log_dir=FOLDER)",
-    "backend": " (server=URL names a server)",
-    "base_url": "",
-    "behavior_if_log_dir_exists": "",
-}
-"""Keys of recipes that the sweep sets for each run, with a hint for those who type one."""
+_SET_BY_SWEEP = ("log_path", "backend", "behavior_if_log_dir_exists", "base_url")
 
-HELP = """python -m tinker_cookbook.sweep RECIPE key=value key=a,b,c log_dir=FOLDER [key=value ...]
 
-Runs a recipe once for each combination of the comma-separated values. Each run is a separate
-process, and all runs train on one server. The same command again resumes an interrupted sweep.
+_SERVER_KEYS = ("device", "dtype", "base_dtype", *chz.chz_fields(SamplerOptions))
+"""Keys of the server that the sweep starts."""
 
-  RECIPE   module of the recipe, such as recipes.sl_loop; its own keys follow. Write \\, for a comma
-           inside a value ('key=a\\,b' in a shell). device, dtype and
-           base_dtype go to the server.
-  log_dir  folder of the sweep: a folder for each run, its output in NAME.log, results.jsonl,
-           sweep.png [required]
-  jobs     number of parallel runs [default: all, on a CPU at most 4]
-  server   URL of a running server, with its key in TINKER_API_KEY [default: starts a server]
-  metric   metric to compare at the end [default: the first of test/dpo_loss, test/nll,
-           test/env/all/reward/total, train_mean_nll, reward/total that the runs log]
-"""
+
+@chz.chz
+class SweepKeys(SamplerOptions):
+    """All other keys are keys of the recipe, each with one value or several. Write \\, for a comma
+    inside a value ('key=a\\,b' in a shell). The same command again resumes an interrupted sweep."""
+
+    log_dir: str = chz.field(
+        doc="Folder of the sweep: a folder for each run, its output in NAME.log, results.jsonl, "
+        "sweep.png"
+    )
+    jobs: int | None = number(None, "Runs at a time; default: all, on a CPU at most 4", low=1)
+    server: str | None = chz.field(
+        default=None,
+        doc="URL of a running server, with its key in TINKER_API_KEY; default: starts one",
+    )
+    metric: str | None = chz.field(
+        default=None,
+        doc="Metric to compare at the end; default: the first of test/dpo_loss, test/nll, "
+        "test/env/all/reward/total, train_mean_nll, reward/total that the runs log",
+    )
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (of the server)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (of the server)")
+    base_dtype: str = chz.field(
+        default="auto", doc="auto, nf4 or int8: quantise the base models (of the server)"
+    )
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A parsed command line; ``None`` is a default."""
+    """A parsed command line."""
 
     recipe: str
+    keys: SweepKeys
     log_dir: Path
+    """Absolute path of ``keys.log_dir``."""
     points: tuple[Point, ...]
-    jobs: int | None
-    server: str | None
     server_settings: dict[str, str]
-    """``device`` and ``dtype`` for the server that the sweep starts."""
-    metric: str | None
+    """Settings of the server that the sweep starts, such as ``device``."""
     models: tuple[str, ...]
     """Base models of all runs, without duplicates."""
 
@@ -79,44 +85,6 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     Raises:
         ConfigurationError: With the key, the value, what was expected, and the next step.
     """
-    recipe, settings = _split(argv)
-    single: dict[str, str | None] = dict.fromkeys((*OWN_KEYS, *SERVER_KEYS))
-    # The sweep's own keys are removed here; the rest belongs to the recipe.
-    for key in single.keys() & settings.keys():
-        single[key], *others = settings.pop(key)
-        if others:
-            raise ConfigurationError(
-                f"{key}: got {', '.join([single[key] or '', *others])}, expected one value for the "
-                "whole sweep; write a comma inside a value as \\,"
-            )
-    folder, jobs, server = single["log_dir"], single["jobs"], single["server"]
-    if folder is None:
-        raise ConfigurationError(
-            "log_dir: got none, expected the folder of the sweep; add log_dir=FOLDER"
-        )
-    # Absolute, since the results contain the paths of the runs.
-    log_dir = Path(os.path.abspath(local_path(folder, "log_dir")))
-    for_server = {key: value for key in SERVER_KEYS if (value := single[key]) is not None}
-    if server is not None:
-        _check_server(server, for_server)
-    if jobs is not None and (not jobs.isdecimal() or int(jobs) < 1):
-        raise ConfigurationError(f"jobs: got {jobs!r}, expected a whole number from 1")
-    config_class = _config_class(recipe)
-    _check_keys(recipe, config_class, settings)
-    points = make_points(settings)
-    # The recipe's own parser checks the settings of each run, before anything starts.
-    models: dict[str, None] = {}
-    for point in points:
-        words = [f"{key}={value}" for key, value in point.settings.items()]
-        words += [f"log_path={log_dir / point.name}", "behavior_if_log_dir_exists=resume"]
-        models.update(dict.fromkeys(_models_of(parse_arguments(config_class, words))))
-    num_jobs = None if jobs is None else int(jobs)
-    metric = single["metric"]
-    return Sweep(recipe, log_dir, points, num_jobs, server, for_server, metric, tuple(models))
-
-
-def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """Returns the recipe and its settings, each with all its values."""
     recipes = [word for word in argv if "=" not in word]
     if len(recipes) != 1 or argv[0] != recipes[0]:
         raise ConfigurationError(
@@ -124,25 +92,54 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
             "then key=value, as in: python -m tinker_cookbook.sweep recipes.sl_loop "
             "learning_rate=1e-4,1e-3 log_dir=FOLDER (see --help)"
         )
+    config_class = _config_class(recipes[0])
+    own, values = _split(argv[1:])
+    points = make_points(values)
+
+    # One class of both, so that the error for a misspelt key suggests keys of both.
+    @chz.chz
+    class Keys(SweepKeys, config_class): ...
+
+    # All runs are checked before anything starts.
+    for_run = {**own, "log_path": "RUN", "behavior_if_log_dir_exists": "resume"}
+    settings = [{**point.settings, **for_run} for point in points]
+    configs = [parse_arguments(Keys, [f"{k}={v}" for k, v in one.items()]) for one in settings]
+    keys: SweepKeys = configs[0]
+    for_server = {key: own[key] for key in _SERVER_KEYS if key in own}
+    _check_server(keys, for_server)
+    # Absolute, since the results contain the paths of the runs.
+    log_dir = Path(os.path.abspath(local_path(keys.log_dir, "log_dir")))
+    models = tuple(dict.fromkeys(name for config in configs for name in _models_of(config)))
+    return Sweep(recipes[0], keys, log_dir, points, for_server, models)
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Returns the keys of the sweep, and those of the recipe, each with all its values."""
+    own: dict[str, str] = {}
     settings: dict[str, list[str]] = {}
-    for word in argv[1:]:
+    for word in words:
         key, _, text = word.partition("=")
         # The recipe accepts --key-name=value as well.
         key = key.removeprefix("--").replace("-", "_")
-        if key in settings:
+        if key in own or key in settings:
             raise ConfigurationError(
                 f"{key}: got it twice, expected it once; put its values together: {key}=a,b"
             )
+        if key in _SET_BY_SWEEP:
+            raise ConfigurationError(
+                f"{key}: got it, but the sweep sets it for each run; leave it out (log_dir=FOLDER "
+                "is the folder of all runs, server=URL their server)"
+            )
+        if key in chz.chz_fields(SweepKeys):
+            own[key] = text
+            continue
         settings[key] = values = split_values(text)
         if len(values) > 1 and "" in values:
             raise ConfigurationError(
                 f"{key}: got {text!r}, expected values between the commas; remove a comma, or "
                 "write a comma inside a value as \\,"
             )
-        # Two equal values would be two runs of the same name.
-        if len(set(values)) < len(values):
-            raise ConfigurationError(f"{key}: got {text!r}, expected each value once")
-    return recipes[0], settings
+    return own, settings
 
 
 def split_values(text: str) -> list[str]:
@@ -154,8 +151,8 @@ def make_points(settings: Mapping[str, Sequence[str]]) -> tuple[Point, ...]:
     """Returns the product of all values; the last key changes fastest.
 
     Raises:
-        ConfigurationError: Two points have names that differ only in upper and lower case, which
-            are one folder on some file systems.
+        ConfigurationError: Two points have the same name, or names that differ only in upper and
+            lower case, which are one folder on some file systems.
     """
     # Only keys with several values name a run.
     swept = [key for key, values in settings.items() if len(values) > 1]
@@ -164,12 +161,11 @@ def make_points(settings: Mapping[str, Sequence[str]]) -> tuple[Point, ...]:
         chosen = dict(zip(settings, values, strict=True))
         swept_values = {key: chosen[key] for key in swept}
         point = Point(run_name(swept_values), chosen, swept_values)
-        if point.name.lower() in points:
+        if points.setdefault(point.name.lower(), point) is not point:
             raise ConfigurationError(
-                f"{', '.join(swept)}: got two runs of the name {point.name}, expected values that "
-                "differ in more than upper and lower case"
+                f"{', '.join(swept)}: got two runs of the name {point.name}, expected each value "
+                "once, and values that differ in more than upper and lower case"
             )
-        points[point.name.lower()] = point
     return tuple(points.values())
 
 
@@ -189,67 +185,54 @@ def run_name(swept: Mapping[str, str]) -> str:
     return f"{name[:120]}-{hashlib.sha256(wanted.encode()).hexdigest()[:6]}"
 
 
-def _check_server(server: str, for_server: dict[str, str]) -> None:
-    """Checks the settings of a sweep on a running server."""
-    if not server.startswith(("http://", "https://")):
+def _check_server(keys: SweepKeys, given: Mapping[str, str]) -> None:
+    """Checks the settings of the server, which are ``given`` on the command line."""
+    if keys.server is None:
+        check_backend("local", None, keys.device, keys.dtype)
+        return
+    if not keys.server.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"server: got {server!r}, expected a URL that starts with http:// or https://; leave "
-            "it out to start a server"
+            f"server: got {keys.server!r}, expected a URL that starts with http:// or https://; "
+            "leave it out to start a server"
         )
-    for key, value in for_server.items():
+    for key, value in given.items():
         raise ConfigurationError(
-            f"{key}={value}: the server at {server} has its own setting; leave {key} out"
+            f"{key}={value}: the server at {keys.server} has its own setting; leave {key} out"
         )
     if not os.environ.get("TINKER_API_KEY"):
         raise ConfigurationError(
-            f"TINKER_API_KEY: got none, expected a key of the server at {server}; export it (the "
-            "server prints the path of its key file at its start)"
+            f"TINKER_API_KEY: got none, expected a key of the server at {keys.server}; export it "
+            "(the server prints the path of its key file at its start)"
         )
 
 
 def _config_class(recipe: str) -> type[Any]:
-    """Returns the type of the one parameter of the recipe's ``main``."""
+    """Returns the type of the one parameter of the recipe's ``main``, with the keys of a run."""
     try:
-        main = getattr(importlib.import_module(recipe), "main", None)
+        module = importlib.import_module(recipe)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{recipe}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but a package that it imports does not
-        package = recipe.rpartition(".")[0]
-        spec = importlib.util.find_spec(package) if package and "." not in package else None
-        folders = (spec.submodule_search_locations if spec is not None else None) or ()
-        known = [f"{package}.{file.stem}" for folder in folders for file in Path(folder).glob("*")]
+        known = [program.name for program in find_programs(recipe.partition(".")[0])]
         raise ConfigurationError(
             f"recipe: got {recipe!r}, but there is no module {error.name}"
             f"{nearest_sentence(recipe, known)} Expected a module that `python -m` finds, such as "
             "recipes.sl_loop; start the sweep in the folder where you start the recipe"
         ) from error
-    parameters = list(inspect.signature(main).parameters) if callable(main) else []
-    if main is None or len(parameters) != 1:
+    config_class = config_class_of(getattr(module, "main", None))
+    if config_class is None:
         raise ConfigurationError(
             f"recipe: got {recipe!r}, which has no main(config); expected a module such as "
             "recipes.sl_loop that `python -m` runs with key=value"
         )
-    return inspect.get_annotations(main, eval_str=True)[parameters[0]]
-
-
-def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[str]]) -> None:
-    known = [key.name for key in keys_of(config_class)]
-    # The sweep sets these keys, so a recipe without them cannot run in one.
-    for key in ("log_path", "backend", "behavior_if_log_dir_exists"):
-        if key not in known:
-            raise ConfigurationError(
-                f"recipe: got {recipe}, which has no key {key}; expected one that trains on any "
-                "backend and resumes from log_path, as the recipes of this package do"
-            )
-    for key in settings:
-        if key in RESERVED_KEYS:
-            raise ConfigurationError(
-                f"{key}: got it, but the sweep sets it for each run; leave it out"
-                f"{RESERVED_KEYS[key]}"
-            )
-        # Only likely misspellings of the sweep's keys: the recipe's parser reports all others.
-        if key not in known and (meant := nearest(key, OWN_KEYS)):
-            raise ConfigurationError(f"{key}: there is no such key{meant} (--help lists the keys)")
+    # A recipe without the keys that the sweep sets cannot run in one; not all have base_url.
+    known = {"base_url", *chz.chz_fields(config_class)}
+    if missing := [key for key in _SET_BY_SWEEP if key not in known]:
+        raise ConfigurationError(
+            f"recipe: got {recipe}, which has no key {missing[0]}; expected one that trains on "
+            "any backend and resumes from log_path, as the recipes of this package do"
+        )
+    return config_class
 
 
 def _models_of(config: Any) -> list[str]:
@@ -257,16 +240,4 @@ def _models_of(config: Any) -> list[str]:
     names = [name for name in chz.chz_fields(config) if name.endswith(("_model", "_model_name"))]
     # Teachers and reference models are on the same server. A path with "://" is a checkpoint.
     values = [getattr(config, name, None) for name in ("model_name", *names)]
-    models = [value for value in values if isinstance(value, str) and value and "://" not in value]
-    if not models:
-        raise ConfigurationError(
-            "model_name: got none, expected the base model, which the server loads; add "
-            "model_name=NAME"
-        )
-    for model in models:
-        if "," in model:
-            raise ConfigurationError(
-                f"model_name: got {model!r}, expected a name without commas, because the server "
-                "splits the list of models at commas; rename the folder"
-            )
-    return models
+    return [value for value in values if isinstance(value, str) and value and "://" not in value]

@@ -9,12 +9,15 @@ the child's standard input, which the operating system closes when the parent en
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -27,6 +30,23 @@ def start_child(
     # In a new session: Ctrl-C on the terminal reaches the sweep only.
     outputs = {"stderr": subprocess.STDOUT, "start_new_session": True, **popen}
     return subprocess.Popen[bytes]([*command, *words], stdin=subprocess.PIPE, **outputs)
+
+
+def end_children(
+    processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals, seconds: float
+) -> None:
+    """Sends a signal to all processes, and kills those that do not end within ``seconds``."""
+    for process in processes:
+        process.send_signal(number)
+    until = time.monotonic() + seconds
+    try:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:  # Ctrl-C ends the wait
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tables of a sweep: the live table, the results as a table, ``results.jsonl`` and a picture."""
+"""The results of a sweep: a table of the runs, ``results.jsonl`` and a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.sweep.runs import Run, State
 from tinker_cookbook.training.best import lower_is_better
-from tinker_cookbook.utils.terminal import format_seconds, get_console
+from tinker_cookbook.utils.terminal import format_seconds
 
 METRICS = (
     "test/dpo_loss",  # before test/nll, which DPO runs log for the chosen answers only
@@ -25,56 +25,52 @@ METRICS = (
 """Metrics to compare by default: the first that any run logs."""
 
 _STYLES: dict[State, str] = {
-    "waiting": "dim",
+    "failed": "bold red",
     "running": "cyan",
     "resumed": "cyan",
+    "waiting": "dim",
     "done": "green",
-    "failed": "bold red",
 }
-_PRECEDENCE = ("failed", "running", "resumed", "waiting", "done")
+"""Style of each state, in the order in which a person needs to see them."""
 
 
-class Display:
-    """Live table of the runs, to be rendered by ``rich.live.Live``; without a terminal, lines.
+def runs_table(
+    runs: Sequence[Run], metrics: Sequence[str], height: int | None = None, best: str = ""
+) -> Table:
+    """Returns a table of the runs, the one of the name ``best`` in bold.
 
-    Of ``metrics`` the first that a run has is shown.
+    Of ``metrics`` the first that a run has is shown. With a ``height`` that is too small, failed
+    and running runs have precedence.
     """
+    states, order = [run.state for run in runs], list(_STYLES)
+    by_need = sorted(range(len(runs)), key=lambda index: order.index(runs[index].state))
+    # The caption counts all runs, also those for which the terminal is too low.
+    counts = [f"{states.count(state)} {state}" for state in order if state in states]
+    table = Table(caption=", ".join(counts), caption_justify="left")
+    table.add_column("run", overflow="fold")
+    for name in ("state", "step", "metric", "time"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+    # Selected by need, but shown in the order of the grid, so that rows do not jump.
+    for index in sorted(by_need[:height]):
+        run = runs[index]
+        cells = [Text(run.point.name), Text(run.state, style=_STYLES[run.state])]
+        style = "bold" if run.point.name == best else ""
+        table.add_row(*cells, *map(Text, _progress(run, metrics)), style=style)
+    return table
 
-    def __init__(self, runs: Sequence[Run], metrics: Sequence[str]) -> None:
-        self._runs, self._metrics = runs, metrics
 
-    def print_change(self, run: Run) -> None:
-        """Prints a line about a run that started or ended."""
-        if not get_console().is_terminal:
-            line = "  ".join(filter(None, (f"{run.state:8}", run.point.name, *self._cells(run))))
-            get_console().print(line, markup=False, soft_wrap=True)
+def progress_line(run: Run, metrics: Sequence[str]) -> str:
+    """Returns what ``runs_table`` shows of a run, for outputs that are no terminal."""
+    return "  ".join(filter(None, (f"{run.state:8}", run.point.name, *_progress(run, metrics))))
 
-    def __rich__(self) -> Table:
-        return self.table(get_console().height - 7)  # less borders, heading, caption and cursor
 
-    def table(self, height: int) -> Table:
-        """Returns at most ``height`` runs; failed and running ones have precedence."""
-        states = [run.state for run in self._runs]
-        by_need = sorted(range(len(states)), key=lambda index: _PRECEDENCE.index(states[index]))
-        # The caption counts all runs, also those for which the terminal is too low.
-        counts = [f"{states.count(state)} {state}" for state in _STYLES if state in states]
-        table = Table(caption=", ".join(counts), caption_justify="left")
-        table.add_column("run", overflow="fold")
-        for name in ("state", "step", "metric", "time"):
-            table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
-        # Selected by need, but shown in the order of the grid, so that rows do not jump.
-        for index in sorted(by_need[: max(height, 1)]):
-            run = self._runs[index]
-            cells = [Text(run.point.name), Text(run.state, style=_STYLES[run.state])]
-            table.add_row(*cells, *map(Text, self._cells(run)))
-        return table
-
-    def _cells(self, run: Run) -> tuple[str, str, str]:
-        total = f"/{run.total}" if run.step and run.total is not None else ""
-        step = "" if run.step is None else f"{run.step}{total}"
-        name = next((name for name in self._metrics if name in run.metrics), None)
-        metric = "" if name is None else f"{name} {run.metrics[name]:.4g}"
-        return step, metric, format_seconds(run.elapsed) if run.elapsed else ""
+def _progress(run: Run, metrics: Sequence[str]) -> tuple[str, str, str]:
+    """Returns the step, the first of ``metrics`` that the run has, and the time, as text."""
+    total = f"/{run.total}" if run.step and run.total is not None else ""
+    step = "" if run.step is None else f"{run.step}{total}"
+    name = next((name for name in metrics if name in run.metrics), None)
+    metric = "" if name is None else f"{name} {run.metrics[name]:.5g}"
+    return step, metric, format_seconds(run.elapsed) if run.elapsed else ""
 
 
 def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
@@ -85,7 +81,7 @@ def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
         ConfigurationError: Runs have finished, but none has logged the metric.
     """
     for run in runs:
-        run.read_metrics(whole=True)
+        run.read_metrics()
     if metric is None:
         metric = next((m for m in METRICS if any(m in run.metrics for run in runs)), None)
     # A failed or running run may still log the metric, so only a whole sweep can lack it.
@@ -138,21 +134,6 @@ def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
     sign = 1 if done and lower_is_better(done[0]["metric"]) else -1
     return min(done, key=lambda row: sign * row["value"], default=None)
-
-
-def results_table(rows: Sequence[dict[str, Any]], swept: Sequence[str]) -> Table:
-    """Returns the runs with their swept values, the best in bold."""
-    best = best_of(rows)
-    table = Table()
-    for name in (*swept, rows[0]["metric"] or "metric", "step", "time", "state"):
-        table.add_column(name, overflow="fold", justify="left" if name == "state" else "right")
-    for row in rows:
-        value = "" if row["value"] is None else f"{row['value']:.5g}"
-        step = "" if row["step"] is None else str(row["step"])
-        cells = [*(str(row[key]) for key in swept), value, step, format_seconds(row["seconds"])]
-        style = "bold" if row is best else ""
-        table.add_row(*(Text(cell, style=style) for cell in (*cells, row["state"])))
-    return table
 
 
 def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> str:

@@ -25,16 +25,25 @@ def test_the_grid_is_the_product_of_all_values(tmp_path):
     ]
     assert sweep.points[1].settings == {"learning_rate": "1e-4", "lora_rank": "32", "seed": "3"}
     assert sweep.points[1].swept == {"learning_rate": "1e-4", "lora_rank": "32"}
-    assert (sweep.jobs, sweep.server, sweep.metric) == (2, None, None)
+    assert (sweep.keys.jobs, sweep.keys.server, sweep.keys.metric) == (2, None, None)
     assert sweep.models == ("HuggingFaceTB/SmolLM2-135M-Instruct",)
     assert not any(tmp_path.iterdir())
 
 
 def test_models_and_the_keys_that_go_to_the_server(tmp_path):
-    sweep = parse("model_name=a/b,c/d,a/e", "device=cpu", f"log_dir={tmp_path}")
+    models, settings = "model_name=a/b,c/d,a/e", {"device": "cpu", "sampler": "builtin"}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    sweep = parse_sweep(["recipes.rl_loop", models, *words, f"log_dir={tmp_path}"])
     assert sweep.models == ("a/b", "c/d", "a/e")
-    assert sweep.server_settings == {"device": "cpu"}
-    assert "device" not in sweep.points[0].settings
+    assert sweep.server_settings == settings
+    assert sweep.points[0].settings == {"model_name": "a/b"}
+
+
+def test_commas_in_the_keys_of_the_sweep_separate_no_values(tmp_path):
+    sweep = parse("seed=1,2", f"log_dir={tmp_path}/a,b", "--vllm-args=-a 1,2")
+    assert sweep.log_dir == tmp_path / "a,b"
+    assert sweep.server_settings == {"vllm_args": "-a 1,2"}
+    assert len(sweep.points) == 2
 
 
 def test_a_teacher_is_served_too(tmp_path):
@@ -47,7 +56,7 @@ def test_a_teacher_is_served_too(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lora_rank=1,2"], "log_dir: got none"),
+        (["lora_rank=1,2"], "log_dir: got no value, and it is required"),
         (["learing_rate=1,2", "log_dir=x"], "did you mean 'learning_rate'"),
         (["job=2", "log_dir=x"], "did you mean 'jobs'"),
         (["lora_rank=1,x", "log_dir=x"], "lora_rank: got 'x', expected a whole number"),
@@ -55,8 +64,10 @@ def test_a_teacher_is_served_too(tmp_path):
         (["lora_rank=1,1", "log_dir=x"], "each value once"),
         (["seed=1", "seed=2", "log_dir=x"], "seed: got it twice"),
         (["log_path=y", "log_dir=x"], "log_path: got it, but the sweep sets it"),
-        (["device=cpu,cuda", "log_dir=x"], "device: got cpu, cuda, expected one value"),
-        (["jobs=0", "log_dir=x"], "jobs: got '0'"),
+        (["device=cpu,cuda", "log_dir=x"], "device: got 'cpu,cuda', expected auto, cuda"),
+        (["device=cpu", "device=cuda", "log_dir=x"], "device: got it twice"),
+        (["jobs=0", "log_dir=x"], "jobs: got 0, expected at least 1"),
+        (["jobs=1,2", "log_dir=x"], "jobs: got '1,2', expected a whole number"),
         (["server=localhost", "log_dir=x"], "server: got 'localhost', expected a URL"),
         (["server=http://h", "log_dir=x"], "TINKER_API_KEY: got none"),
         (["server=http://h", "dtype=float32", "log_dir=x"], "dtype=float32: the server"),

@@ -12,11 +12,11 @@ from rich.console import Console
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sweep.results import (
     METRICS,
-    Display,
     best_of,
     collect,
     plot,
-    results_table,
+    progress_line,
+    runs_table,
 )
 from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.run_folder.jsonl import encode_row
@@ -83,8 +83,8 @@ def test_results_hold_the_last_value_of_the_first_usual_metric(runs, tmp_path):
         "schedule": "cosine",
     }
     assert best_of(results) is results[0]
-    shown = text_of(results_table(results, SWEPT))
-    assert "test/nll" in shown
+    shown = text_of(runs_table(runs, ["test/nll"], best=results[0]["run"]))
+    assert "test/nll 2.1 " in shown
     assert "1:01" in shown
 
 
@@ -110,9 +110,10 @@ def test_failed_runs_are_listed_but_never_best_or_plotted(runs, tmp_path, plotte
 
 
 def test_a_run_without_rows(tmp_path):
-    results = collect(make_runs(tmp_path, {"lora_rank": ["1", "2"]}), None)
+    runs = make_runs(tmp_path, {"lora_rank": ["1", "2"]})
+    results = collect(runs, None)
     assert [(row["value"], row["step"], row["metric"]) for row in results] == [(None,) * 3] * 2
-    text_of(results_table(results, ["lora_rank"]))
+    text_of(runs_table(runs, METRICS))
 
 
 def test_the_picture(runs, tmp_path, plotted):
@@ -167,7 +168,7 @@ def test_runs_on_pairs_are_compared_by_their_own_loss(tmp_path):
     assert (row["metric"], row["value"]) == ("test/dpo_loss", 0.6)
 
 
-def test_progress_is_read_from_the_end_of_the_file(tmp_path):
+def test_only_new_rows_are_read(tmp_path):
     rows = [{"step": step, "progress": step / 4000, "x": "y" * 50} for step in range(1, 2001)]
     rows[3]["early"], rows[-3]["test/nll"] = 2.5, 1.5
     (run,) = make_runs(tmp_path, {"seed": ["1"]})
@@ -175,15 +176,22 @@ def test_progress_is_read_from_the_end_of_the_file(tmp_path):
     run.read_metrics()
     assert (run.step, run.total) == (2000, 4000)
     assert run.metrics["test/nll"] == 1.5
-    assert "early" not in run.metrics
     with path.open("a") as file:
         file.write('{"step": 2001, "progress": 0.500')  # an incomplete line
     run.read_metrics()
     assert run.step == 2000
-    assert collect([run], "early")[0]["value"] == 2.5  # the results read the whole file
-    write_rows(run.log_path, rows[:10])  # a resumed run has trimmed it
+    with path.open("r+b") as file:
+        file.write(b"x" * 10)  # read before, so it is not read again
+        file.seek(0, 2)
+        file.write(b'25}\n{"step": 2002}\n')
+    run.read_metrics()
+    assert (run.step, run.total) == (2002, 4000)
+    assert collect([run], "early")[0]["value"] == 2.5
+    trim = [row for row in rows if row["step"] <= 10]
+    write_rows(tmp_path / "new", trim * 300).rename(path)  # as a resumed run drops its last rows
     run.read_metrics()
     assert run.step == 10
+    assert "test/nll" not in run.metrics
 
 
 def test_the_live_table_shows_failed_and_running_runs_first(tmp_path):
@@ -194,16 +202,17 @@ def test_the_live_table_shows_failed_and_running_runs_first(tmp_path):
     runs[30].state = runs[31].state = "running"
     write_rows(runs[30].log_path, [{"step": 3, "progress": 0.25, "train_mean_nll": 2.5}])
     runs[30].read_metrics()
-    shown = text_of(Display(runs, METRICS).table(5))
+    shown = text_of(runs_table(runs, METRICS, 5))
     assert "seed=3 " in shown
     assert "3/12" in shown
     assert "train_mean_nll 2.5" in shown
-    assert "8 waiting, 2 running, 29 done, 1 failed" in " ".join(shown.split())
+    assert "1 failed, 2 running, 8 waiting, 29 done" in " ".join(shown.split())
     assert "seed=29" not in shown
 
 
-def test_without_a_terminal_there_are_lines(tmp_path, capsys):
+def test_without_a_terminal_there_are_lines(tmp_path):
     runs = make_runs(tmp_path, {"seed": ["1", "2"]})
     runs[0].state = "running"
-    Display(runs, METRICS).print_change(runs[0])
-    assert capsys.readouterr().out.split() == ["running", "seed=1"]
+    assert progress_line(runs[0], METRICS).split() == ["running", "seed=1"]
+    runs[0].step, runs[0].metrics, runs[0].seconds = 3, {"test/nll": 2.5}, 61.0
+    assert progress_line(runs[0], METRICS) == "running   seed=1  3  test/nll 2.5  1:01"

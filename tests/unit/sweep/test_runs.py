@@ -11,14 +11,9 @@ import time
 import pytest
 from made_up import make_runs, write_rows
 
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.sweep.runs import (
-    Server,
-    last_lines,
-    run_all,
-    stop_runs,
-    wait_until_ready,
-)
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.sweep import runs as runs_module
+from tinker_cookbook.sweep.runs import Server, last_lines, run_all, started_server, stop_runs
 
 RECIPE = """
 import json, os, pathlib, sys, time
@@ -122,15 +117,18 @@ def test_the_duration_of_a_killed_attempt_ends_with_its_last_row(tmp_path):
     assert run.started is None
 
 
-def test_a_server_that_ends_is_quoted(tmp_path):
-    from tinker_cookbook.exceptions import BackendError
+def test_a_server_that_ends_is_quoted(tmp_path, monkeypatch):
+    def start_child(*_, stdout, **__):
+        program = "print('no such model'); raise SystemExit(3)"
+        return subprocess.Popen([sys.executable, "-c", program], stdout=stdout)
 
-    log = tmp_path / "server.log"
-    log.write_text("no such model\n")
-    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    process.wait()
-    with pytest.raises(BackendError, match=r"status 3(.|\n)*no such model"):
-        wait_until_ready(Server("", "", process=process, log=log), tmp_path)
+    monkeypatch.setattr(runs_module, "start_child", start_child)
+    with (
+        pytest.raises(BackendError, match=r"status 3(.|\n)*no such model"),
+        started_server(["m"], {}, tmp_path, tmp_path),
+    ):
+        pytest.fail("it did not start")
+    assert (tmp_path / "server.log").stat().st_mode & 0o777 == 0o600
 
 
 PARENT = """

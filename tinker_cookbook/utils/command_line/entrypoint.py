@@ -19,6 +19,7 @@ from tinker_cookbook.utils.command_line.keys import also_named
 
 __all__ = [
     "also_named",
+    "config_class_of",
     "parse_arguments",
     "program_takes",
     "run_entrypoint",
@@ -65,7 +66,9 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
         run = main
         if main.__module__ == "__main__" and spec and not spec.name.endswith("__main__"):
             run = getattr(importlib.import_module(spec.name), main.__name__)
-        return run(parse_arguments(_config_class(run), sys.argv[1:]))
+        config_class = config_class_of(run)
+        assert config_class is not None, f"{run.__module__}.{run.__name__} takes no config"
+        return run(parse_arguments(config_class, sys.argv[1:]))
 
     run_program(program)
 
@@ -103,15 +106,19 @@ def program_takes(key: str) -> bool:
     """Returns whether the running program has this key; true if that is unknown."""
     main: Any = getattr(sys.modules["__main__"], "main", None)
     try:
-        return key in chz.chz_fields(_config_class(main))
-    except (TypeError, ValueError, StopIteration, NameError, KeyError, AttributeError):
-        return True  # a script of another form
+        config_class = config_class_of(main)
+    except (TypeError, ValueError, NameError):  # a script of another form
+        return True
+    return config_class is None or key in chz.chz_fields(config_class)
 
 
-def _config_class(main: Callable[[Any], Any]) -> type[Any]:
-    """Returns the annotation of the function's one parameter."""
-    name = next(iter(inspect.signature(main).parameters))
-    return inspect.get_annotations(main, eval_str=True)[name]
+def config_class_of(main: object) -> type[Any] | None:
+    """Returns the config class that ``main`` takes first, ``None`` if it takes no config."""
+    if not callable(main):
+        return None
+    name = next(iter(inspect.signature(main).parameters), "")
+    kind = inspect.get_annotations(main, eval_str=True).get(name)
+    return kind if chz.is_chz(kind) else None
 
 
 async def _finish(result: Any) -> Any:

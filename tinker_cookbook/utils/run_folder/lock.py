@@ -28,7 +28,7 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class RunLock:
-    """Holds ``log_path/.lock`` while the ``with`` block runs.
+    """Holds ``log_path/.lock`` while the ``with`` block runs; ``field`` names the folder's setting.
 
     Two runs in one folder would interleave their rows and overwrite each other's checkpoints. The
     kernel releases the lock (``flock``) when its process ends, even by ``kill -9``. The file
@@ -38,22 +38,22 @@ class RunLock:
         ConfigurationError: Another process holds the folder; names its pid and what to do.
     """
 
-    def __init__(self, log_path: str | os.PathLike[str]) -> None:
-        self.log_path = local_path(log_path)
+    def __init__(self, log_path: str | os.PathLike[str], field: str = "log_path") -> None:
+        self.log_path, self._field = local_path(log_path, field), field
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         if self._descriptor is not None:
             raise ConfigurationError(f"this lock on {self.log_path} is already held")
-        path = ensure_writable_dir(self.log_path) / LOCK_FILE
+        path = ensure_writable_dir(self.log_path, self._field) / LOCK_FILE
         # Not truncated when it is opened: the record of another holder must stay readable.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _try_lock(descriptor):
             holder = _describe(descriptor)
             os.close(descriptor)
             raise ConfigurationError(
-                f"log_path={self.log_path} is in use by another run ({holder}); wait for it, stop "
-                f"it, or give this run its own log_path=…"
+                f"{self._field}={self.log_path} is in use by another run ({holder}); wait for it, "
+                f"stop it, or give this run its own {self._field}=…"
             )
         self._descriptor = descriptor
         _held.add(self)
