@@ -1,11 +1,12 @@
 """Sampling by a vLLM server, here one with its API and real numbers (12 s).
 
 ``test_sampler`` runs the contract of sampling on it. The slow test of the real vLLM is in
-``tests/recipes/test_vllm.py``.
+``tests/recipes/test_vllm_recipe.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -30,6 +31,7 @@ from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.vllm import settings as vllm_settings
+from tinker_cookbook.engine.vllm.client import VLLMClient
 from tinker_cookbook.engine.vllm.sampler import VLLMSampler
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
@@ -194,6 +196,24 @@ def test_a_server_that_was_started_again_gets_the_adapter_again(vllm, fake, base
     fake.close()
     with pytest.raises(BackendError, match=r"did not answer .*resumed from its last checkpoint"):
         ask(vllm, sampler).result(SECONDS)
+
+
+def test_closing_waits_for_adapters_that_are_being_unloaded(fake, base, monkeypatch):
+    unload = VLLMClient.unload_adapter
+
+    async def slowly(client: VLLMClient, name: str) -> None:
+        # An HTTP call has tasks of its own, which the end of the sampler must not cancel.
+        await asyncio.create_task(asyncio.sleep(0.1))
+        await unload(client, name)
+
+    monkeypatch.setattr(VLLMClient, "unload_adapter", slowly)
+    vllm = make(fake.url)
+    ask(vllm, Sampler(base, ref.random_adapter(base))).result(SECONDS)
+    gc.collect()
+    wait_until(lambda: vllm._adapters.removals)
+    vllm.close()
+    assert [event.partition(" ")[0] for event in fake.events] == ["load", "unload"]
+    assert not fake.adapters
 
 
 def test_the_servers_context_limits_a_sample(fake, base):

@@ -81,6 +81,12 @@ class ServedAdapters:
         if (served := self._served.get(sampler)) is not None:
             served.loading = None
 
+    def stop_loading(self) -> None:
+        """Cancels the requests that load adapters."""
+        for served in self._served.values():
+            if served.loading is not None:
+                served.loading.cancel()
+
     async def unload_all(self) -> None:
         """Unloads all adapters."""
         removals = [self._remove(served) for served in self._served.values()]

@@ -100,7 +100,7 @@ class VLLMSampler:
         self._base: BaseModel | None = None
         self._others: set[BaseModel] = set()
         self._server: asyncio.Task[_Server] | None = None
-        self._running = 0
+        self._requests: set[asyncio.Task[None]] = set()
         self._waking = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._adapters = ServedAdapters(submit, self._loop)
@@ -172,7 +172,9 @@ class VLLMSampler:
             logger.warning("%s is sampled by the built-in sampler: %s", base.name, reason)
 
     async def _run(self, request: SampleRequest) -> None:
-        self._running += 1
+        current = asyncio.current_task()
+        assert current is not None
+        self._requests.add(current)
         try:
             server = await self._ready_server(request.sampler)
             try:
@@ -185,7 +187,7 @@ class VLLMSampler:
         except Exception as error:
             request.fail(error)
         finally:
-            self._running -= 1
+            self._requests.discard(current)
 
     async def _sample_at(self, server: _Server, request: SampleRequest) -> None:
         await self._wake(server)
@@ -280,7 +282,7 @@ class VLLMSampler:
         # Check before taking the lock: a request that holds it may wait for the worker, and the
         # worker waits for this coroutine.
         task = self._server
-        if self._running or task is None or not task.done() or task.exception():
+        if self._requests or task is None or not task.done() or task.exception():
             return
         async with self._waking:
             server = task.result()
@@ -299,18 +301,18 @@ class VLLMSampler:
 
     async def _close(self) -> None:
         """Ends all requests and connections."""
-        task = self._server
-        running = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-        for one in (running := running - self._adapters.removals):
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        outcome = None
-        if task is not None:
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        # No other task is cancelled: an HTTP call that unloads an adapter has tasks of its own.
+        ended = [*self._requests] if self._server is None else [*self._requests, self._server]
+        for task in ended:
+            task.cancel()
+        outcomes = await asyncio.gather(*ended, return_exceptions=True)
+        outcome = outcomes[-1] if self._server is not None else None
         if isinstance(outcome, _Server):
             # A server process of this object ends anyway, so only external servers need unloading.
             if outcome.process is None:
                 await self._adapters.unload_all()
+            else:
+                self._adapters.stop_loading()
             await outcome.client.close()
 
 
