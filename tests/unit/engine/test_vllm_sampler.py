@@ -199,18 +199,19 @@ def test_a_server_that_was_started_again_gets_the_adapter_again(vllm, fake, base
 
 
 def test_closing_waits_for_adapters_that_are_being_unloaded(fake, base, monkeypatch):
-    unload = VLLMClient.unload_adapter
+    unload, began = VLLMClient.unload_adapter, threading.Event()
 
     async def slowly(client: VLLMClient, name: str) -> None:
+        began.set()
         # An HTTP call has tasks of its own, which the end of the sampler must not cancel.
-        await asyncio.create_task(asyncio.sleep(0.1))
+        await asyncio.create_task(asyncio.sleep(0.5))
         await unload(client, name)
 
     monkeypatch.setattr(VLLMClient, "unload_adapter", slowly)
     vllm = make(fake.url)
     ask(vllm, Sampler(base, ref.random_adapter(base))).result(SECONDS)
     gc.collect()
-    wait_until(lambda: vllm._adapters.removals)
+    assert began.wait(SECONDS)
     vllm.close()
     assert [event.partition(" ")[0] for event in fake.events] == ["load", "unload"]
     assert not fake.adapters
