@@ -9,11 +9,13 @@ import pytest
 import torch
 from engine_reference import draw, run_batch
 
-from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling import paged_cache, prefix_cache
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, LayerShape, PagedCache
+from tinker_cookbook.engine.sampling.prefix_cache import Prefill, PrefixCache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
+from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
@@ -187,6 +189,62 @@ def test_no_block_is_lost(base):
     scheduler._prefixes.trim(0)
     assert not any(b.users or b.kept for b in blocks.values())
     assert cache.kept_tokens == 0
+
+
+class Table:
+    """The KV cache of an entry, as far as the prefix cache reads it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+class Kept(list):
+    """A cache that notes which tables are kept."""
+
+    free = list.remove
+
+    def keep(self, table: Table) -> None:
+        """The test has added it already."""
+
+    @property
+    def kept_tokens(self) -> int:
+        return sum(table.length for table in self)
+
+
+def test_the_longest_prefix_is_found_and_the_oldest_evicted(stories_base, monkeypatch):
+    """As a search through all sequences finds it; with few tokens many prefixes are common."""
+    monkeypatch.setattr(prefix_cache, "SHORTEST", 2)
+    rng = np.random.default_rng(0)
+    mine, other = Sampler(stories_base, None), Sampler(stories_base, None)
+    kept = Kept()
+    prefixes = PrefixCache(kept, 150)
+    for _ in range(600):
+        tokens = rng.choice([1, 255, 256, 70_000], size=rng.integers(2, 12))
+        entries = [e for e in prefixes._entries if e.owner() is mine]
+        common = [common_prefix(entry.tokens, tokens[:-1]) for entry in entries]
+        longest = max(common, default=0)
+        source, shared = prefixes.find(mine, tokens, (), 1)
+        assert shared == (longest if longest >= 2 else 0)
+        if source is not None:
+            assert common_prefix(source.tokens, tokens) >= shared
+            assert list(prefixes._entries)[-1] is source
+        running = [Prefill(mine, rng.choice([1, 255], size=6), []) for _ in range(8)]
+        source, shared = prefixes.find(mine, tokens, running, 1)
+        assert shared == max(
+            longest if longest >= 2 else 0,
+            *(common_prefix(prefill.tokens, tokens[:-1]) for prefill in running),
+        )
+        table = Table(len(tokens))
+        kept.append(table)
+        prefixes.adopt(mine if rng.random() < 0.7 else other, tokens, table)
+        rows = [(e.owner(), e.key) for e in prefixes._entries]
+        assert not any(a is b and x != y and x.startswith(y) for a, x in rows for b, y in rows)
+        assert len(set(rows)) == len(rows)
+        assert kept.kept_tokens <= 150 == prefixes._budget
+        assert {id(entry.table) for entry in prefixes._entries} == {id(table) for table in kept}
+    del mine, running, source, rows
+    prefixes.purge()
+    assert all(entry.owner() is other for entry in prefixes._entries)
 
 
 @needs_compiler

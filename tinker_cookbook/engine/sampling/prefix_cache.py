@@ -9,8 +9,10 @@ never use it, and it is freed with its sampler.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,6 +25,14 @@ SHORTEST = 16
 """Minimum length of an entry, and of a match."""
 
 
+_TOKEN_BYTES = 4
+
+
+def token_bytes(tokens: np.ndarray) -> bytes:
+    """Returns tokens [T] as bytes whose lexicographic order is that of the tokens."""
+    return tokens.astype(">u4").tobytes()
+
+
 @dataclass(eq=False)
 class CachedPrefix:
     """Tokens [T] of one sampler whose keys and values are in ``table``."""
@@ -30,6 +40,7 @@ class CachedPrefix:
     owner: weakref.ref[Sampler]
     tokens: np.ndarray
     table: BlockTable
+    key: bytes
 
 
 @dataclass(eq=False)
@@ -46,6 +57,11 @@ class Prefill:
     source: CachedPrefix | Prefill | None = None
     shared: int = 0
 
+    @cached_property
+    def key(self) -> bytes:
+        """Its tokens as bytes; comparing them costs less than comparing arrays."""
+        return token_bytes(self.tokens)
+
     @property
     def left(self) -> int:
         """Number of tokens left to prefill."""
@@ -59,13 +75,43 @@ class Prefill:
         return self.source.table is not None and self.source.table.length >= self.shared
 
 
+class _SortedPrefixes:
+    """The entries of one sampler in the order of their tokens; none is a prefix of another.
+
+    In this order an entry that has the longest common prefix with a sequence is next to the
+    place of the sequence, so no other entry has to be compared.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+        self._entries: list[CachedPrefix] = []
+
+    def neighbours(self, key: bytes) -> list[CachedPrefix]:
+        """Returns the entries before and after the place of ``key``, at most two."""
+        place = bisect_left(self._keys, key)
+        return self._entries[max(0, place - 1) : place + 1]
+
+    def insert(self, entry: CachedPrefix) -> None:
+        place = bisect_left(self._keys, entry.key)
+        self._keys.insert(place, entry.key)
+        self._entries.insert(place, entry)
+
+    def remove(self, entry: CachedPrefix) -> None:
+        place = bisect_left(self._keys, entry.key)
+        del self._keys[place], self._entries[place]
+
+
 class PrefixCache:
     """Cached prefixes, at most ``budget`` tokens beyond running sequences, with LRU eviction."""
 
     def __init__(self, cache: PagedCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        self._entries: list[CachedPrefix] = []  # the least recently used first
+        # The least recently used first. A dictionary, because a list is slow to move an entry in.
+        self._entries: dict[CachedPrefix, None] = {}
+        self._sorted: weakref.WeakKeyDictionary[Sampler, _SortedPrefixes] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def spare(self) -> int:
@@ -75,17 +121,20 @@ class PrefixCache:
     def adopt(self, sampler: Sampler, tokens: np.ndarray, table: BlockTable) -> None:
         """Takes over ``table``, which holds the KV cache of the first of ``tokens``."""
         tokens = tokens[: table.length]
-        mine = [entry for entry in self._entries if entry.owner() is sampler]
-        shared = [common_prefix(entry.tokens, tokens) for entry in mine]
+        key = token_bytes(tokens)
+        prefixes = self._sorted.setdefault(sampler, _SortedPrefixes())
+        near = prefixes.neighbours(key)
         # A prefix of another entry could never give a longer match than that entry.
-        if len(tokens) < SHORTEST or len(tokens) in shared:  # short, or known already
+        if len(tokens) < SHORTEST or any(entry.key.startswith(key) for entry in near):
             self._cache.free(table)
             return
         self._cache.keep(table)
-        for entry, common in zip(mine, shared, strict=True):
-            if common == len(entry.tokens):  # a prefix of the new entry
+        for entry in near:
+            if key.startswith(entry.key):  # a prefix of the new entry
                 self._remove(entry)
-        self._entries.append(CachedPrefix(weakref.ref(sampler), tokens, table))
+        added = CachedPrefix(weakref.ref(sampler), tokens, table, key)
+        self._entries[added] = None
+        prefixes.insert(added)
         self.trim(self._budget)
 
     def find(
@@ -98,22 +147,28 @@ class PrefixCache:
         """
         source: CachedPrefix | Prefill | None = None
         most = 0
-        for entry in self._entries:
-            if entry.owner() is sampler:
-                shared = common_prefix(entry.tokens, tokens[:-1])
-                if shared > max(most, SHORTEST - 1):
-                    source, most = entry, shared
-        # To the end of the list, because eviction begins at the front.
+        tokens = tokens[:-1]
+        key = token_bytes(tokens)
+        prefixes = self._sorted.get(sampler)
+        for entry in prefixes.neighbours(key) if prefixes is not None else ():
+            shared = common_prefix(entry.tokens, tokens)
+            if shared > max(most, SHORTEST - 1):
+                source, most = entry, shared
+        # To the end of the order, because eviction begins at the front.
         if isinstance(source, CachedPrefix):
-            self._entries.remove(source)
-            self._entries.append(source)
+            del self._entries[source]
+            self._entries[source] = None
         # Waiting for a running prefill costs steps, so it must save more than it costs.
         enough = most + worth_waiting
         for prefill in running:
-            if prefill.sampler is sampler:
-                shared = common_prefix(prefill.tokens, tokens[:-1])
-                if shared >= enough:
-                    source, most, enough = prefill, shared, shared + 1
+            # Most prefills differ early, and bytes show that at a small part of the cost.
+            if (
+                enough <= len(tokens)
+                and prefill.sampler is sampler
+                and prefill.key.startswith(key[: enough * _TOKEN_BYTES])
+            ):
+                source, most = prefill, common_prefix(prefill.tokens, tokens)
+                enough = most + 1
         return source, most
 
     def purge(self) -> None:
@@ -124,8 +179,10 @@ class PrefixCache:
     def trim(self, limit: int) -> None:
         """Evicts entries until they take at most ``limit`` tokens and the budget."""
         while self._entries and self._cache.kept_tokens > min(limit, self._budget):
-            self._remove(self._entries[0])
+            self._remove(next(iter(self._entries)))
 
     def _remove(self, entry: CachedPrefix) -> None:
-        self._entries.remove(entry)
+        del self._entries[entry]
+        if (sampler := entry.owner()) is not None:
+            self._sorted[sampler].remove(entry)
         self._cache.free(entry.table)

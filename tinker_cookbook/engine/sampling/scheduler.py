@@ -334,15 +334,14 @@ class Scheduler:
     def _start_prefill(self, waiting: WaitingRequest, rows: list[SampledSequence]) -> None:
         """Starts the prefill of a prompt, or joins one that is running for the same prompt."""
         # A join works at any time before the prefill ends: samples start when it is complete.
-        tokens = waiting.tokens.tobytes()
+        new = Prefill(waiting.sampler, waiting.tokens, rows)
         for prefill in self._prefills:
-            if prefill.sampler is waiting.sampler and prefill.tokens.tobytes() == tokens:
+            if prefill.sampler is new.sampler and prefill.key == new.key:
                 prefill.rows += rows
-                _count_cached(rows, len(waiting.tokens))
+                _count_cached(rows, len(new.tokens))
                 return
-        prefill = Prefill(waiting.sampler, waiting.tokens, rows)
-        self._prefills.append(prefill)
-        self._find_prefix(prefill)
+        self._prefills.append(new)
+        self._find_prefix(new)
 
     def _find_prefix(self, prefill: Prefill) -> None:
         """Chooses what a prefill shares its prefix with, and begins it if that is computed."""
