@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.training.changes import check_same_settings
+from tinker_cookbook.training.server_needs import Need, ServerCheck
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.run_folder.lock import RunLock
@@ -39,10 +40,18 @@ def run_own_loop(
     config: C,
     load: Callable[[C], D],
     train: Callable[[C, TrainingClient, D, ml_log.Logger, int], None],
+    needs: Sequence[Need],
 ) -> None:
     """Starts or resumes a run and calls ``train`` with a client, the data, a logger and the step.
 
-    ``config`` has the settings of ``recipes.sl_loop`` and ``recipes.rl_loop``.
+    Args:
+        config: The settings of ``recipes.sl_loop`` and ``recipes.rl_loop``, and others.
+        load: Returns the data.
+        train: The loop.
+        needs: What the loop needs of a server.
+
+    Raises:
+        BackendError: The server lacks something of ``needs``; nothing was trained.
     """
     settings: Any = config
     behavior = settings.behavior_if_log_dir_exists
@@ -76,6 +85,12 @@ def run_own_loop(
             ) as connection:
                 logger.info(connection.describe())
                 state_path = last.state_path if last is not None else None
+                # Asked before the first step: what a server lacks would show after many of them.
+                check = ServerCheck(connection, settings.model_name)
+                asyncio.run(check.check_model())
                 client = make_client(settings, connection.service, state_path)
+                asyncio.run(check.check_needs(client, needs))
+                for line in check.lines:
+                    logger.info(line)
                 train(config, client, data, ml_logger, start)
         ml_logger.close()

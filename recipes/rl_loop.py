@@ -35,6 +35,7 @@ from tinker_cookbook.training.config import (
     number,
     peak_rate,
 )
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
@@ -149,7 +150,9 @@ def main(config: Config) -> None:
     """Trains a model by reinforcement, one step after the other."""
     config = resolve(config)
     rows = read_problems(config.dataset_path) if config.dataset_path is not None else []
-    run_own_loop(config, lambda _: rows, train)
+    advice = "" if config.loss_fn == LOSSES[0] else f"set loss_fn={LOSSES[0]}"
+    need = Need(f"loss:{config.loss_fn}", f"loss_fn={config.loss_fn}", advice)
+    run_own_loop(config, lambda _: rows, train, [need])
 
 
 def train(

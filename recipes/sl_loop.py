@@ -34,6 +34,7 @@ from tinker_cookbook.training.config import (
     number,
     peak_rate,
 )
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -149,7 +150,7 @@ def main(config: Config) -> None:
     # Where a server computes, a run without torch takes 90 MB instead of 300. If your own code
     # needs torch here, delete this line.
     leave_torch_out(config.backend, config.base_url)
-    run_own_loop(config, load_data, train)
+    run_own_loop(config, load_data, train, [Need("loss:cross_entropy", "this loop")])
 
 
 def train(

@@ -51,6 +51,7 @@ from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.ml_log import Logger
@@ -243,7 +244,7 @@ def _run(
 def main(cfg: Config) -> None:
     """Trains forecasts as decisions, and prints how well they are calibrated."""
     check_model(cfg)
-    run_own_loop(cfg, load_split, _run)
+    run_own_loop(cfg, load_split, _run, [Need("custom_loss", "the Brier score")])
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.ml_log import Logger
@@ -224,7 +225,11 @@ def main(cli: CLIConfig) -> None:
     if cli.loss not in ("brier", "cross_entropy"):
         raise ConfigurationError(f"loss: got {cli.loss!r}, expected brier or cross_entropy")
     check_model(cli)
-    run_own_loop(cli, lambda config: make_table(config.seed), train)
+    need = Need("loss:cross_entropy", "loss=cross_entropy")
+    if cli.loss == "brier" or cli.soft:
+        setting = f"loss={cli.loss} soft={cli.soft}"
+        need = Need("custom_loss", setting, "set loss=cross_entropy soft=False")
+    run_own_loop(cli, lambda config: make_table(config.seed), train, [need])
 
 
 if __name__ == "__main__":

@@ -82,8 +82,9 @@ def connect_hosted(
             f"base_url: no answer from {url} ({reason}). Check the network and the address "
             f"(base_url=, TINKER_BASE_URL), {_LOCAL_INSTEAD}."
         )
-    # The package calls it because all SDK versions have it; users of a recipe cannot change that.
-    warnings.filterwarnings("ignore", r"DEPRECATED: ServiceClient\.create_rest", FutureWarning)
+    # The package calls these because all SDK versions have them; users cannot change that.
+    for name in ("create_rest", "get_server_capabilities"):
+        warnings.filterwarnings("ignore", rf"DEPRECATED: ServiceClient\.{name}", FutureWarning)
     # Exit handlers run in reverse order: registered again, this one runs before those so far.
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)

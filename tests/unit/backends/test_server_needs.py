@@ -12,7 +12,8 @@ import chz
 import pytest
 from restricted_server import restricted_server
 
-from recipes import rl_basic, sl_basic
+from recipes import rl_basic, rl_loop, sl_basic, sl_loop
+from recipes.decisions import table
 from tinker_cookbook.backends import connect, server_probe
 from tinker_cookbook.backends.server_probe import ServerProbe
 from tinker_cookbook.exceptions import BackendError
@@ -105,6 +106,41 @@ def test_supervised_learning_needs_nothing_that_is_missing(server, remote, capsy
     asyncio.run(train.main(chz.replace(config, data_report=0, show_samples=0)))
     assert server.optim_steps == before + 2
     assert "reports no summed loss" in capsys.readouterr().out
+
+
+def own_loop(recipe, config_class, remote, **settings):
+    known = chz.chz_fields(config_class)
+    recipe.main(config_class(**{k: v for k, v in remote.items() if k in known}, **settings))
+
+
+def test_short_loops_ask_too(server, remote, caplog):
+    before = server.optim_steps
+    with caplog.at_level("INFO"):
+        own_loop(sl_loop, sl_loop.Config, remote, batch_size=2, max_length=64)
+    assert server.optim_steps == before + 2
+    assert "asking the server at" in caplog.text
+    assert "reports no summed loss" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config_class", "settings", "expected"),
+    [
+        (rl_loop, rl_loop.Config, {"loss_fn": "ppo"}, "loss_fn=ppo needs .*Set loss_fn=imp"),
+        (rl_loop, rl_loop.Config, {"model_name": "tiny"}, "model_name: got tiny, but the server"),
+        (table, table.CLIConfig, {}, "loss=brier soft=False needs losses of the .*Set loss=cross"),
+    ],
+)
+def test_a_short_loop_is_refused_before_its_first_step(
+    server, remote, recipe, config_class, settings, expected, monkeypatch
+):
+    monkeypatch.setattr(recipe, "train", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr(recipe, "check_model", lambda config: None)
+    if recipe is rl_loop:
+        settings = {"learning_rate": 1e-4, "num_steps": 1, **settings}
+    before = server.optim_steps
+    with pytest.raises(BackendError, match=expected):
+        own_loop(recipe, config_class, {**remote, **settings})
+    assert server.optim_steps == before
 
 
 def test_each_feature_is_asked_for(server, remote):
