@@ -158,7 +158,9 @@ def connect(
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.vllm.choice import use_sampler
 
-        engine = Engine(device, dtype, settings.base_dtype, settings.replay_router)
+        engine = Engine(
+            device, dtype, settings.base_dtype, settings.replay_router, settings.joint_training
+        )
         local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
         service, choice = cast(ServiceClient, local), engine.choice
         reasons.append(f"device: {choice.device}, {choice.device_reason}")

@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.engine.device_names import check_base_dtype_name
+from tinker_cookbook.engine.device_names import check_base_dtype_name, check_joint_training
 from tinker_cookbook.exceptions import ConfigurationError
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """``base_dtype``: auto, nf4 or int8, in which the matrices of a base model are kept.
-    ``replay_router``: train routed experts with the choices of the sampler's routers."""
+    ``replay_router``: train routed experts with the choices of the sampler's routers.
+
+    ``joint_training``: auto (on CUDA), true or false: small ``forward_backward`` passes of several
+    runs on one base model are computed together where they wait at the same time. The lowest bits
+    of a run's numbers then depend on what other runs train at that moment."""
 
     base_dtype: str = "auto"
     replay_router: bool = False
+    joint_training: str = "auto"
 
     @classmethod
     def of(cls, settings: Any) -> EngineSettings:
@@ -26,6 +31,7 @@ class EngineSettings:
     def check(self, *, local: bool = True) -> None:
         """Raises ``ConfigurationError`` for an unknown value, and for any with a remote backend."""
         check_base_dtype_name(self.base_dtype)
+        check_joint_training(self.joint_training)
         for name, field in self.__dataclass_fields__.items():
             if not local and getattr(self, name) != field.default:
                 raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,9 @@ from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.run import TrainingRun
+from tinker_cookbook.engine.worker import Joinable
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:
@@ -218,12 +220,18 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker."""
 
-        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+        def work() -> types.ForwardBackwardOutput:
+            run = self._created.result()
             self._engine.begin_pass()
             output = run.forward_backward(examples(), loss_fn, loss_fn_config, backward=backward)
             return convert.loss_output_of(output)
 
-        return self._submit(work)
+        if not backward:
+            return LocalFuture(self._engine.submit_in(self._run_id, work))
+        request = PassRequest(self._created.result, examples, loss_fn, loss_fn_config)
+        key = self._base_model, loss_fn, dict(loss_fn_config or {})
+        joinable = Joinable(key, request, partial(_together, self._engine))
+        return LocalFuture(self._engine.submit_joinable(self._run_id, work, joinable))
 
     def _save(
         self,
@@ -263,6 +271,16 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         return LocalFuture(
             self._engine.submit_in(self._run_id, lambda: work(self._created.result()))
         )
+
+
+def _together(
+    engine: Engine, requests: Sequence[PassRequest]
+) -> Iterator[tuple[int, types.ForwardBackwardOutput | Exception]]:
+    """Computes passes of several clients; yields the number and the result of each."""
+    engine.begin_pass()
+    for number, output in run_together(requests):
+        failed = isinstance(output, Exception)
+        yield number, output if failed else convert.loss_output_of(output)
 
 
 def refuse(name: str, value: object) -> None:

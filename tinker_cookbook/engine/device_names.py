@@ -1,4 +1,4 @@
-"""Checks of the settings ``device``, ``dtype`` and ``base_dtype`` without importing torch.
+"""Checks of settings such as ``device``, ``dtype`` and ``base_dtype`` without importing torch.
 
 ``devices`` checks at the start of the engine whether the machine has the device.
 """
@@ -49,6 +49,14 @@ def check_dtype_name(dtype: str) -> str:
             + nearest(requested, DTYPE_NAMES)
         )
     return DTYPE_NAMES.get(requested, requested)
+
+
+def check_joint_training(joint_training: str | bool) -> str:
+    """Returns ``auto``, ``true`` or ``false``."""
+    requested = str(joint_training).strip().lower()
+    if requested not in ("auto", "true", "false"):
+        raise ConfigurationError(f"joint_training: got {requested!r}, expected auto, true or false")
+    return requested
 
 
 def check_base_dtype_name(base_dtype: str) -> str:

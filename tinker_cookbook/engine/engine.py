@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from tinker_cookbook.engine.device_names import check_base_dtype_name
+from tinker_cookbook.engine.device_names import check_base_dtype_name, check_joint_training
 from tinker_cookbook.engine.devices import (
     DeviceChoice,
     choose_device,
@@ -48,7 +48,7 @@ from tinker_cookbook.engine.sampling.requests import (
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.run import TrainingRun
-from tinker_cookbook.engine.worker import Worker
+from tinker_cookbook.engine.worker import Joinable, Worker
 from tinker_cookbook.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ class Engine:
     """Owns one device. All tensor operations go through ``submit``.
 
     ``base_dtype`` (auto, nf4 or int8) quantises the base models; ``replay_router`` trains routed
-    experts with the sampler's choices.
+    experts with the sampler's choices; ``joint_training`` (auto, true or false) computes small
+    passes of several runs together.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         dtype: str = "auto",
         base_dtype: str = "auto",
         replay_router: bool = False,
+        joint_training: str = "auto",
     ) -> None:
         followers = join()  # before anything else: with torchrun other ranks end here
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
@@ -84,6 +86,15 @@ class Engine:
                 "replay_router=true: the choices are known to the process that samples, and "
                 "torchrun started several; start one, or leave replay_router out"
             )
+        joint = check_joint_training(joint_training)
+        if joint == "true" and followers is not None:
+            raise ConfigurationError(
+                "joint_training=true: torchrun started several processes, each of which computes a "
+                "part of every batch; start one, or leave joint_training out"
+            )
+        self._joins_passes = followers is None and (
+            joint == "true" or (joint == "auto" and self.choice.device.type == "cuda")
+        )
         quantized_layout(self.base_dtype)  # a missing package is reported before anything is loaded
         # Before the worker starts, which must import nothing (see ``loading``).
         import_library(self.choice.device)
@@ -116,6 +127,12 @@ class Engine:
     ) -> Future[T]:
         """Queues ``fn`` at the end of its lane; lanes alternate after each operation."""
         return self._worker.submit(partial(fn, *args, **kwargs), lane)
+
+    def submit_joinable(
+        self, lane: Hashable, work: Callable[[], T], joinable: Joinable
+    ) -> Future[T]:
+        """Queues ``work``, which may be computed together with operations of other lanes."""
+        return self._worker.submit(work, lane, joinable if self._joins_passes else None)
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
         """Runs a sampling request in one batch with other requests.

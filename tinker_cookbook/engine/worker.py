@@ -1,9 +1,10 @@
 """The engine's worker thread: runs operations in order, and sampling steps between them.
 
 Operations (training passes, steps, loading, saving) of one lane run in the order of submission.
-Lanes alternate after each operation, so a run with a long queue does not delay others. Sampling is
-not an operation: between operations, and at the pauses of long ones, the running batches get as
-much time as the operations took, and all of it while no operation is queued.
+Lanes alternate after each operation, so a run with a long queue does not delay others. Operations
+that come next in their lanes may be computed together (``Joinable``). Sampling is not an operation:
+between operations, and at the pauses of long ones, the running batches get as much time as the
+operations took, and all of it while no operation is queued.
 """
 
 from __future__ import annotations
@@ -14,15 +15,33 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 _EXIT_SECONDS = 5.0
 """Seconds that the end of the process waits for a sampling step or an interrupted operation."""
 
 
-_Operation = tuple[Callable[[], Any], Future[Any]]
+@dataclass(frozen=True)
+class Joinable:
+    """How an operation is computed together with others that have an equal ``key``.
+
+    ``together`` gets the ``part`` of each, and yields the number and the result, or the exception,
+    of each operation as it is complete.
+    """
+
+    key: object
+    part: Any
+    together: Callable[[Sequence[Any]], Iterable[tuple[int, Any]]]
+
+
+@dataclass(frozen=True)
+class _Operation:
+    work: Callable[[], Any]
+    future: Future[Any]
+    joinable: Joinable | None
 
 
 class Worker:
@@ -43,12 +62,15 @@ class Worker:
         self._thread.start()
         _workers.add(self)
 
-    def submit(self, work: Callable[[], Any], lane: Hashable = None) -> Future[Any]:
+    def submit(
+        self, work: Callable[[], Any], lane: Hashable = None, joinable: Joinable | None = None
+    ) -> Future[Any]:
         """Queues an operation at the end of its lane; returns at once."""
         future: Future[Any] = Future()
         with self._wake:
             self._require_open()
-            self._lanes.setdefault(lane, deque()).append((work, future))
+            waiting = self._lanes.setdefault(lane, deque())
+            waiting.append(_Operation(work, future, joinable))
             self._wake.notify()
         return future
 
@@ -74,8 +96,8 @@ class Worker:
             self._closed = True
             dropped, self._lanes = self._lanes, {}
             self._wake.notify()
-        for _, future in itertools.chain(*dropped.values()):
-            future.cancel()
+        for operation in itertools.chain(*dropped.values()):
+            operation.future.cancel()
         # Callbacks of futures run on the worker and may close it; a thread cannot join itself.
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -99,21 +121,33 @@ class Worker:
                 if self._closed:
                     break
                 self._woken = False
-                operation = None
-                if self._lanes:
-                    # The first operation of the next lane, which then waits for all others.
-                    lane = next(iter(self._lanes))
-                    waiting = self._lanes.pop(lane)
-                    operation = waiting.popleft()
-                    if waiting:
-                        self._lanes[lane] = waiting
+                operations = self._take_next() if self._lanes else []
             # Without operations sampling has all the time; with them they share it.
-            if operation is None:
+            if not operations:
                 idle = not self._sample()
             else:
-                self._operate(operation)
+                self._operate(operations)
                 idle = False
         self._end()  # on this thread, to which the running batches belong
+
+    def _take_next(self) -> list[_Operation]:
+        """Removes the first operation of the next lane, and those of other lanes that join it."""
+        lane, *others = self._lanes
+        out = [self._take_first(lane)]
+        if (joinable := out[0].joinable) is not None:
+            for other in others:
+                head = self._lanes[other][0].joinable
+                if head is not None and head.key == joinable.key:
+                    out.append(self._take_first(other))
+        return out
+
+    def _take_first(self, lane: Hashable) -> _Operation:
+        # The lane then waits for all others.
+        waiting = self._lanes.pop(lane)
+        operation = waiting.popleft()
+        if waiting:
+            self._lanes[lane] = waiting
+        return operation
 
     def finish_operations(self) -> None:
         """Waits until all submitted operations are complete."""
@@ -125,20 +159,17 @@ class Worker:
         for last in [self.submit(lambda: None, lane) for lane in (None, *lanes)]:
             last.result()
 
-    def _operate(self, operation: _Operation) -> None:
-        work, future = operation
-        # From here on the future cannot be cancelled: later operations rely on this one.
-        if not future.set_running_or_notify_cancel():
+    def _operate(self, operations: list[_Operation]) -> None:
+        # From here on the futures cannot be cancelled: later operations rely on these.
+        operations = [one for one in operations if one.future.set_running_or_notify_cancel()]
+        if not operations:
             return
         self._pause_began = time.monotonic()
-        try:
-            result = work()
-        except BaseException as error:
-            future.set_exception(error)
-            del error, work, future, operation  # a traceback would keep tensors alive
+        if len(operations) == 1:
+            _compute(operations[0])
         else:
-            future.set_result(result)
-            del result, work, future, operation
+            _compute_together(operations)
+        del operations  # their results and errors may keep tensors alive
         # Sampling gets as much time as the last part of the operation took.
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = None
@@ -147,6 +178,32 @@ class Worker:
         until = time.monotonic() + seconds
         while not self._closed and self._sample() and time.monotonic() < until:
             pass
+
+
+def _compute(operation: _Operation) -> None:
+    work, future = operation.work, operation.future
+    try:
+        result = work()
+    except BaseException as error:
+        future.set_exception(error)
+        del error, work, future, operation  # a traceback would keep tensors alive
+    else:
+        future.set_result(result)
+
+
+def _compute_together(operations: Sequence[_Operation]) -> None:
+    found = [one.joinable for one in operations if one.joinable is not None]
+    left = {number: one.future for number, one in enumerate(operations)}
+    try:
+        for number, result in found[0].together([one.part for one in found]):
+            future = left.pop(number)
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+    except BaseException as error:
+        for future in left.values():
+            future.set_exception(error)
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()

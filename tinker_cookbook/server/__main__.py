@@ -57,6 +57,11 @@ class Config(SamplerOptions):
     replay_router: bool = chz.field(
         default=False, doc="Train routed experts with the choices of the sampler's routers"
     )
+    joint_training: str = chz.field(
+        default="auto",
+        doc="Compute small passes of several runs together: auto (on CUDA), true or false. The "
+        "lowest bits of a run then depend on what others train at that moment",
+    )
     session_seconds: float = chz.field(
         default=120.0,
         doc="Seconds without a heartbeat after which a session ends; clients send one every 10",
@@ -115,7 +120,13 @@ async def main(config: Config) -> None:
     listener = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
     new_keys = keys.ensure(config.owner_names)
-    engine = Engine(config.device, config.dtype, config.base_dtype, config.replay_router)
+    engine = Engine(
+        config.device,
+        config.dtype,
+        config.base_dtype,
+        config.replay_router,
+        config.joint_training,
+    )
     try:
         sampler = use_sampler(engine, SamplerSettings.of(config))
         sizes = {}

@@ -41,6 +41,9 @@ _ALLOCATES = [
 ]
 """Operators that start no kernel."""
 
+_WRITES = ["_foreach_mul_", "_foreach_copy_", "split_with_sizes_copy"]
+"""Operators without a result, which CUDA computes for all their tensors in one kernel or a few."""
+
 _TAKES_CPU_INDEX = ("index", "index_put_", "index_put", "_unsafe_index", "_index_put_impl_")
 
 EMULATED: dict[str, Callable[..., Any]] = {}
@@ -300,6 +303,8 @@ class PretendedDevice(TorchDispatchMode):
 
     def _count(self, name: str, out: Any, args: Any, leaves: list[Any]) -> None:
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if name in _WRITES:
+            self._add(name)
         if name in _ALLOCATES or not tensors:
             return
         # A result in the memory of an argument is a view, if nothing was written.

@@ -10,8 +10,9 @@ import transformers as tf
 from device_jobs import JOBS, adapter_of
 from pretended_device import DEVICE, PretendedDevice
 
+from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.optimizer import AdamSettings
-from tinker_cookbook.engine.training.run import TrainingRun
+from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 
 PARTS = {"llama": 7, "qwen3": 13, "gemma3": 19, "gpt_oss": 7, "qwen3_moe": 13}
 """Norms of a model of three layers, each of which becomes one kernel."""
@@ -70,7 +71,7 @@ def data_of(groups: int, members: int) -> list:
 def test_kernels_of_a_layer_and_of_a_step(tmp_path, record_property):
     """The ceilings of a pass: the difference of two models is what their layers take."""
     cases = {"packed": data_of(8, 1), "shared": data_of(32, 2)}
-    ceilings = {"packed": 150, "shared": 300}
+    ceilings = {"packed": 150, "shared": 300, "joint": 150}
     backends = {"packed": ("varlen", "causal"), "shared": ("flex", "blocks")}
     with PretendedDevice(liger=True) as device:
         counts = {}
@@ -89,7 +90,16 @@ def test_kernels_of_a_layer_and_of_a_step(tmp_path, record_property):
                 device.reset()
                 run.optim_step(AdamSettings(grad_clip_norm=0.01))
                 counts["step", layers] = device.kernels.total()
-    for case in (*cases, "step"):
+            joint = [TrainingRun(f"{n}", base, adapter_of(base, n), 100_000) for n in range(4)]
+            device.reset()
+            outputs = dict(run_together([
+                PassRequest(lambda run=run: run, lambda n=n: data_of(1 + n, 2), "cispo")
+                for n, run in enumerate(joint)
+            ]))  # fmt: skip
+            assert all(isinstance(output, LossOutput) for output in outputs.values())
+            assert device.attention == {("flex", "blocks"): layers}
+            counts["joint", layers] = device.kernels.total()
+    for case in (*cases, "step", "joint"):
         of_layer = (counts[case, 4] - counts[case, 2]) / 2
         record_property(f"{case}: kernels a layer", of_layer)
         print(case, of_layer, counts[case, 2] - 2 * of_layer)

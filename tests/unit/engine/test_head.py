@@ -7,7 +7,7 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _Plain
 from tinker_cookbook.engine.model import head as head_module
-from tinker_cookbook.engine.model.head import Head, SavedSoftmax
+from tinker_cookbook.engine.model.head import Head, LoraPair, SavedSoftmax
 
 T, H, V, R = 37, 12, 50, 3
 
@@ -45,7 +45,7 @@ def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
     leaves = [hidden, a, b] if lora else [hidden]
     expected = torch.autograd.grad(logprobs, leaves, upstream)
 
-    plain = None if pair is None else (a.detach(), b.detach())
+    plain = None if pair is None else LoraPair(a.detach(), b.detach())
     filled = torch.full(targets.shape, torch.nan)
     found = head.backward(hidden.detach(), targets, upstream, plain, filled)
     assert head.chunk_rows == 10
@@ -64,7 +64,7 @@ def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
 def test_what_a_forward_pass_kept_changes_nothing(monkeypatch, chunks, wide):
     torch.manual_seed(4)
     head, hidden = Head(FrozenWeight(torch.randn(V, H)), scale=0.3), torch.randn(T, H)
-    pair = (torch.randn(R, H), torch.randn(V, R))
+    pair = LoraPair(torch.randn(R, H), torch.randn(V, R))
     targets = torch.randint(0, V, (T, 4) if wide else (T,))
     upstream = torch.randn(targets.shape)
     upstream[::3] = 0
@@ -120,7 +120,7 @@ def test_bf16_logits_are_not_rounded_to_bf16():
     """Every value of the product fits fp32; plain bf16 output would be off by up to 0.06."""
     torch.manual_seed(3)
     weight, hidden = torch.randn(V, 64).bfloat16(), torch.randn(T, 64).bfloat16()
-    pair = (torch.randn(R, 64).bfloat16(), torch.randn(V, R).bfloat16())
+    pair = LoraPair(torch.randn(R, 64).bfloat16(), torch.randn(V, R).bfloat16())
     exact = hidden.double() @ weight.double().t()
     plain = (hidden @ weight.t()).double()
     assert (plain - exact).abs().max() > 0.02

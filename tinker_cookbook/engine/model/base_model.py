@@ -26,7 +26,7 @@ from tinker_cookbook.engine.model.attention_support import (
     probe_tokens,
 )
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
-from tinker_cookbook.engine.model.head import Head
+from tinker_cookbook.engine.model.head import Head, LoraPair
 from tinker_cookbook.engine.model.loading import dequantized, files_digest
 from tinker_cookbook.engine.model.lora import (
     ActiveTerms,
@@ -261,10 +261,10 @@ class BaseModel:
         """Attention layout of rows with shared prefixes; ``None`` if the model supports none."""
         return check_tree_attention(self)
 
-    def unembed_pair(self, terms: Terms) -> tuple[Tensor, Tensor] | None:
+    def unembed_pair(self, terms: Terms) -> LoraPair | None:
         """Returns the adapter of the unembedding layer, if it has one."""
         term = terms.get(self.unembed_name)
-        return None if term is None else (term.a, term.b)
+        return None if term is None else LoraPair(term.a, term.b, term.dropped)
 
     def activation_bytes_per_token(self) -> int:
         """Returns the bytes of activations per trained token, from the model's shapes."""

@@ -10,22 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
-from tinker_cookbook.engine.model.low_rank import Part
-
-LoraPair = tuple[Tensor, Tensor]
-"""(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
+from tinker_cookbook.engine.model.low_rank import Part, drop
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks are more efficient but need several times their size
 _CHUNK_BYTES_GPU = 512 << 20
 _KEPT_BYTES = 256 << 20
 """Bytes that a forward pass may save for its backward pass: about 1,300 positions at V = 50k."""
+
+
+class LoraPair(NamedTuple):
+    """``A`` [r, H] and ``B`` [V, r] (scaled) of the unembedding layer, in the compute dtype or
+    fp32; ``dropped`` [T, r] as in ``LowRank``."""
+
+    a: Tensor
+    b: Tensor
+    dropped: Tensor | None = None
+
+    def at(self, rows: slice | Tensor) -> LoraPair:
+        """Returns the pair for some of the positions [T]."""
+        return self if self.dropped is None else self._replace(dropped=self.dropped[rows])
+
+    def low(self, hidden: Tensor) -> Tensor:
+        """Returns ``hidden A^T`` [T, r]."""
+        return drop(F.linear(hidden, self.a), self.dropped)
 
 
 @dataclass
@@ -100,9 +114,9 @@ class Head:
         """Returns fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
         z = self._product(hidden)
         if lora is not None:
-            low = F.linear(hidden.to(lora[0].dtype), lora[0])
+            low = lora.low(hidden.to(lora.a.dtype))
             # Added in fp32, like the frozen product, because both are summands of a logit.
-            z.addmm_(low.float(), lora[1].float().t())
+            z.addmm_(low.float(), lora.b.float().t())
         return self._scaled(z)
 
     def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
@@ -138,7 +152,7 @@ class Head:
         """
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for rows in self._chunks(len(hidden)):
-            softmax = self._softmax(hidden[rows], targets[rows], lora)
+            softmax = self._softmax(hidden[rows], targets[rows], _at(lora, rows))
             out[rows] = softmax.logprobs
             # With a soft cap its derivative would have to be saved too, which doubles the memory.
             if kept is not None and self.softcap is None:
@@ -151,7 +165,7 @@ class Head:
         k])."""
         values, ids = [], []
         for rows in self._chunks(len(hidden)):
-            z = self.logits(hidden[rows], lora)
+            z = self.logits(hidden[rows], _at(lora, rows))
             top = z.topk(k, dim=-1)
             values.append(top.values - z.logsumexp(-1, keepdim=True))
             ids.append(top.indices)
@@ -179,8 +193,8 @@ class Head:
         # Positions without a gradient (prompts) keep these zeros and cost nothing.
         grads = HeadGradients(torch.zeros_like(hidden))
         if lora is not None:
-            grads.a = torch.zeros_like(lora[0], dtype=torch.float32)
-            grads.b = torch.zeros_like(lora[1], dtype=torch.float32)
+            grads.a = torch.zeros_like(lora.a, dtype=torch.float32)
+            grads.b = torch.zeros_like(lora.b, dtype=torch.float32)
         needed = (upstream != 0) if upstream.dim() == 1 else (upstream != 0).any(-1)
         for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
             if logprobs_out is not None:
@@ -197,11 +211,12 @@ class Head:
                 dz.mul_(softmax.cap_slope)
             if self.scale != 1.0:
                 dz.mul_(self.scale)
-            grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], lora, grads)
+            pair = _at(lora, at)
+            grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], pair, grads)
         if logprobs_out is not None:
             # Positions without a gradient only need the log-probability, so no softmax is saved.
             rest = (~needed).nonzero()[:, 0]
-            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
+            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], _at(lora, rest))
         return grads
 
     def _softmaxes(
@@ -226,7 +241,7 @@ class Head:
         order = rest.nonzero()[:, 0]
         for rows in self._chunks(len(order)):
             at = order[rows]
-            yield at, self._softmax(hidden[at], targets[at], lora, slope=True)
+            yield at, self._softmax(hidden[at], targets[at], _at(lora, at), slope=True)
 
     def _softmax(
         self, hidden: Tensor, targets: Tensor, lora: LoraPair | None, *, slope: bool = False
@@ -248,13 +263,16 @@ class Head:
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
-        a, b = lora
-        d_low = dz @ b
+        d_low = drop(dz @ lora.b, lora.dropped)
         # Accumulate over chunks in fp32: a large sum in bfloat16 would lose small terms.
-        grads.b += (dz.t() @ F.linear(hidden, a)).float()
+        grads.b += (dz.t() @ lora.low(hidden)).float()
         grads.a += (d_low.t() @ hidden).float()
-        return d_hidden.addmm_(d_low, a)
+        return d_hidden.addmm_(d_low, lora.a)
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _at(lora: LoraPair | None, rows: slice | Tensor) -> LoraPair | None:
+    return None if lora is None else lora.at(rows)

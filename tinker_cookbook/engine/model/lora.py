@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels import FrozenWeight, MakeLayout
-from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, outer
+from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, drop, outer
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
@@ -209,7 +209,7 @@ class _AdaptedProduct(torch.autograd.Function):
             # ``d_x = g W + (g B) A`` in one call; ``g B`` is also what the gradient of ``A`` needs.
             d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
         else:  # the first layer: nothing before it is trained
-            d_x, d_low = None, gradient @ term.b.detach()
+            d_x, d_low = None, drop(gradient @ term.b.detach(), term.dropped)
         rank = term.a.shape[0]
         # The kernel pads the rank to whole panels with zeros.
         d_low, low = d_low[:, :rank], low[:, :rank]
@@ -298,20 +298,20 @@ class Adapter:
     def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
         """Returns the terms that the layers apply, cast to the compute dtype once per batch."""
         # They are leaves of autograd; ``parameter_gradients`` converts their gradients.
-        scaling = self.spec.scaling
-        return {
-            name: LowRank(
-                a.detach().to(dtype).requires_grad_(requires_grad),
-                (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
-            )
-            for name, (a, b) in self.tensors.items()
-        }
+        pairs = self.tensors.values()
+        all_a = _cast([a.detach() for a, _ in pairs], dtype)
+        all_b = torch._foreach_mul([b.detach() for _, b in pairs], self.spec.scaling)  # pyright: ignore[reportPrivateImportUsage]
+        both = zip(all_a, _cast(all_b, dtype), strict=True)
+        terms = (LowRank(*(side.requires_grad_(requires_grad) for side in pair)) for pair in both)
+        return dict(zip(self.tensors, terms, strict=True))
 
     def parameter_gradients(self, of_terms: TermGradients) -> dict[str, Tensor]:
         """Converts gradients of ``terms`` (fp32, overwritten) to gradients by peft name."""
         # ``terms`` holds B times the scaling, so the chain rule multiplies its gradient with it.
-        scaling = self.spec.scaling
-        return self._by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
+        all_b = [b for _, b in of_terms.values()]
+        if all_b:
+            torch._foreach_mul_(all_b, self.spec.scaling)  # pyright: ignore[reportPrivateImportUsage]
+        return self._by_peft_name(of_terms)
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
         """Returns the content of ``adapter_config.json`` for peft."""
@@ -354,3 +354,12 @@ class Adapter:
             for name, pair in pairs.items()
             for side, tensor in zip("AB", pair, strict=True)
         }
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """Returns the tensors in ``dtype``; those that have it already are not copied."""
+    if all(tensor.dtype == dtype for tensor in tensors):
+        return tensors
+    out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(out, tensors)  # pyright: ignore[reportPrivateImportUsage]
+    return out

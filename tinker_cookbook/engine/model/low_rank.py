@@ -16,11 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 
-class LowRank:
-    """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling."""
+def drop(low: Tensor, dropped: Tensor | None) -> Tensor:
+    """Returns ``low`` [T, r] with zeros at the ranks that are marked in ``dropped`` [T, r]."""
+    return low if dropped is None else low.masked_fill_(dropped, 0)
 
-    def __init__(self, a: Tensor, b: Tensor) -> None:
-        self.a, self.b = a, b
+
+class LowRank:
+    """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling.
+
+    With several adapters in one, ``dropped`` [T, r] masks ranks of other rows' adapters.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, dropped: Tensor | None = None) -> None:
+        self.a, self.b, self.dropped = a, b, dropped
         self.packed: Any = None  # both in a kernel's layout, created once by the kernel
         self.stack: tuple[tuple[weakref.ref[LowRank], ...], LowRank] | None = None
         self._by_expert: ExpertTerm | None = None
@@ -37,21 +45,19 @@ class LowRank:
     @cached_property
     def back(self) -> LowRank:
         """The term of the backward pass: ``(y B) A``."""
-        return LowRank(self.b.detach().t(), self.a.detach().t())
+        return LowRank(self.b.detach().t(), self.a.detach().t(), self.dropped)
 
     def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
         """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for the
         gradients."""
-        low = F.linear(x, self.a)
+        low = drop(F.linear(x, self.a), self.dropped)
         out.addmm_(low, self.b.t())  # in place, to avoid another [T, out]
         return low
 
     def add_selected(self, out: Tensor, x: Tensor, dropped: Tensor | None = None) -> None:
         """Adds the term as training does; ``dropped`` [T, r] masks ranks of other rows'
         adapters."""
-        low = F.linear(x, self.a)
-        if dropped is not None:
-            low.masked_fill_(dropped, 0)
+        low = drop(F.linear(x, self.a), dropped)
         if out.dtype == low.dtype:
             out.addmm_(low, self.b.t())
         else:  # logits are fp32
@@ -102,7 +108,7 @@ class ExpertTerm:
 Part = tuple[LowRank, int, int]
 """A term, and the half-open range of its rows."""
 
-_MOST_RANKS = 512
+MOST_RANKS = 512
 """Maximum sum of the ranks of adapters that share a product on a GPU. Each row computes all of
 them, which is faster than one product per adapter unless the sum is close to the layer's width."""
 
@@ -115,7 +121,7 @@ def add_together(out: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
     bunch: list[Part] = []
     for part in parts:
         terms = {term for term, _, _ in (*bunch, part)}
-        if bunch and sum(len(term.a) for term in terms) > _MOST_RANKS:
+        if bunch and sum(len(term.a) for term in terms) > MOST_RANKS:
             _add_bunch(out, x, bunch)
             bunch = []
         bunch.append(part)

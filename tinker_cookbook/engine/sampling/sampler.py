@@ -66,7 +66,7 @@ class Sampler:
             return None
         # Elsewhere than on a CPU the sampler applies adapters in the dtype of training.
         on_cpu = self.base.device.type == "cpu"
-        return low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)
+        return LoraPair(*(low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)))
 
 
 def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.head import SavedSoftmax
+from tinker_cookbook.engine.model.head import LoraPair, SavedSoftmax
 from tinker_cookbook.engine.model.lora import TermGradients
 from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.examples import Example
@@ -32,9 +32,14 @@ compute the prefix again, which costs more than a larger row."""
 
 
 def plan_for(
-    base: BaseModel, sequences: Sequence[np.ndarray], token_budget: int, group_size: int = 1
+    base: BaseModel,
+    sequences: Sequence[np.ndarray],
+    token_budget: int,
+    group_size: int = 1,
+    owners: np.ndarray | None = None,
 ) -> list[MicroBatch]:
-    """Plans the micro-batches of ``sequences`` for ``base`` and its device."""
+    """Plans the micro-batches of ``sequences`` for ``base`` and its device; ``owners`` as in
+    ``plan``."""
     shared = token_budget if base.shares_prefixes else 0
     if base.device.type == "cpu":  # elsewhere memory, not speed, sets the budget
         shared *= _SHARED_ROWS
@@ -44,6 +49,7 @@ def plan_for(
         group_size=group_size,
         shared_budget=shared,
         packed=base.packs_rows,
+        owners=owners,
     )
 
 
@@ -102,17 +108,7 @@ class MicroBatchPass:
         self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: float
     ) -> None:
         """Computes the loss and, with ``backward``, the gradients."""
-        # The loss computes in fp32, whatever the dtype of the model.
-        fields = {
-            name: concatenate(
-                [example.inputs[name] for example in self._examples],
-                torch.float32,
-                self._base.device,
-            )
-            for name in (*loss.required, *loss.optional)
-            if name != "target_tokens" and name in self._examples[0].inputs
-        }
-        inputs = LossInputs(fields, self._batch.sequence, len(self._examples), config)
+        inputs = loss_inputs(self._examples, loss, config, self._batch.sequence)
         if backward and loss.linear:
             # The loss's gradient is known beforehand: one pass through the head computes both.
             self.body(grad=True, checkpoint=checkpoint)
@@ -146,16 +142,18 @@ class MicroBatchPass:
         ``trained_only`` positions without weight get 0 and no logits are computed for them."""
         # Detached: the head has its own backward pass, because autograd would store [T, V] logits.
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
-        head, pair = self._base.head, self._base.unembed_pair(self._terms)
+        head, pair = self._base.head, self._unembed_pair()
         # Positions with a weight come first: only their softmax is needed in ``backward``.
         trained = self._trained()
         at = trained.nonzero()[:, 0]
         self._kept = SavedSoftmax(at) if grad else None
         self._logprobs = torch.zeros(self._targets.shape, device=hidden.device)
-        self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair, self._kept)
+        of_rows = None if pair is None else pair.at(at)
+        self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], of_rows, self._kept)
         if not trained_only:
             at = (~trained).nonzero()[:, 0]
-            self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
+            of_rows = None if pair is None else pair.at(at)
+            self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], of_rows)
 
     def body(self, *, grad: bool, checkpoint: float) -> Tensor:
         """Returns the hidden states [T, H] of the positions that the head needs."""
@@ -192,7 +190,7 @@ class MicroBatchPass:
             hidden.detach(),
             self._targets,
             upstream,
-            base.unembed_pair(self._terms),
+            self._unembed_pair(),
             self._logprobs if fill_logprobs else None,
             self._kept,
         )
@@ -232,6 +230,11 @@ class MicroBatchPass:
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
+    def _unembed_pair(self) -> LoraPair | None:
+        """Returns the adapter of the head for its positions [T]."""
+        pair = self._base.unembed_pair(self._terms)
+        return None if pair is None else pair.at(self._flat)
+
     def _trained(self) -> Tensor:
         """Returns the mask [T] of the head's positions with a weight or, without weights, an
         advantage."""
@@ -252,6 +255,21 @@ class MicroBatchPass:
     def _expanded_logprobs(self) -> Tensor:
         assert self._logprobs is not None
         return self._logprobs if self._expand is None else self._logprobs[self._expand]
+
+
+def loss_inputs(
+    examples: Sequence[Example], loss: Loss, config: Mapping[str, float], sequence: Tensor
+) -> LossInputs:
+    """Returns what ``loss`` reads of ``examples``; ``sequence`` [T] numbers that of each token."""
+    # The loss computes in fp32, whatever the dtype of the model.
+    fields = {
+        name: concatenate(
+            [example.inputs[name] for example in examples], torch.float32, sequence.device
+        )
+        for name in (*loss.required, *loss.optional)
+        if name != "target_tokens" and name in examples[0].inputs
+    }
+    return LossInputs(fields, sequence, len(examples), config)
 
 
 def hidden_states(

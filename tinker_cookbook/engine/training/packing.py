@@ -63,11 +63,16 @@ class MicroBatch:
         return _padded_length(self.rows)
 
     @property
+    def row_tokens(self) -> list[int]:
+        """Number of tokens that the forward pass computes for each row, with padding."""
+        if self.shared or self.packed:
+            return [row.length for row in self.rows]
+        return [self.padded_length] * len(self.rows)
+
+    @property
     def padded_tokens(self) -> int:
         """Number of tokens that the forward pass computes."""
-        if self.shared or self.packed:
-            return sum(row.length for row in self.rows)
-        return len(self.rows) * self.padded_length
+        return sum(self.row_tokens)
 
     def units(self) -> list[MicroBatch]:
         """Returns each row, or each group of rows, as a separate micro-batch."""
@@ -100,6 +105,7 @@ def plan(
     group_size: int = 1,
     shared_budget: int = 0,
     packed: bool = False,
+    owners: np.ndarray | None = None,
 ) -> list[MicroBatch]:
     """Groups token sequences so that no micro-batch exceeds ``token_budget`` padded tokens.
 
@@ -112,6 +118,8 @@ def plan(
         group_size: this many consecutive sequences stay together; divides their number.
         shared_budget: maximum tokens of a row in which sequences share a prefix; 0: no sharing.
         packed: whether other sequences are concatenated without padding.
+        owners: number of the adapter of each sequence [N]; a row has sequences of one owner only.
+            For groups of one.
     """
     # 1. Choose the sequences that share a row. ``apart`` has units of rows that must stay in
     # one micro-batch.
@@ -121,7 +129,11 @@ def plan(
         groups = [[index] for index in range(len(sequences))]
         if shared_budget and len(sequences) > 1:
             # A short common prefix (a chat template) is not worth the memory of a longer row.
-            groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
+            enough = token_budget // 2
+            groups = []
+            for own in _by_owner(len(sequences), owners):
+                found = group_by_prefix([sequences[i] for i in own], shared_budget, enough)
+                groups += [[own[i] for i in group] for group in found]
         for group in groups:
             row = Row(tuple(group), row_length([sequences[i] for i in group]))
             if len(group) > 1:
@@ -155,6 +167,12 @@ def plan(
         out.append(MicroBatch(rows, group_size))
         start += count
     return out
+
+
+def _by_owner(count: int, owners: np.ndarray | None) -> list[list[int]]:
+    if owners is None:
+        return [list(range(count))]
+    return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
 
 
 def _filled(

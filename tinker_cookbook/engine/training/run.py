@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 _Run = Callable[[MicroBatchPass, float], None]
 """Runs a micro-batch with a share of the layers checkpointed; stores the results in it."""
 
+TermsOf = Callable[[MicroBatch], Terms]
+"""Returns the terms that the layers apply to the tokens of a micro-batch."""
+
 _SHARES = (0.5, 1.0)
 """Shares of the layers to recompute, tried in this order when memory runs out."""
 
@@ -176,6 +179,35 @@ class TrainingRun:
         gradients, self._gradients, self._failure = self._gradients, {}, None
         return gradients
 
+    def checked_pass(
+        self,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None,
+    ) -> tuple[Loss, list[Example], Mapping[str, float]]:
+        """Returns loss, data and settings of a ``forward_backward``; raises for any that are wrong,
+        and then the next step refuses."""
+        with self._refusing_step_after_failure(True):
+            return self._checked(data, loss_name, loss_config)
+        raise AssertionError("unreachable")
+
+    def compute_joint(
+        self, data: Sequence[Example], owners: np.ndarray, terms: TermsOf, run: _Run
+    ) -> tuple[TermGradients, list[np.ndarray]]:
+        """Returns the gradients of ``terms`` and the log-probabilities of a pass over data of
+        several runs; ``owners`` as in ``plan``. Nothing is added to a run."""
+        micros = self._plan(data, owners=owners)
+        gradients, output = self._compute(data, micros, terms, run, backward=True)
+        return gradients, output.logprobs
+
+    def add_gradients(self, gradients: TermGradients) -> None:
+        """Adds a finished batch's gradients of the terms (overwritten) to the run's."""
+        for name, gradient in self.adapter.parameter_gradients(gradients).items():
+            if name in self._gradients:
+                self._gradients[name].add_(gradient)
+            else:
+                self._gradients[name] = gradient
+
     def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
         """Raises the ``error`` of a pass that could not start; the next step will raise too."""
         with self._refusing_step_after_failure(backward):
@@ -246,11 +278,13 @@ class TrainingRun:
             "was applied. Give it fewer datums"
         )
 
-    def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
+    def _plan(
+        self, data: Sequence[Example], group_size: int = 1, owners: np.ndarray | None = None
+    ) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
         if self._measure is not None:  # the free memory may have changed
             self.token_budget = self._measure()
-        return plan_for(self.base, tokens, self.token_budget, group_size)
+        return plan_for(self.base, tokens, self.token_budget, group_size, owners)
 
     def _recomputed_share(self, micro: MicroBatch) -> float:
         """Returns the share of layers to recompute: what a micro-batch of this size needed
@@ -267,6 +301,20 @@ class TrainingRun:
         """Runs micro-batches one by one, and adds up their losses, metrics and gradients."""
         # Cast the adapter once for all micro-batches.
         terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
+        gradients, output = self._compute(data, micros, lambda _: terms, run, backward=backward)
+        # Only now: a batch that fails in the middle adds nothing to the run.
+        self.add_gradients(gradients)
+        return output
+
+    def _compute(
+        self,
+        data: Sequence[Example],
+        micros: Sequence[MicroBatch],
+        terms: TermsOf,
+        run: _Run,
+        *,
+        backward: bool,
+    ) -> tuple[TermGradients, LossOutput]:
         logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
         gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
         for micro in micros:
@@ -280,9 +328,7 @@ class TrainingRun:
                     logprobs[index] = row.cpu().numpy()
             # Between micro-batches the sampler may use the device.
             self._pause()
-        # Only at the end: a batch that fails in the middle must add nothing to the run.
-        self._keep(gradients)
-        return LossOutput(logprobs, {**metrics, "loss:sum": total})
+        return gradients.by_name, LossOutput(logprobs, {**metrics, "loss:sum": total})
 
     def _coupled(
         self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
@@ -314,11 +360,11 @@ class TrainingRun:
             gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
             self._pause()
-        self._keep(gradients)
+        self.add_gradients(gradients.by_name)
         return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
     def _with_retries(
-        self, data: Sequence[Example], micro: MicroBatch, terms: Terms, run: _Run, backward: bool
+        self, data: Sequence[Example], micro: MicroBatch, terms: TermsOf, run: _Run, backward: bool
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch. If out of memory, runs its halves, and finally one row with
         checkpointing."""
@@ -329,7 +375,7 @@ class TrainingRun:
             attempts += [share for share in _SHARES if share > attempts[0]]
         reason = ""
         for checkpoint in attempts:
-            one = MicroBatchPass(self.base, terms, data, micro)
+            one = MicroBatchPass(self.base, terms(micro), data, micro)
             try:
                 run(one, checkpoint)
                 if checkpoint > attempts[0]:  # so that the next pass does not fail first
@@ -358,11 +404,3 @@ class TrainingRun:
         for half in halves:
             out += self._with_retries(data, half, terms, run, backward)
         return out
-
-    def _keep(self, gradients: _GradientSums) -> None:
-        """Adds the gradient of a finished batch to the run's gradient."""
-        for name, gradient in self.adapter.parameter_gradients(gradients.by_name).items():
-            if name in self._gradients:
-                self._gradients[name].add_(gradient)
-            else:
-                self._gradients[name] = gradient

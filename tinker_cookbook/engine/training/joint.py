@@ -1,0 +1,227 @@
+"""Passes of several runs as one: their sequences share micro-batches, their adapters a product.
+
+The adapters of a layer are stacked, ``A`` [sum of r, in] and ``B`` [out, sum of r]. Each token
+computes the ranks of all of them, and those of other adapters than its own are set to 0, forward
+and backward. So a layer takes as many kernels for several runs as for one.
+
+Source: batched adapters as in S-LoRA (arXiv 2311.03285). Its grouped product is a masked one here,
+which is one kernel of cuBLAS on any GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.memory import release_cached_memory
+from tinker_cookbook.engine.model.lora import TermGradients
+from tinker_cookbook.engine.model.low_rank import MOST_RANKS, LowRank, Terms
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.losses import Loss
+from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, loss_inputs
+from tinker_cookbook.engine.training.packing import MicroBatch, concatenate
+from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 4096
+"""Maximum tokens of a joint pass. More keep a GPU busy anyway, and each token also computes the
+ranks of other runs. An estimate, not measured: the launches of a pass (about 105 a layer, 5 us
+each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B model.
+"""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class PassRequest:
+    """A ``forward_backward`` of a run. Both functions may raise, which fails this pass alone."""
+
+    run: Callable[[], TrainingRun]
+    examples: Callable[[], Sequence[Example]]
+    loss_name: str
+    loss_config: Mapping[str, float | str] | None = None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A request with its data checked; ``number`` is its place among the requests."""
+
+    number: int
+    request: PassRequest
+    run: TrainingRun
+    loss: Loss
+    data: list[Example]
+    config: Mapping[str, float]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.data))
+
+    def joins(self, others: Sequence[_Pass]) -> bool:
+        """Returns whether it can be computed together with ``others``."""
+        passes, first = (*others, self), others[0]
+        base = self.run.base
+        return (
+            base is first.run.base
+            and self._kind == first._kind
+            and all(one._joinable for one in passes)
+            and sum(one.run.adapter.spec.rank for one in passes) <= MOST_RANKS
+            and sum(one.tokens for one in passes) <= min(MOST_TOKENS, self.run.token_budget)
+        )
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        """What must be equal, for their inputs are concatenated: the loss, its settings, optional
+        fields, and the number of targets of a token."""
+        return self.loss.name, self.config, set(self.data[0].inputs), self.data[0].targets.shape[1:]
+
+    @property
+    def _joinable(self) -> bool:
+        # Subclasses compute on several ranks. Choices of experts are found for one run at a time,
+        # and experts get their rows in another order than that of the tokens.
+        adapter = self.run.adapter
+        experts = any(target.experts for target in adapter.spec.covered(adapter.targets))
+        return type(self.run) is TrainingRun and self.run.base.replay is None and not experts
+
+
+def run_together(
+    requests: Sequence[PassRequest],
+) -> Iterator[tuple[int, LossOutput | Exception]]:
+    """Computes passes of different runs, jointly where they suit each other; yields the number and
+    the result, or the error, of each as it is complete.
+
+    An error of one pass leaves the others alone. When a joint pass fails (out of memory, numbers
+    that are not finite), its runs are computed one after another.
+    """
+    waiting: list[_Pass] = []
+    for number, request in enumerate(requests):
+        try:
+            waiting.append(_checked(number, request))
+        except Exception as error:
+            yield number, error
+    while waiting:
+        group = [waiting.pop(0)]
+        for one in list(waiting):
+            if one.joins(group):
+                group.append(one)
+                waiting.remove(one)
+        outputs = _joined(group) if len(group) > 1 else None
+        for place, one in enumerate(group):
+            yield one.number, _alone(one) if outputs is None else outputs[place]
+
+
+def _checked(number: int, request: PassRequest) -> _Pass:
+    run, data = request.run(), request.examples()
+    loss, data, config = run.checked_pass(data, request.loss_name, request.loss_config)
+    return _Pass(number, request, run, loss, data, config)
+
+
+def _alone(one: _Pass) -> LossOutput | Exception:
+    try:
+        return one.run.forward_backward(one.data, one.loss.name, one.request.loss_config)
+    except Exception as error:
+        return error
+
+
+def _joined(passes: Sequence[_Pass]) -> list[LossOutput] | None:
+    """Returns the results of a joint pass, whose gradients are added to the runs; ``None`` if it
+    failed, and nothing was added."""
+    try:
+        outputs, gradients = _compute(passes)
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+    else:
+        for one, found in zip(passes, gradients, strict=True):
+            one.run.add_gradients(found)
+        return outputs
+    release_cached_memory(passes[0].run.base.device)
+    logger.warning(
+        "A pass of %d runs failed (%s); each is computed by itself.", len(passes), reason
+    )
+    return None
+
+
+def _compute(passes: Sequence[_Pass]) -> tuple[list[LossOutput], list[TermGradients]]:
+    first = passes[0]
+    base = first.run.base
+    stacks = _Stacks([one.run for one in passes])
+    data = [example for one in passes for example in one.data]
+    owners = np.repeat(np.arange(len(passes)), [len(one.data) for one in passes])
+
+    def terms(micro: MicroBatch) -> Terms:
+        # The sequences of a row have one owner.
+        rows = owners[[row.indices[0] for row in micro.rows]]
+        return stacks.masked(np.repeat(rows, micro.row_tokens), base.device)
+
+    def run(micro: MicroBatchPass, checkpoint: float) -> None:
+        micro.run(first.loss, first.config, backward=True, checkpoint=checkpoint)
+
+    gradients, logprobs = first.run.compute_joint(data, owners, terms, run)
+    # 0 times NaN is NaN: a run that has diverged would reach the others.
+    sides = [side for pair in gradients.values() for side in pair]
+    norms = torch.stack(torch._foreach_norm(sides))  # pyright: ignore[reportPrivateImportUsage]
+    if not (norms.isfinite().all() and all(np.isfinite(row).all() for row in logprobs)):
+        raise FloatingPointError("numbers of some run are NaN or infinite")
+    ends = np.cumsum([0] + [len(one.data) for one in passes])
+    outputs = [
+        _output(one, logprobs[start:end])
+        for one, start, end in zip(passes, ends[:-1], ends[1:], strict=True)
+    ]
+    return outputs, stacks.split(gradients)
+
+
+def _output(one: _Pass, logprobs: list[np.ndarray]) -> LossOutput:
+    """Returns the result of one run; its loss is computed from the log-probabilities."""
+    sequence = torch.from_numpy(np.repeat(np.arange(len(one.data)), [len(d) for d in one.data]))
+    inputs = loss_inputs(one.data, one.loss, one.config, sequence)
+    value = one.loss.function(concatenate(logprobs, torch.float32, _CPU), inputs)
+    return LossOutput(logprobs, {"loss:sum": value.item()})
+
+
+class _Stacks:
+    """Adapters of several runs as one: a term for each layer that some of them cover."""
+
+    def __init__(self, runs: Sequence[TrainingRun]) -> None:
+        each = [run.adapter.terms(run.base.dtype) for run in runs]
+        self._count = len(runs)
+        self._terms: dict[str, LowRank] = {}
+        self._members: dict[str, tuple[tuple[int, int], ...]] = {}
+        """Numbers of the runs that cover a layer, and their ranks."""
+        for name in dict.fromkeys(name for terms in each for name in terms):
+            found = {number: terms[name] for number, terms in enumerate(each) if name in terms}
+            self._members[name] = tuple((number, len(term.a)) for number, term in found.items())
+            a = torch.cat([term.a for term in found.values()])
+            b = torch.cat([term.b for term in found.values()], 1)
+            self._terms[name] = LowRank(a.requires_grad_(), b.requires_grad_())
+
+    def masked(self, owners: np.ndarray, device: torch.device) -> Terms:
+        """Returns the terms for tokens that belong to the runs ``owners`` [T]."""
+        of_token = torch.from_numpy(owners).to(device)[:, None]
+        masks = {}
+        # Most layers are covered by the same runs and share a mask.
+        for members in set(self._members.values()):
+            numbers, ranks = zip(*members, strict=True)
+            masks[members] = of_token != torch.from_numpy(np.repeat(numbers, ranks)).to(device)
+        return {
+            name: LowRank(term.a, term.b, masks[self._members[name]])
+            for name, term in self._terms.items()
+        }
+
+    def split(self, gradients: TermGradients) -> list[TermGradients]:
+        """Returns the gradients of each run's terms."""
+        out: list[TermGradients] = [{} for _ in range(self._count)]
+        for name, (a, b) in gradients.items():
+            numbers, ranks = zip(*self._members[name], strict=True)
+            # Columns must become contiguous, as the optimizer needs them: one kernel for all runs.
+            parts = [b.new_empty(len(b), rank) for rank in ranks]
+            torch.split_with_sizes_copy(b, ranks, 1, out=parts)
+            for number, of_a, of_b in zip(numbers, a.split(ranks), parts, strict=True):
+                out[number][name] = of_a, of_b
+        return out
