@@ -1,8 +1,8 @@
 """Exports the weights of a finished run: ``python -m tinker_cookbook.weights COMMAND PATH out=…``.
 
-``export`` writes the adapter as PEFT reads it, ``merge`` a whole model, and ``gguf`` files for
+``export`` writes the adapter in PEFT's format, ``merge`` a whole model, and ``gguf`` files for
 llama.cpp; ``card`` describes an export and ``publish`` uploads it to the Hugging Face Hub. Every
-export is loaded again, and its log-probabilities are compared with those of the engine.
+export is reloaded, and its log-probabilities are compared with the engine's.
 
 python -m tinker_cookbook.weights export tinker://RUN/sampler_weights/final out=my-adapter
 python -m tinker_cookbook.weights merge tinker://RUN/sampler_weights/final out=my-model

@@ -1,4 +1,4 @@
-"""Starts one of the commands; ``COMMAND --help`` lists its keys."""
+"""Entry point of the export commands; ``COMMAND --help`` lists the keys of a command."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tinker_cookbook.utils.command_line.entrypoint import run_program
 from tinker_cookbook.utils.command_line.help import help_text
 from tinker_cookbook.utils.command_line.programs import print_whole, version_line
 
-# Command -> module with its settings class and its function, the key of the argument that needs no
-# key, and what the command does. A module is imported when its command runs.
+# Command -> module with its settings class and function, the key of the argument that may omit its
+# key, and a description. A module is imported when its command runs.
 COMMANDS: dict[str, tuple[str, str, str, str, str]] = {
     "export": (
         "tinker_cookbook.weights.commands", "ExportSettings", "export", "model_path",
@@ -42,7 +42,7 @@ _PATHS = {"model_path": "tinker://RUN/sampler_weights/final", "folder": "my-adap
 
 
 def main(argv: Sequence[str]) -> Any:
-    """Runs the command that the first argument names."""
+    """Runs the command given by the first argument."""
     if not argv or argv[0] in HELP:
         lines = ["python -m tinker_cookbook.weights COMMAND PATH [key=value ...]", ""]
         lines += [f"  {name:8} {about}" for name, (*_, about) in COMMANDS.items()]
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> Any:
         )
     module_name, settings_name, function_name, positional, _ = COMMANDS[name]
     module = importlib.import_module(module_name)
-    # The first word that is no key=value is the path.
+    # The first argument that is not key=value is the path.
     for at, word in enumerate(words):
         if word.startswith("tinker://") or ("=" not in word and not word.startswith("-")):
             words[at] = f"{positional}={word}"

@@ -40,13 +40,13 @@ def build_lora_adapter(
         base_model: Hub name or folder of the base model.
         adapter_path: Folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
         output_path: New folder.
-        trust_remote_code: Accepted for compatibility; no code of a model is run.
+        trust_remote_code: Accepted for compatibility; code of a model never runs.
         verify: Load the result with PEFT and compare its log-probabilities with the engine's.
 
     Raises:
         FileNotFoundError: A file of the adapter is missing.
         FileExistsError: ``output_path`` exists.
-        WeightsAdapterError: The adapter is not of this model, or the result disagrees with the
+        WeightsAdapterError: The adapter does not fit this model, or the result disagrees with the
             engine; nothing is written.
     """
     out = check_output(output_path)
@@ -65,19 +65,19 @@ def write_adapter(
 ) -> Proof:
     """Writes adapter and ``proof.json`` into an existing folder; returns the proof.
 
-    ``vllm_python`` is the Python of an environment with vLLM, for a comparison there.
+    ``vllm_python`` is the Python of an environment with vLLM, to compare vLLM's results too.
 
     Raises:
         WeightsError: vLLM does not load the adapter.
-        WeightsAdapterError: Adapter and base model do not fit, or PEFT or vLLM computes something
-            else than the engine.
+        WeightsAdapterError: Adapter and base model do not fit, or PEFT or vLLM computes other
+            log-probabilities than the engine.
     """
     proof = Proof.of(checkpoint)
     config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
-    # Lists with parameters of experts are exact.
+    # Lists that include parameters of experts are already exact.
     if not any(update.experts for update in checkpoint.updates.values()):
         config["target_modules"] = _target_modules(checkpoint)
-    # PEFT's own prefix; the module names are those of transformers.
+    # PEFT's prefix, followed by the module's name in transformers.
     tensors = {
         f"base_model.model.{module}.lora_{side}.weight": tensor
         for module, update in checkpoint.updates.items()
@@ -123,13 +123,13 @@ def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:
         checkpoint.base_folder, dtype=torch.float32, local_files_only=True
     )
     with warnings.catch_warnings():
-        # Of adapters on a tied head, which PEFT warns about; they are compared here.
+        # PEFT warns about adapters on a tied head; the comparison covers this case.
         warnings.simplefilter("ignore")
         return PeftModel.from_pretrained(base, str(folder))
 
 
 def _target_modules(checkpoint: Checkpoint) -> list[str]:
-    """Returns the ends of the modules' names where these name no other module, else the names."""
+    """Returns the suffixes of the modules' names if they are unambiguous, else the full names."""
     ends = sorted({module.rpartition(".")[2] for module in checkpoint.updates})
     try:
         files = weight_files(checkpoint.base_folder)
@@ -137,5 +137,5 @@ def _target_modules(checkpoint: Checkpoint) -> list[str]:
         return ends
     modules = {name.removesuffix(".weight") for path in files for name in read_header(path)}
     others = {m for m in modules if m.rpartition(".")[2] in ends} - checkpoint.updates.keys()
-    # PEFT would add adapters to other modules of these ends, which the file has no tensors for.
+    # PEFT would also adapt other modules with these suffixes, for which there are no tensors.
     return sorted(checkpoint.updates) if others - {HEAD} else ends

@@ -30,10 +30,10 @@ def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) 
 
     Args:
         tinker_path: ``tinker://RUN/KIND/NAME``.
-        output_dir: Folder; created if it is missing. Files of the same names are replaced, once
+        output_dir: Folder; created if it is missing. Files with the same names are replaced once
             all files are complete.
-        base_url: URL of a Tinker server; default: as ``backend=auto``, which is the store on this
-            disk where neither a key nor a URL is in the environment.
+        base_url: URL of a Tinker server; default: as with ``backend=auto``, the store on this
+            disk if the environment has neither a key nor a URL.
 
     Raises:
         WeightsDownloadError: There is no such checkpoint, the server cannot be reached or refuses,
@@ -63,7 +63,7 @@ def read_remote(
         try:
             run = rest.get_training_run_by_tinker_path(path).result()
             metadata = dict(run.user_metadata or {})
-        except Exception:  # the run of another owner, whose published weights these are
+        except Exception:  # published weights of another owner's run
             metadata = {}
         with tempfile.TemporaryDirectory() as folder:
             _fetch_remote(connection.service, connection.target[1], path, Path(folder))
@@ -101,7 +101,7 @@ def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -
     except TinkerCookbookError:
         raise
     except Exception as error:  # the SDK has an exception for each status
-        raise WeightsDownloadError(f"{path}: the server gives no address of it: {error}") from error
+        raise WeightsDownloadError(f"{path}: no download URL: {error}") from error
     try:
         for name, url in urls.items():
             target = folder / _safe_name(name)
@@ -114,14 +114,14 @@ def _fetch_remote(service: Any, base_url: str | None, path: str, folder: Path) -
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Follows nothing: the key must not be sent to the address of a file."""
+        """Refuses redirects: the key must not be sent to the URL of a file."""
         return None
 
 
 def _archive_url(base_url: str | None, path: str) -> str | None:
-    """Returns the signed address of an archive, or None if the server gives none.
+    """Returns the signed URL of an archive, or None if the server returns none.
 
-    Newer SDKs have no method for it, and refuse paths of sampler_weights before they ask.
+    Newer SDKs have no method for it, and refuse sampler_weights paths without a request.
     """
     from tinker.lib.base_url import resolve_base_url
 
@@ -140,12 +140,12 @@ def _archive_url(base_url: str | None, path: str) -> str | None:
     except urllib.error.HTTPError as answer:
         if answer.code in (301, 302, 303, 307, 308):
             return answer.headers.get("Location")
-        # Not of a server without such addresses, whose 404 does not name the run.
+        # Only a 404 that names the run; a server without this route returns another 404.
         detail = _detail(answer)
         if answer.code == 404 and parsed.run_id in detail:
             raise WeightsDownloadError(detail) from None
     except (OSError, HTTPException, ValueError):
-        pass  # the other way reports what is wrong with the server
+        pass  # the other method will report the server's error
     return None
 
 
@@ -157,19 +157,19 @@ def _detail(answer: urllib.error.HTTPError) -> str:
 
 
 def _signed_urls(service: Any, rest: Any, path: str) -> tuple[dict[str, str], str | None]:
-    """Returns the address of each file, and the path of a temporary export if one was needed."""
+    """Returns the URL of each file, and the path of a temporary export if one was needed."""
     try:
         return dict(rest.get_external_weights_urls(path).result().urls), None
     except Exception:
-        # The hosted service has addresses of external weights only, and makes those from weights.
+        # The hosted service has URLs only for external weights, which it creates from weights.
         if TinkerPath.parse(path).kind != "weights":
             # A training checkpoint of the same step has the same adapter.
             raise WeightsDownloadError(
-                f"{path}: the server gives no address of it; give the state_path of the same step "
+                f"{path}: the server returns no download URL; give the state_path of the same step "
                 "in checkpoints.jsonl, tinker://RUN/weights/NAME"
             ) from None
     client = service.create_training_client_from_state(path)
-    # Older SDKs return the client, newer ones a future of it.
+    # Older SDKs return the client, newer SDKs a future of it.
     client = client.result() if hasattr(client, "result") else client
     saved = client.save_weights_external("download", ttl_seconds=_EXPORT_TTL_SECONDS).result().path
     return dict(rest.get_external_weights_urls(saved).result().urls), saved
@@ -180,8 +180,7 @@ def _opened(url: str) -> Any:
         return urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
     except (OSError, HTTPException, ValueError) as error:
         raise WeightsDownloadError(
-            f"{url.partition('?')[0]}: cannot be downloaded: {error}; addresses expire, so try "
-            "again"
+            f"{url.partition('?')[0]}: cannot be downloaded: {error}; URLs expire, so try again"
         ) from error
 
 
@@ -189,7 +188,7 @@ def _safe_name(name: str) -> str:
     if name in ("", ".", "..") or PurePosixPath(name).name != name or "\\" in name:
         raise WeightsDownloadError(
             f"file name: got {name!r}, expected a name without folders; the checkpoint may be "
-            "malicious, and nothing of it was kept"
+            "malicious, so nothing was written"
         )
     return name
 
@@ -208,8 +207,8 @@ def extract_archive(stream: IO[bytes], folder: Path) -> None:
                 content = archive.extractfile(entry) if entry.isfile() else None
                 if content is None:
                     raise WeightsDownloadError(
-                        f"{entry.name!r} in the archive is no plain file; the archive may be "
-                        "malicious, and nothing of it was kept"
+                        f"{entry.name!r} in the archive is not a plain file; the archive may be "
+                        "malicious, so nothing was written"
                     )
                 name = _safe_name(entry.name.removeprefix("./"))
                 with open(folder / name, "wb") as file:

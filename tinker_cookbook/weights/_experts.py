@@ -1,8 +1,8 @@
-"""Adapters of routed experts: their matrices one by one, and in a loaded model.
+"""Adapters of routed experts: their matrices in model files, and in a loaded model.
 
-PEFT names the tensors of a module's stacked parameters by nested wrappers: those of
-``MODULE.base_layer`` are of the first parameter (``gate_up_proj``, or ``up_proj`` where nothing is
-gated), those of ``MODULE`` of ``down_proj``.
+PEFT names the tensors of a module's stacked parameters by nested wrappers:
+``MODULE.base_layer`` has the tensors of the first parameter (``gate_up_proj``, or ``up_proj``
+without a gate), ``MODULE`` those of ``down_proj``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tinker_cookbook.weights._source import INNER, LowRankUpdate
 def by_file(
     updates: Mapping[str, LowRankUpdate], stored: Collection[str], source: str
 ) -> dict[str, LowRankUpdate]:
-    """Returns the updates by the modules of a model's files, which store each expert apart.
+    """Returns the updates by module name in a model's files, which store each expert separately.
 
     Raises:
-        WeightsMergeError: The files store experts in another way.
+        WeightsMergeError: The files store experts differently.
     """
     out: dict[str, LowRankUpdate] = {}
     for module, update in updates.items():
@@ -40,7 +40,7 @@ def by_file(
                 "merge_strategy=full, which loads the base model with transformers"
             )
         for number, one in enumerate(_each(update)):
-            # Gate and up are the two halves of a stacked matrix.
+            # Gate and up projections are the two halves of a stacked matrix.
             height = len(one.b) // len(parts)
             for at, part in enumerate(parts):
                 name = f"{module.removesuffix(INNER)}.{number}.{part}"
@@ -50,8 +50,8 @@ def by_file(
 
 
 def changed_matrix(model: Any, module: str, update: LowRankUpdate) -> Tensor:
-    """Returns the weights [out, in] of a loaded model that an update changes, or [E, out, in]; they
-    can be changed in place.
+    """Returns the weights [out, in] or [E, out, in] of a loaded model that an update changes; they
+    can be modified in place.
 
     Raises ``AttributeError`` if the model lacks them.
     """

@@ -39,7 +39,7 @@ from tinker_cookbook.weights.proof import (
 
 STRATEGIES = ("auto", "shard", "full")
 ROUNDED = 0.1
-"""Largest mean difference, in nats, of a model whose weights are rounded to 16 bits."""
+"""Largest allowed mean difference, in nats, of a model with weights rounded to 16 bits."""
 
 
 def build_hf_model(
@@ -61,16 +61,16 @@ def build_hf_model(
     Args:
         base_model: Hub name or folder of the base model.
         adapter_path: Folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        output_path: New folder, for weights, ``config.json``, tokenizer and ``proof.json``.
-        dtype: ``bfloat16``, ``float16`` or ``float32`` of the result; the merge is in float32.
+        output_path: New folder for weights, ``config.json``, tokenizer and ``proof.json``.
+        dtype: ``bfloat16``, ``float16`` or ``float32`` for the result; the merge is in float32.
         trust_remote_code: Whether transformers may run code of the base model; default:
             ``HF_TRUST_REMOTE_CODE`` in the environment, else no.
         merge_strategy: ``shard`` reads the files in blocks, ``full`` loads the model with
-            transformers; ``auto`` is ``shard`` where the base model has safetensors files.
+            transformers; ``auto`` is ``shard`` if the base model has safetensors files.
         dequantize: Not supported.
         quantize: Not supported.
         serving_format: Not supported.
-        device: Device of the verification.
+        device: Device for the verification.
         verify: Load the result and compare its log-probabilities with the engine's.
 
     Raises:
@@ -78,12 +78,12 @@ def build_hf_model(
         FileExistsError: ``output_path`` exists.
         ConfigurationError: A value is unknown or not supported.
         NotImplementedError: ``dequantize`` is true.
-        WeightsMergeError: The adapter is not of this model, the base model is quantized, or the
+        WeightsMergeError: The adapter does not fit this model, the base model is quantized, or the
             result disagrees with the engine; nothing is written.
     """
     check_merge_dtype(dtype)
     check_strategy(merge_strategy)
-    # Values of the original whose result this package cannot make.
+    # Values of the official package that this package does not support.
     for name, value in (("quantize", quantize), ("serving_format", serving_format)):
         if value is not None:
             raise ConfigurationError(
@@ -132,12 +132,12 @@ def write_merged(
 ) -> Proof:
     """Writes the merged model and ``proof.json`` into an existing folder; returns the proof.
 
-    ``vllm_python`` is the Python of an environment with vLLM, for a comparison there.
+    ``vllm_python`` is the Python of an environment with vLLM, to compare vLLM's results too.
 
     Raises:
         WeightsError: vLLM does not load the model.
-        WeightsMergeError: Adapter and base model do not fit, or the merged model computes
-            something else than the engine.
+        WeightsMergeError: Adapter and base model do not fit, or the merged model computes other
+            log-probabilities than the engine.
     """
     if strategy == "auto":
         try:
@@ -170,11 +170,11 @@ def _verify(
     pairs = zip(PROMPTS, prompts, strict=True)
     if any(tokenizer.encode(text)[: len(tokens)] != tokens for text, tokens in pairs):
         raise WeightsMergeError(
-            f"the tokenizer of the merged model gives other tokens than that of "
+            f"the tokenizer of the merged model gives other tokens than the one of "
             f"{checkpoint.base_model}; nothing was written"
         )
     reference = reference_logprobs(checkpoint, prompts, device)
-    # Computed in float32, so that a difference comes from the weights alone.
+    # Compute in float32, so that only the weights can cause a difference.
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
     )
@@ -195,9 +195,9 @@ def _verify(
 def _check_rounding(
     checkpoint: Checkpoint, model: Any, dtype: str, trust_remote_code: bool, proof: Proof
 ) -> None:
-    """Checks each changed matrix of the loaded model: rounding alone may separate it from
+    """Checks that each changed matrix of the loaded model differs only by rounding from
     ``W + s B A``."""
-    # Rounding to 16 bits moves log-probabilities more than some mistakes would.
+    # Rounding to 16 bits changes log-probabilities more than some mistakes would.
     base: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.base_folder,
         dtype="auto",
@@ -220,15 +220,15 @@ def _check_rounding(
         expected = plain.float()
         if update is not None:
             expected = expected + update.delta()
-        # Twice the half step: the products of B A are summed in another order here.
+        # Twice the rounding error, because B A is summed in another order here.
         bound = 2 * half_step * expected.abs() + 1e-6
         if not ((merged - expected).abs() <= bound).all():
             raise WeightsMergeError(
-                f"{name}: the merged model has other weights than W + s B A rounded to {dtype}; "
+                f"{name}: the merged model has weights other than W + s B A rounded to {dtype}; "
                 "the export was not kept"
             )
     proof.facts["weights"] = (
-        f"the {len(pairs) - 1} changed matrices are W + s B A, and the input embeddings are those "
+        f"the {len(pairs) - 1} changed matrices are W + s B A, and the input embeddings those "
         f"of the base model, within the rounding of {dtype}"
     )
 
@@ -236,7 +236,7 @@ def _check_rounding(
 def _merge_loaded(
     checkpoint: Checkpoint, folder: Path, dtype: str, trust_remote_code: bool = False
 ) -> MergeReport:
-    """As ``merge_files``, for base models without safetensors files; loads the whole model."""
+    """Merges like ``merge_files``, but loads the whole model; for models without safetensors."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.base_folder,
         dtype=torch.float32,
@@ -246,7 +246,7 @@ def _merge_loaded(
     report = MergeReport(merged=len(checkpoint.updates))
     head = model.get_output_embeddings()
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder, trust_remote_code):
-        # A matrix of its own, before it is changed.
+        # Untie the head before it is changed.
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
             config.tie_word_embeddings = False

@@ -1,8 +1,8 @@
-"""How llama.cpp stores the architectures that can be exported: metadata, names, row order.
+"""Architectures that can be exported, as llama.cpp stores them: metadata, names, row order.
 
 Sources: the documentation of GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and
-the tables of the ``gguf`` package. What llama.cpp cannot compute is refused here, because a file
-with less would load and give other answers.
+the tables of the ``gguf`` package. Features that llama.cpp lacks are refused here, because a file
+without them would load and give other answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def require_gguf() -> None:
-    """Raises ``ConfigurationError`` where the ``gguf`` package is not installed."""
+    """Raises ``ConfigurationError`` if the ``gguf`` package is not installed."""
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:
@@ -49,14 +49,14 @@ class Architecture:
     name: str
     """``general.architecture``."""
     config: Any
-    """Configuration of the model, as transformers loads it."""
+    """The model's transformers configuration."""
 
     @classmethod
     def of(cls, folder: Path) -> Architecture:
         """Reads the configuration of a model in transformers format.
 
         Raises:
-            WeightsMergeError: The architecture, or a part of it, cannot be exported.
+            WeightsMergeError: The architecture, or a feature of it, cannot be exported.
         """
         from transformers import AutoConfig
 
@@ -84,7 +84,7 @@ class Architecture:
         return int(given or self.config.hidden_size // self.config.num_attention_heads)
 
     def tensor_name(self, name: str) -> str:
-        """Returns llama.cpp's name of a tensor of transformers.
+        """Returns llama.cpp's name for a transformers tensor.
 
         Raises:
             WeightsMergeError: llama.cpp has no such tensor in this architecture.
@@ -101,7 +101,7 @@ class Architecture:
         return found
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a tensor in the order and with the values in which llama.cpp stores it.
+        """Returns a tensor with the row order and values that llama.cpp stores.
 
         Args:
             name: Name in transformers; ``lora_B`` in place of ``weight`` for that matrix.
@@ -113,13 +113,13 @@ class Architecture:
             if rotary[1] == "k":
                 heads = self.config.num_key_value_heads
             return pairs_from_halves(tensor, int(heads))
-        # Gemma multiplies with 1 + weight; llama.cpp multiplies with what is stored.
+        # Gemma multiplies by 1 + weight; llama.cpp multiplies by the stored value.
         if self.name == _GEMMA3 and name.endswith("norm.weight"):
             return tensor + 1
         return tensor
 
     def restored(self, name: str, tensor: Tensor) -> Tensor:
-        """Undoes ``stored``."""
+        """Inverse of ``stored``."""
         rotary = _ROTARY.search(name)
         if self.name == _LLAMA and rotary:
             heads = self.config.num_attention_heads
@@ -135,7 +135,8 @@ class Architecture:
         config, swa = self.config, self.name == _GEMMA3
         context = int(config.max_position_embeddings)
         if self.name == _LLAMA and getattr(config, "sliding_window", None):
-            # llama.cpp attends to everything here, which is the same as long as it fits the window.
+            # llama.cpp uses full attention here, which is equal as long as the text fits the
+            # window.
             context = min(context, int(config.sliding_window))
         writer.add_vocab_size(int(config.vocab_size))
         writer.add_context_length(context)
@@ -165,7 +166,7 @@ class Architecture:
             writer.add_rope_freq_base_swa(float(local))
 
     def rope_factors(self) -> Tensor | None:
-        """Returns the divisors [head_size / 2] of the rotary frequencies of Llama 3, else None."""
+        """Returns the divisors [head_size / 2] of Llama 3's rotary frequencies; None for others."""
         if self._rope().get("rope_type") != "llama3":
             return None
         import torch
@@ -176,12 +177,12 @@ class Architecture:
         return float(self._rope()["rope_theta"]) ** -exponents / scaled
 
     def _rope(self) -> dict[str, Any]:
-        """Parameters of the rotary positions; for Gemma those of the layers without a window."""
+        """Returns the rotary parameters; for Gemma those of the full-attention layers."""
         rope = self.config.rope_parameters
         return dict(rope["full_attention"] if self.name == _GEMMA3 else rope)
 
     def _refuse(self, folder: Path) -> None:
-        """Raises for what the files of llama.cpp cannot express."""
+        """Raises for features that llama.cpp's files cannot express."""
         config, rope = self.config, self._rope()
         layers = list(getattr(config, "layer_types", None) or [])
         problems = []
@@ -221,14 +222,14 @@ class Architecture:
 def pairs_from_halves(tensor: Tensor, heads: int) -> Tensor:
     """Returns rows of q or k in llama.cpp's order.
 
-    transformers has a rotary pair in rows (i, i + head_size/2) of a head; llama.cpp's architecture
-    ``llama`` has it in rows (2i, 2i + 1).
+    transformers stores a rotary pair in rows (i, i + head_size/2) of a head; llama.cpp's
+    architecture ``llama`` stores it in rows (2i, 2i + 1).
     """
     split = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
     return split.transpose(1, 2).reshape(tensor.shape)
 
 
 def halves_from_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Undoes ``pairs_from_halves``."""
+    """Inverse of ``pairs_from_halves``."""
     split = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
     return split.transpose(1, 2).reshape(tensor.shape)

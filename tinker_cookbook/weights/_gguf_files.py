@@ -1,7 +1,7 @@
-"""Writes GGUF files: a model with the adapter merged into it, or the adapter alone.
+"""Writes GGUF files: a merged model, or only the adapter.
 
-Tensors are read, merged in float32, quantized and written one after another, so that a few of them
-are in memory at a time.
+Tensors are read, merged in float32, quantized and written one by one, so that only a few
+are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Watch = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done, and all steps."""
+"""Called with a description of the work, the finished steps, and the number of all steps."""
 
 QUANTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -40,16 +40,16 @@ _FILE_TYPES = {
 
 @dataclass
 class FileReport:
-    """What was written into a file."""
+    """Statistics of a written file."""
 
     types: dict[str, int] = field(default_factory=dict)
     """Type -> number of tensors."""
     merged: int = 0
     """Tensors that the adapter changed."""
     untied: bool = False
-    """Whether the head is stored apart from embeddings with which the base model shares it."""
+    """Whether the head is stored separately although the base model ties it to the embeddings."""
     left_out: list[str] = field(default_factory=list)
-    """Modules of the adapter that the file lacks."""
+    """Modules of the adapter that are missing in the file."""
 
 
 def check_quant(quant: str) -> str:
@@ -76,14 +76,15 @@ def write_model_file(
     Args:
         checkpoint: The adapter, and the folder of its base model.
         path: File to write.
-        quant: One of ``QUANTS``, of all matrices whose rows are multiples of its block.
-        merge: Whether the adapter is merged; ``False`` writes the base model alone.
-        separate_head: Store the head apart from the embeddings even where nothing changes it: a
+        quant: One of ``QUANTS``, for all matrices with rows that are multiples of its block.
+        merge: Whether to merge the adapter; ``False`` writes only the base model.
+        separate_head: Store the head separately from the embeddings even if nothing changes it: a
             LoRA file can change only a matrix that the base model's file has.
         watch: Called after each tensor.
 
     Raises:
-        WeightsMergeError: llama.cpp lacks the architecture, or the adapter is of another model.
+        WeightsMergeError: llama.cpp lacks the architecture, or the adapter belongs to another
+            model.
     """
     import gguf
     import torch
@@ -97,7 +98,7 @@ def write_model_file(
             stored = _stored_tensors(checkpoint.base_folder, files)
             tied = bool(architecture.config.tie_word_embeddings)
             if tied:
-                # Some files have a copy that loaders ignore in a tied model.
+                # Some files of tied models have a copy of the head, which loaders ignore.
                 stored.pop(_HEAD_WEIGHT, None)
             report.untied = tied and (HEAD in updates or separate_head)
             if report.untied:
@@ -120,7 +121,7 @@ def write_model_file(
             writer.write_ti_data_to_file()
             doing = f"writing {'the model' if merge else 'the base model'}, {quant}"
             for done, (name, kind) in enumerate(types.items(), start=1):
-                # A copy: the mapped file is read-only, and the update is added in place.
+                # Copy: the mapped file is read-only, and the update is added in place.
                 tensor = stored[name][:].to(torch.float32, copy=True)
                 update = updates.get(name.removesuffix(".weight"))
                 if update is not None:
@@ -145,7 +146,7 @@ def write_adapter_file(
         checkpoint: The adapter, and the folder of its base model.
         path: File to write.
         quant: ``f32`` or ``f16``.
-        drop_head: Leave the update of the head out.
+        drop_head: Omit the update of the head.
 
     Raises:
         WeightsMergeError: llama.cpp lacks the architecture or one of the adapted modules.
@@ -163,7 +164,7 @@ def write_adapter_file(
         updates = dict(checkpoint.updates)
         if drop_head and updates.pop(HEAD, None) is not None:
             report.left_out.append(HEAD)
-        # llama.cpp scales all updates by one alpha over the rank of each.
+        # llama.cpp scales each update by alpha / rank, with one alpha for all.
         alpha = next(iter(updates.values()))
         alpha = alpha.scaling * len(alpha.a)
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
@@ -184,7 +185,7 @@ def write_adapter_file(
 
 
 def _stored_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """Returns slices of a model's safetensors files, by name; ``files`` closes them."""
+    """Returns the tensor slices of a model's safetensors files by name; ``files`` closes them."""
     from safetensors import safe_open
 
     index = folder / _INDEX
@@ -200,7 +201,7 @@ def _stored_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
             )
         opened = files.enter_context(safe_open(folder / name, "pt"))
         stored |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118
-    # Buffers that old files hold; llama.cpp computes them.
+    # Buffers in old files; llama.cpp computes them itself.
     return {key: one for key, one in stored.items() if not key.endswith("rotary_emb.inv_freq")}
 
 
@@ -245,10 +246,10 @@ def _type_of(
     import gguf
 
     shape = stored[source].get_shape()
-    # Norms and biases are small and are added or multiplied, which llama.cpp does in float32.
+    # Norms and biases are small, and llama.cpp applies them in float32.
     if len(shape) == 1:
         return gguf.GGMLQuantizationType.F32
-    # The matrix of the logits loses most by 4 bits; in a tied model it is that of the embeddings.
+    # 4 bits hurt the output matrix most; in a tied model it is also the embedding matrix.
     is_head = name == "output.weight" or (
         name == "token_embd.weight" and _HEAD_WEIGHT not in stored
     )
@@ -261,7 +262,7 @@ def _type_of(
 def _announce(
     writer: gguf.GGUFWriter, name: str, shape: list[int], kind: gguf.GGMLQuantizationType
 ) -> None:
-    """Adds the description of a tensor, which precedes all values in the file."""
+    """Adds a tensor's description to the file's header."""
     import gguf
 
     block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -275,7 +276,7 @@ def _encode(tensor: Tensor, kind: gguf.GGMLQuantizationType, name: str) -> np.nd
     array = np.ascontiguousarray(tensor.numpy(), dtype=np.float32)
     with np.errstate(over="ignore"):
         encoded = quantize(array, kind)
-    # A weight beyond 65504 is infinite in float16.
+    # Weights above 65504 become infinite in float16.
     if encoded.dtype in (np.float16, np.float32) and not np.isfinite(encoded).all():
         raise WeightsMergeError(
             f"{name}: a weight is not finite in {kind.name.lower()}; choose quant=bf16 or quant=f32"
@@ -284,7 +285,7 @@ def _encode(tensor: Tensor, kind: gguf.GGMLQuantizationType, name: str) -> np.nd
 
 
 def read_model_file(path: Path, architecture: Architecture) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names of llama.cpp and float32 values of a file's tensors."""
+    """Yields llama.cpp's name and the float32 values of each tensor in a file."""
     import gguf
     from gguf.quants import dequantize
 

@@ -1,7 +1,7 @@
-"""Compares GGUF files with the engine: through llama.cpp where it is installed, and read back.
+"""Compares GGUF files with the engine: through llama.cpp if installed, and by reading them back.
 
-Reading back needs the ``gguf`` package alone: it proves names, shapes, quantization and the order
-of rows, as this package understands them. llama.cpp itself, through ``xllamacpp``, proves the rest:
+Reading back needs only the ``gguf`` package. It checks names, shapes, quantization and the order
+of rows, as this package defines them. llama.cpp itself, through ``xllamacpp``, checks the rest:
 positions, metadata and the tokenizer.
 """
 
@@ -32,15 +32,15 @@ from tinker_cookbook.weights.proof import (
     reference_logprobs,
 )
 
-# Quant -> (bound in nats, measure) in llama.cpp, which also rounds activations in the quantized
-# types. A wrong order of rows gives several nats.
+# Quant -> (bound in nats, measure) in llama.cpp. With quantized types it also rounds
+# activations. A wrong row order causes a difference of several nats.
 BOUNDS = {
     "f32": (1e-3, "largest"), "f16": (0.02, "mean"), "bf16": (0.1, "mean"),
     "q8_0": (0.2, "mean"), "q4_0": (1.5, "mean"),
 }  # fmt: skip
 NO_LLAMA_CPP = "not loaded in llama.cpp: pip install xllamacpp to compare there too"
 
-# What tokenizers split in different ways. Accents are composed: llama.cpp does not normalize them.
+# Texts that tokenizers split differently. Accents are composed: llama.cpp does not normalize them.
 TEXTS = (
     "Hello world! It's 12345.67, we'll see; they'RE  done...   ",
     "def f(x):\n\tif x == 1:\r\n        return x**2  # square\n\n\n    y = [1, 22, 333, 4444]",
@@ -51,7 +51,7 @@ TEXTS = (
 
 
 def llama_cpp_version() -> str | None:
-    """Returns the version of ``xllamacpp``, or None where it is not installed."""
+    """Returns the version of ``xllamacpp``, or None if it is not installed."""
     if find_spec("xllamacpp") is None:
         return None
     from importlib.metadata import version
@@ -62,7 +62,7 @@ def llama_cpp_version() -> str | None:
 def run_llama_cpp(
     model: Path, lora: Path | None, prompts: Sequence[list[int]], texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the answer of ``_llama_cpp.main``, from a process of its own.
+    """Runs ``_llama_cpp.main`` in a separate process and returns its answer.
 
     Raises:
         WeightsError: llama.cpp does not load the files.
@@ -85,10 +85,10 @@ def compare_in_llama_cpp(
     quant: str,
     reference: Sequence[PromptScores],
 ) -> Comparison:
-    """Compares log-probabilities and tokens of llama.cpp with those of the engine.
+    """Compares llama.cpp's log-probabilities and tokens with the engine's.
 
     Raises:
-        WeightsError: llama.cpp does not load the files, or splits a text into other tokens.
+        WeightsError: llama.cpp does not load the files, or tokenizes a text differently.
     """
     prompts = [scores.tokens for scores in reference]
     tokenizer = get_tokenizer(str(checkpoint.base_folder))
@@ -106,7 +106,7 @@ def compare_in_llama_cpp(
                 f"{checkpoint.base_model}: token {at} is {tokens[at : at + 3]}, expected "
                 f"{expected[at : at + 3]}; nothing was written"
             )
-    # llama.cpp returns none for a token that ends within a character.
+    # llama.cpp returns no value for a token that ends within a character.
     kept = [np.array([x is not None for x in row]) for row in answer["logprobs"]]
     found = [
         np.array([x for x in row if x is not None], dtype=np.float64) for row in answer["logprobs"]
@@ -117,7 +117,7 @@ def compare_in_llama_cpp(
     ]
     bound, measure = BOUNDS[quant]
     if quant == "f32" and Architecture.of(checkpoint.base_folder).name == "gemma3":
-        bound = 0.01  # llama.cpp has a table in float16 for the activation of Gemma
+        bound = 0.01  # llama.cpp computes Gemma's activation with a float16 table
     reader = f"llama.cpp (xllamacpp {answer['version']})"
     return compare(export, reader, expected_scores, found, bound=bound, measure=measure)
 
@@ -125,10 +125,10 @@ def compare_in_llama_cpp(
 def compare_model_read_back(
     checkpoint: Checkpoint, path: Path, export: str, quant: str, reference: Sequence[PromptScores]
 ) -> Comparison:
-    """Reads a model's file into transformers and compares log-probabilities.
+    """Loads a model's file into transformers and compares log-probabilities.
 
     Raises:
-        WeightsError: A tensor of the model is missing in the file.
+        WeightsError: The file lacks a tensor of the model.
     """
     from importlib.metadata import version
 
@@ -171,7 +171,7 @@ def compare_adapter_read_back(
     reference: Sequence[PromptScores],
     device: str,
 ) -> Comparison:
-    """Reads an adapter's file, applies it in the engine and compares log-probabilities."""
+    """Loads an adapter's file, applies it in the engine and compares log-probabilities."""
     from importlib.metadata import version
 
     import gguf
@@ -202,7 +202,7 @@ def compare_adapter_read_back(
 
 
 def _chat_text(tokenizer: Any) -> list[str]:
-    """Returns a conversation in the chat template: special tokens between texts."""
+    """Returns a conversation rendered with the chat template, to test special tokens."""
     if not tokenizer.chat_template:
         return []
     messages = [
@@ -211,5 +211,5 @@ def _chat_text(tokenizer: Any) -> list[str]:
         {"role": "user", "content": " Thanks "},
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    # The tokenizer adds BOS to what the template begins with.
+    # The tokenizer would add a second BOS to the template's.
     return [str(text).removeprefix(tokenizer.bos_token or "\0") or str(text)]

@@ -1,8 +1,8 @@
-"""A tokenizer as llama.cpp stores it.
+"""Converts a tokenizer to llama.cpp's format.
 
-llama.cpp implements how a text is split before byte-pair merges, and a file only names the
-implementation (``tokenizer.ggml.pre``). The name is found by comparing the steps of the tokenizer
-itself with those that llama.cpp implements; an unknown combination is refused.
+llama.cpp implements the pre-tokenizer (the splitting before byte-pair merges), and a file only
+names the implementation (``tokenizer.ggml.pre``). The name is found by comparing the tokenizer's
+steps with those that llama.cpp implements; unknown combinations are refused.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "\u2581"
-# Names under which chat models end a turn.
+# Tokens by which chat models end a turn.
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
-# A word with one other character before it, digits in groups, punctuation, line breaks, spaces.
+# A word with one leading other character, groups of digits, punctuation, line breaks, spaces.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,7 +46,7 @@ _PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of the keys ``tokenizer.*``."""
+    """Content of the metadata keys ``tokenizer.*``."""
 
     model: str
     """``gpt2`` for byte-level merges, ``llama`` for SentencePiece."""
@@ -54,7 +54,7 @@ class Vocabulary:
     tokens: list[str]
     types: list[int]
     scores: list[float] | None
-    """Of SentencePiece: a pair whose result has a higher score is merged first."""
+    """For SentencePiece: the pair with the higher score of its result is merged first."""
     merges: list[str] | None
     ids: dict[str, int]
     """Role (bos, eos, eot, unk, pad) -> token id."""
@@ -75,7 +75,7 @@ class Vocabulary:
             writer.add_token_merges(self.merges)
         for role, index in self.ids.items():
             getattr(writer, f"add_{role}_token_id")(index)
-        # Always written: without them llama.cpp uses defaults of its own.
+        # Always written: without them llama.cpp uses its own defaults.
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(self.add_eos)
         if self.add_space_prefix is not None:
@@ -88,7 +88,7 @@ def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
     """Returns the vocabulary of a tokenizer for a model with ``rows`` embeddings.
 
     Raises:
-        WeightsMergeError: llama.cpp does not implement what the tokenizer does.
+        WeightsMergeError: llama.cpp does not implement this tokenizer.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -96,7 +96,7 @@ def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
             f"{type(tokenizer).__name__}: only tokenizers of the library 'tokenizers' "
             "(tokenizer.json) can be exported as GGUF"
         )
-    # What the loaded tokenizer does, which may differ from the file that it was loaded from.
+    # Read the loaded tokenizer, which may differ from its file.
     spec = json.loads(backend.to_str())
     model = spec["model"]
     if model["type"] != "BPE":
@@ -128,7 +128,8 @@ def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
 
 
 def _tokens(spec: dict[str, Any], rows: int, pieces: bool) -> tuple[list[str], list[int]]:
-    """Returns texts and types [rows]; rows without a token get a name that no text contains."""
+    """Returns texts and types [rows]; rows without a token get a placeholder that no text
+    contains."""
     tokens = [f"[PAD{index}]" for index in range(rows)]
     types = [_UNUSED] * rows
     for token, index in spec["model"]["vocab"].items():
@@ -147,13 +148,13 @@ def _tokens(spec: dict[str, Any], rows: int, pieces: bool) -> tuple[list[str], l
 
 
 def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
-    """Scores that give the order of the merges."""
+    """Returns scores that reproduce the order of the merges."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         text = "".join(pair.split(" ") if isinstance(pair, str) else pair)
-        # The first of several pairs with the same result; they follow each other.
+        # The first of several pairs with the same result counts; they are consecutive.
         ranks.setdefault(text, rank)
-    # Tokens that no pair makes come last.
+    # Tokens that are not the result of a merge come last.
     return [-float(ranks.get(token, len(merges) + index)) for index, token in enumerate(tokens)]
 
 
@@ -183,8 +184,8 @@ def _pre_tokenizer(spec: dict[str, Any]) -> str:
     normal = [step for step in _steps(spec["normalizer"]) if step != '{"type": "NFC"}']
     if name is None or normal:
         raise WeightsMergeError(
-            f"the tokenizer splits texts in a way that has no name here: normalizer {normal}, "
-            f"pre-tokenizer {list(steps)}, ignore_merges={whole_words}; known are those of "
+            f"llama.cpp has no name for the tokenizer's way to split texts: normalizer {normal}, "
+            f"pre-tokenizer {list(steps)}, ignore_merges={whole_words}; known are those for "
             f"{', '.join(_PRE_TOKENIZERS.values())}"
         )
     return name
@@ -203,7 +204,7 @@ def _space_prefix(spec: dict[str, Any]) -> bool:
             parts += part.get("normalizers") or part.get("pretokenizers") or []
         elif (kind == "Prepend" and part["prepend"] == _SPACE) or kind == "Metaspace":
             prefix |= kind == "Prepend" or part.get("prepend_scheme") != "never"
-        # Spaces become the mark, and nothing is split at it, or at spaces, which are gone by then.
+        # Spaces are replaced by the mark first, so nothing is split at spaces or at the mark.
         elif kind not in ("Replace", "Split") or part["pattern"].get("String") != " ":
             raise WeightsMergeError(
                 f"the tokenizer changes texts by {json.dumps(part, ensure_ascii=False)}, which "
@@ -221,7 +222,7 @@ def _role_ids(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, int]:
     }
     added = {token["content"]: token["id"] for token in spec["added_tokens"]}
     template = _template(tokenizer) or ""
-    # The end of a turn is a second end for llama.cpp, and for models that end texts in another way.
+    # llama.cpp also stops at the end-of-turn token, if it differs from the end of text.
     ids["eot"] = next((added[t] for t in _ENDS_OF_TURN if t in added and t in template), None)
     return {role: index for role, index in ids.items() if index is not None}
 

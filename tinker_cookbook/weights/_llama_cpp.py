@@ -1,7 +1,7 @@
-"""Computes log-probabilities in llama.cpp, as a process of its own.
+"""Computes log-probabilities in llama.cpp, in a separate process.
 
-Run as a script, because a file that llama.cpp refuses ends its process. It needs the package
-``xllamacpp`` alone, and starts without importing this package.
+Run as a script, because llama.cpp exits the process if it refuses a file. It needs only the package
+``xllamacpp``, and does not import this package.
 
 python _llama_cpp.py request.json answer.json
 """
@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_FORCED = 1e9  # added to a logit, it makes the choice of that token certain
+_FORCED = 1e9  # added to a logit, it forces that token
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Returns ``logprobs`` (for each prompt, [T - 1]), ``tokens`` (of each text) and ``version``.
 
-    A log-probability is None where llama.cpp returns none: for a token that ends in the middle of a
-    character.
+    A log-probability is None if llama.cpp returns none, which happens for a token that ends within
+    a character.
 
     ``request``: ``model`` and ``lora`` (paths), ``prompts`` (token ids), ``texts``.
     """
@@ -34,17 +34,17 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     if request["lora"]:
         params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(request["lora"], 1.0)]
     longest = max(map(len, request["prompts"]))
-    # All prompts at once: the weights are read from memory once for a token of each.
+    # All prompts at once: each read of the weights serves one token of every prompt.
     count = len(request["prompts"])
     params.n_parallel, params.n_ctx = count, count * (longest + 8)
     params.kv_unified, params.warmup = False, False
-    # Everything in float32 that is not stored in another type.
+    # Use float32 for everything that is not stored in another type.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    # One thread that does not spin: several wait for each other, for seconds on a busy machine.
+    # One thread, because several would wait for each other for seconds on a busy machine.
     for threads in (params.cpuparams, params.cpuparams_batch):
         threads.n_threads, threads.poll = 1, 0
-    params.port, params.verbosity = 0, 1  # errors alone
+    params.port, params.verbosity = 0, 1  # errors only
     server: Any = xllamacpp.Server(params)
     with ThreadPoolExecutor(count) as pool:
         prompts = request["prompts"]
@@ -57,8 +57,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(server: Any, slot: int, tokens: list[int]) -> list[float | None]:
-    """Log-probability of each token after the first: the server returns that of a sampled token,
-    before the bias that makes it the sampled one."""
+    """Returns the log-probability of each token after the first. The server returns it for a
+    sampled token, without the bias that forces the token."""
     found: list[float | None] = []
     for position in range(1, len(tokens)):
         answer = _post(
@@ -77,7 +77,7 @@ def _logprobs(server: Any, slot: int, tokens: list[int]) -> list[float | None]:
         )
         chosen = (answer.get("completion_probabilities") or [None])[0]
         if chosen is not None and chosen["id"] != tokens[position]:
-            raise RuntimeError(f"token {tokens[position]} was not sampled, but {chosen['id']}")
+            raise RuntimeError(f"token {chosen['id']} was sampled instead of {tokens[position]}")
         found.append(None if chosen is None else float(chosen["logprob"]))
     return found
 
@@ -93,7 +93,7 @@ def _post(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    # Without a proxy that the environment may name.
+    # Ignore proxies of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=600) as answer:
         return json.load(answer)
@@ -103,5 +103,5 @@ if __name__ == "__main__":
     result = main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
-    # The threads of the server may not end.
+    # The server's threads may never end.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Merges an adapter into its base model, in float32, from the weights in the base model's files.
+"""Merges an adapter into its base model, in float32, reading the base model's files.
 
-The files are read, changed and written in blocks of rows. An update of a head that shares its
-matrix with the input embeddings gets a matrix of its own: merged into the shared one, it would
-change the embeddings too.
+Files are read, changed and written in blocks of rows, to bound the memory. If an adapter updates a
+head that shares its matrix with the input embeddings, the head gets a separate matrix: merging into
+the shared one would change the embeddings too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _NOT_COPIED = ("config.json", "copy.json", "README.md")
 
 @dataclass
 class MergeReport:
-    """What a merge did."""
+    """Statistics of a merge."""
 
     tensors: int = 0
     merged: int = 0
     """Tensors that the adapter changed."""
     bytes: int = 0
     untied: bool = False
-    """Whether the head got a matrix of its own."""
+    """Whether the head got a separate matrix."""
     largest_change: float = 0.0
     """Largest change of a weight by the adapter."""
     largest_rounding: float = 0.0
@@ -56,10 +56,10 @@ class MergeReport:
     rounding_of: str = ""
     """Tensor with that difference."""
     peak_bytes: int = 0
-    """Largest resident memory of the process so far."""
+    """Peak resident memory of the process so far."""
 
     def facts(self, dtype: str) -> dict[str, str]:
-        """Returns the report in words, for the proof and the card."""
+        """Returns the report as texts for the proof and the card."""
         facts = {
             "changed tensors": f"{self.merged} of {self.tensors}",
             "size": f"{self.bytes / 2**20:.1f} MiB",
@@ -71,14 +71,14 @@ class MergeReport:
         if self.untied:
             facts["head"] = (
                 "separated from the input embeddings (tie_word_embeddings is false), because the "
-                "adapter changes the head alone"
+                "adapter changes only the head"
             )
         return facts
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """A tensor of the merged model, and what it is made from."""
+    """A tensor of the merged model, with its source and its update."""
 
     new: NewTensor
     source: StoredTensor
@@ -92,7 +92,8 @@ class _Plan:
 
 
 def check_merge_dtype(dtype: str) -> str:
-    """Returns ``dtype``; raises ``ConfigurationError`` with the nearest for an unknown one."""
+    """Returns ``dtype``; raises ``ConfigurationError`` for an unknown one, with the nearest
+    name."""
     if dtype not in MERGE_DTYPES:
         raise ConfigurationError(
             f"dtype: got {dtype!r}, expected one of {', '.join(MERGE_DTYPES)}"
@@ -107,13 +108,13 @@ def merge_files(
     """Writes the merged model into the existing folder ``out``.
 
     Args:
-        checkpoint: Adapter and folder of its base model, which has safetensors files.
+        checkpoint: Adapter and folder of its base model, with safetensors files.
         out: Receives weights, ``config.json`` and the tokenizer's files.
-        dtype: ``float32``, ``bfloat16`` or ``float16``, of all float tensors; those that the base
-            model stores in float32 while most of it is in half precision stay in float32.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of all float tensors. Tensors that the base
+            model stores in float32, while most are in half precision, stay in float32.
 
     Raises:
-        WeightsMergeError: The adapter does not fit, or the base model is quantized.
+        WeightsMergeError: The adapter does not fit the base model, or that is quantized.
     """
     folder = checkpoint.base_folder
     config = model_config(folder)
@@ -137,7 +138,7 @@ def merge_files(
 
 
 def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, tied: bool) -> _Plan:
-    """Decides which tensor of which file each update changes; reads headers only."""
+    """Maps each update to a tensor of a file; reads only the headers."""
     folder, source = checkpoint.base_folder, checkpoint.name
     if config.get("quantization_config"):
         raise WeightsMergeError(
@@ -169,7 +170,7 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
         planned = plan.files[file] = []
         for name, one in tensors.items():
             if plan.untied and name == f"{HEAD}.weight":
-                continue  # a copy that loaders ignore in a tied model
+                continue  # a copy of a tied head, which loaders ignore
             wanted = MERGE_DTYPES[dtype] if one.dtype in FLOATS and name not in kept else one.dtype
             planned.append(_Planned(NewTensor(name, wanted, one.shape), one, changes.get(name)))
             if plan.untied and name == _embedding_of(stored, folder):
@@ -179,7 +180,7 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a model, those of its index if it has one."""
+    """Returns the safetensors files of a model; with an index, the files in it."""
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
@@ -194,10 +195,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def is_tied(folder: Path, trust_remote_code: bool = False) -> bool:
-    """Returns whether head and input embeddings of a model are one matrix."""
+    """Returns whether a model ties its head to the input embeddings."""
     from transformers import AutoConfig
 
-    # Not from config.json: a missing key means the default of the architecture.
+    # Not read from config.json: if the key is missing, the architecture's default applies.
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=trust_remote_code
     )
@@ -205,7 +206,7 @@ def is_tied(folder: Path, trust_remote_code: bool = False) -> bool:
 
 
 def _kept_in_float32(stored: Mapping[str, StoredTensor]) -> set[str]:
-    # Routers and norms of some models need float32 and are stored so.
+    # Some models need float32 for routers and norms, and store them in float32.
     sizes: Counter[str] = Counter()
     for one in stored.values():
         sizes[one.dtype] += prod(one.shape)
@@ -218,7 +219,7 @@ def _key_of(module: str, stored: Mapping[str, StoredTensor]) -> str | None:
     key = f"{module}.weight"
     if key in stored:
         return key
-    # Files of multimodal models may have another prefix than the loaded modules.
+    # In multimodal models, names in files may have another prefix than the loaded modules.
     end = key[key.index("layers.") :] if "layers." in key else key
     found = [name for name in stored if name.endswith(f".{end}") and "vis" not in name]
     return found[0] if len(found) == 1 else None
@@ -240,14 +241,14 @@ def _merged_blocks(planned: _Planned, report: MergeReport) -> Iterator[Tensor]:
         if update is None:
             changed = block
         else:
-            # One sum in float32, rounded once.
+            # Add in float32 and round once.
             delta = (update.b[rows] @ update.a).mul_(update.scaling)
             report.largest_change = max(report.largest_change, delta.abs().max().item())
             changed = delta.add_(block)
         rounded = changed.to(dtype)
         if changed.is_floating_point() and dtype != changed.dtype:
             largest = (rounded.to(changed.dtype) - changed).abs().max().item() if len(block) else 0
-            if not largest < float("inf"):  # also for NaN
+            if not largest < float("inf"):  # also catches NaN
                 raise WeightsMergeError(
                     f"{planned.new.name}: a weight is not finite in {str(dtype)[6:]}; choose "
                     "dtype=bfloat16 or dtype=float32"
@@ -260,7 +261,7 @@ def _merged_blocks(planned: _Planned, report: MergeReport) -> Iterator[Tensor]:
 def write_config(config: Mapping[str, Any], out: Path, dtype: str, untied: bool) -> None:
     """Writes ``config.json`` of a merged model."""
     written = dict(config)
-    # Newer versions of transformers write "dtype", and read both.
+    # Newer versions of transformers write "dtype" and read both keys.
     written.pop("torch_dtype", None)
     written["dtype"] = dtype
     parts = [written]
@@ -282,7 +283,7 @@ def copy_small_files(folder: Path, out: Path) -> None:
 
 
 def peak_memory_bytes() -> int:
-    """Returns the largest resident memory of this process so far; 0 on Windows."""
+    """Returns the peak resident memory of this process so far; 0 on Windows."""
     if sys.platform == "win32":
         return 0
     import resource

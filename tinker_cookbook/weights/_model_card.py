@@ -19,7 +19,7 @@ _VERSIONS_OF = ("tinker_cookbook", "transformers", "peft", "torch")
 
 @dataclass
 class ModelCardConfig:
-    """Metadata of a model card; empty fields are left out."""
+    """Metadata of a model card; empty fields are omitted."""
 
     base_model: str
     """Hub name of the base model."""
@@ -40,14 +40,14 @@ def generate_model_card(
     model_path: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> ModelCard:
-    """Returns a card, which ``card.save("README.md")`` writes.
+    """Returns a model card; ``card.save("README.md")`` writes it.
 
     Args:
         config: Metadata.
         repo_id: Name of the repository, for title and example.
-        model_path: Folder of the export: whether it is an adapter, and its comparison with the
-            engine.
-        sections: Further parts: title and Markdown text.
+        model_path: Folder of the export; shows whether it is an adapter, and its comparison with
+            the engine.
+        sections: Additional sections: title and Markdown text.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -61,7 +61,7 @@ def generate_model_card(
         *(("gguf",) if gguf else ()),
         *config.tags,
     ]
-    # Of the Hub: a folder on this machine means nothing to a reader.
+    # Only a Hub name: a local folder means nothing to a reader.
     on_hub = _hub_name(config.base_model)
     data = ModelCardData(
         base_model=on_hub,
@@ -87,7 +87,7 @@ def generate_model_card(
     if proof is not None:
         facts = "\n".join(f"- {name}: {text}" for name, text in proof.facts.items())
         compared = (
-            "Loaded again after it was written, and compared with the engine in float32 on eight "
+            "Reloaded after writing, and compared with the engine in float32 on eight "
             f"prompts (absolute differences of log-probabilities, in nats):\n\n{proof.table()}"
             if proof.comparisons
             else "Not compared with the engine."

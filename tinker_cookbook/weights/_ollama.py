@@ -1,7 +1,7 @@
-"""Writes an Ollama ``Modelfile``: the chat format that the model was trained with, as a template.
+"""Writes an Ollama ``Modelfile`` with the model's chat format as a template.
 
-The template is derived from prompts that the renderer writes for conversations of marked messages,
-and is used only if it gives what the renderer gives for another conversation.
+The template is derived from the renderer's prompts for conversations with marked messages,
+and is used only if it reproduces the renderer's prompt of another conversation.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ChatFormat:
     """Texts around the messages of a conversation."""
 
     default: str
-    """Before the first message, if none is of the system."""
+    """Text before the first message if there is no system message."""
     around: dict[str, tuple[str, str]]
-    """Role -> text before and after its messages."""
+    """Role -> text before and text after its messages."""
     opening: str
-    """After the last message, where the answer begins."""
+    """Text after the last message, before the answer."""
     stops: list[str]
 
     def render(self, messages: list[Message]) -> str:
-        """Returns what the template gives for these messages."""
+        """Returns the prompt that the template produces for these messages."""
         text = "" if any(m["role"] == "system" for m in messages) else self.default
         for message in messages:
             before, after = self.around[message["role"]]
@@ -43,7 +43,7 @@ class ChatFormat:
         return text + self.opening
 
     def template(self) -> str:
-        """Returns the template in the language of Go that Ollama uses."""
+        """Returns the template in the Go template language of Ollama."""
         branches = ""
         for role, (before, after) in self.around.items():
             word = "else if" if branches else "if"
@@ -54,13 +54,13 @@ class ChatFormat:
 
 
 def chat_format(renderer: Renderer, tokenizer: Tokenizer) -> ChatFormat | None:
-    """Returns the format of a renderer, or None if a template of this form cannot express it."""
+    """Returns the format of a renderer, or None if such a template cannot express it."""
     try:
         head, turn, back, tail = _between(renderer, tokenizer, ["user", "assistant", "user"])
         system_head, system_end, *_ = _between(renderer, tokenizer, ["system", "user"])
     except (TinkerCookbookError, ValueError):  # such as a format without system messages
         return None
-    # A user message follows the head, and an answer: what both have in common belongs to it.
+    # A user message follows the head or an answer: the common text belongs to the user message.
     user_before = _common_end(head, back)
     user_after = _common_start(turn, tail)
     if not system_end.endswith(user_before):
@@ -89,7 +89,7 @@ def modelfile(
         renderer_name: Chat format that the model was trained with.
         model: File of the model, relative to the ``Modelfile``.
         adapter: File of a LoRA adapter.
-        context: Tokens that the model may have in its context at most.
+        context: Maximum context length in tokens.
     """
     tokenizer = get_tokenizer(str(base_folder))
     found = chat_format(get_renderer(renderer_name, tokenizer), tokenizer)
@@ -98,20 +98,20 @@ def modelfile(
         lines.append(f"ADAPTER ./{adapter}")
     if found is None or "{{" in found.default + found.opening + str(found.around):
         lines.append(
-            f"# The chat format {renderer_name} has no template of Ollama's form: Ollama uses the "
+            f"# The chat format {renderer_name} has no Ollama template: Ollama uses the "
             "chat template in the GGUF file."
         )
         return "\n".join([*lines, ""])
     lines.append(f'TEMPLATE """{found.template()}"""')
     lines += [f'PARAMETER stop "{_quoted(stop)}"' for stop in found.stops]
-    # Ollama's default is 4096 or less, and longer texts lose their beginning without a message.
+    # Ollama's default is at most 4096, and it silently truncates the beginning of longer texts.
     lines.append(f"PARAMETER num_ctx {min(context, 8192)}")
     return "\n".join([*lines, ""])
 
 
 def _end_at_stops(found: ChatFormat) -> ChatFormat:
-    """Moves each end of a turn to the message before it: what follows a user message is the same in
-    all conversations, and so is what precedes one."""
+    """Moves each end-of-turn text to the message before it: the text after a user message is the
+    same in all conversations, and so is the text before it."""
     ending = re.compile("|".join(rf".*?{re.escape(stop)}\s*" for stop in found.stops), re.DOTALL)
     around, default, opening = dict(found.around), found.default, found.opening
     before, after = around["user"]
@@ -133,7 +133,7 @@ def _between(renderer: Renderer, tokenizer: Tokenizer, roles: list[str]) -> list
     messages = [_message(role, f"mark{index}mark") for index, role in enumerate(roles)]
     rest, parts = _rendered(renderer, tokenizer, messages), []
     for message in messages:
-        # ValueError if the renderer leaves a message out or changes it.
+        # Raises ValueError if the renderer drops or changes a message.
         before, rest = rest.split(str(message["content"]))
         parts.append(before)
     return [*parts, rest]
@@ -141,7 +141,7 @@ def _between(renderer: Renderer, tokenizer: Tokenizer, roles: list[str]) -> list
 
 def _rendered(renderer: Renderer, tokenizer: Tokenizer, messages: list[Message]) -> str:
     tokens = renderer.build_generation_prompt(messages).to_ints()
-    # llama.cpp adds BOS itself where the tokenizer does.
+    # llama.cpp adds BOS itself if the tokenizer does.
     if tokens[:1] == [special_id(tokenizer, "bos")] == tokenizer.encode("")[:1]:
         tokens = tokens[1:]
     return decode_exactly(tokenizer, tokens)

@@ -1,4 +1,4 @@
-"""Writes an export completely or not at all."""
+"""Atomic output: writes an export completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_cookbook.utils.run_folder.paths import local_path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _ROLES = ("part", "old", "base")
-"""Ends of the names of temporary files and folders."""
+"""Suffixes of temporary files and folders."""
 
 
 class OutputExistsError(ConfigurationError, FileExistsError):
@@ -26,10 +26,10 @@ class OutputExistsError(ConfigurationError, FileExistsError):
 
 
 def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Returns the output folder as an absolute path; call it before any work is done.
+    """Returns the output folder as an absolute path; call this before any work.
 
     Raises:
-        OutputExistsError: It exists, is not empty, and ``overwrite`` is false.
+        OutputExistsError: The folder exists, is not empty, and ``overwrite`` is false.
     """
     path = local_path(out, "out").absolute()
     if path.is_dir() and not any(path.iterdir()):
@@ -43,17 +43,17 @@ def check_output(out: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 
 def temporary_path(out: Path, role: str) -> Path:
-    """Returns a path next to ``out`` that the next export deletes if this process is killed."""
+    """Returns a path next to ``out``. If this process is killed, the next export deletes it."""
     return out.with_name(f".{out.name}.{os.getpid()}.{role}")
 
 
 def _clean_up(out: Path) -> None:
-    """Restores or deletes what killed processes have left next to ``out``."""
+    """Restores or deletes the temporary paths of killed processes next to ``out``."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
         name, pid, role = left.name.rpartition(".")[0], *left.name.split(".")[-2:]
         if name != f".{out.name}.{pid}" or role not in _ROLES or _is_running(pid):
             continue
-        # Killed between the two renames: the previous export gets its name back.
+        # Killed between the two renames: restore the previous export.
         if role == "old" and not out.exists():
             os.rename(left, out)
         else:
@@ -68,10 +68,10 @@ def _delete(path: Path) -> None:
 
 
 def _is_running(pid: str) -> bool:
-    # Windows cannot be asked without a signal, and a name with other characters is not ours.
+    # Windows has no harmless signal to test a process; other suffixes are not from this package.
     if sys.platform == "win32" or not pid.isdecimal():
         return True
-    if int(pid) == os.getpid():  # of a process that had this id before
+    if int(pid) == os.getpid():  # left by an earlier process with the same id
         return False
     try:
         os.kill(int(pid), 0)
@@ -84,9 +84,9 @@ def _is_running(pid: str) -> bool:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yields an empty folder next to ``out``, and gives it the name ``out`` at the end.
+    """Yields an empty folder next to ``out``, and renames it to ``out`` at the end.
 
-    After an error ``out`` is as it was before, and the new folder is deleted.
+    After an error, ``out`` is unchanged and the new folder is deleted.
 
     Raises:
         WeightsError: The disk is full or cannot be written.
@@ -98,10 +98,10 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(out: Path) -> Iterator[Path]:
-    """As ``new_folder``, for a file, which the block creates."""
+    """Like ``new_folder``, for a file, which the block creates."""
     with _new_output(out) as part:
         yield part
-        # On the disk before the rename: after a power cut the name could have no content.
+        # Flush to disk before the rename: otherwise a power failure could leave an empty file.
         with open(part, "rb") as file:
             os.fsync(file.fileno())
 
@@ -113,22 +113,22 @@ def _new_output(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clean_up(out)
         yield part
-        # No rename replaces a folder that has content, so the previous export moves aside first.
+        # A rename cannot replace a non-empty folder, so move the previous export aside first.
         if out.is_dir():
             os.rename(out, old)
         os.replace(part, out)
     except BaseException as error:
-        # Also for KeyboardInterrupt: between the two renames no folder has the final name.
+        # Also for KeyboardInterrupt: between the two renames, no folder has the final name.
         if old.exists() and not out.exists():
             os.rename(old, out)
         _delete(part)
-        # safetensors raises an error of its own, which has the system's message.
+        # safetensors raises its own error type with the system's message.
         is_full = isinstance(error, OSError) and error.errno in _FULL
         if is_full or "No space left on device" in str(error):
             free = shutil.disk_usage(out.parent).free
             raise WeightsError(
                 f"{out}: the disk is full ({free / 2**20:.0f} MiB free without the new export); "
-                "nothing was changed there. Free some space or choose another folder with out=…"
+                "nothing there has changed. Free some space or choose another folder with out=…"
             ) from error
         raise
     _delete(old)

@@ -23,20 +23,20 @@ def publish_to_hf_hub(
     model_card: ModelCardConfig | None = None,
     endpoint: str | None = None,
 ) -> str:
-    """Uploads a folder and returns the address of the repository, which is created if needed.
+    """Uploads a folder and returns the repository's URL; creates the repository if needed.
 
     Args:
         model_path: Folder of an export.
         repo_id: ``user/name``.
         private: Whether a new repository is private.
         token: Default: ``HF_TOKEN``, or the stored login.
-        model_card: Writes ``README.md`` first, if the folder has none.
-        endpoint: Address of the Hub; default: ``HF_ENDPOINT``, or https://huggingface.co.
+        model_card: Whether to write ``README.md`` first if the folder has none.
+        endpoint: URL of the Hub; default: ``HF_ENDPOINT``, or https://huggingface.co.
 
     Raises:
-        FileNotFoundError: ``model_path`` is no folder.
-        WeightsError: The export disagrees with the engine, by its ``proof.json``; or the upload
-            fails.
+        FileNotFoundError: ``model_path`` is not a folder.
+        WeightsError: The export disagrees with the engine according to ``proof.json``, or the
+            upload fails.
     """
     path = Path(model_path).expanduser()
     if not path.is_dir():
@@ -62,12 +62,12 @@ def publish_to_hf_hub(
             folder_path=str(path),
             repo_id=repo_id,
             repo_type="model",
-            # Of an export that is being replaced, and of editors.
+            # Files of an export that is being replaced, and of editors.
             ignore_patterns=[".*"],
             commit_message="Upload with tinker_cookbook",
         )
     except Exception as error:  # the HTTP client differs between versions of huggingface_hub
-        # One line: the rest of the message is the response.
+        # Only one line: the rest of the message is the HTTP response.
         line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise WeightsError(
             f"repo_id={repo_id}: the upload to {api.endpoint} failed: {line}. Check the name "

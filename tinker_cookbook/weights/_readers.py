@@ -1,4 +1,4 @@
-"""Runs a program that loads an export in a process of its own."""
+"""Runs a program that loads an export, in a separate process."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def run_reader(
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Returns the answer of ``script request.json answer.json`` in a new process.
+    """Runs ``script request.json answer.json`` in a new process and returns the answer.
 
     Args:
-        script: File of this package that needs no other file of it.
+        script: File of this package that imports no other file of it.
         request: Written as JSON; ``model`` is the path of the model.
-        program: Name and version, for errors.
-        error_lines: Regular expression of the lines of its output that state an error.
+        program: Name and version of the program, for errors.
+        error_lines: Regular expression of output lines that state an error.
         python: Interpreter of the environment with the program.
-        env: Further environment variables.
+        env: Additional environment variables.
 
     Raises:
-        WeightsError: The program ends without an answer, with its message.
+        WeightsError: The program ends without an answer; has its message.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request), encoding="utf-8")
         done = subprocess.run(
-            # Isolated: modules of this folder would have the names of packages, such as gguf.
+            # Isolated mode: modules of this folder would shadow packages such as gguf.
             [python, "-I", script, str(asked), str(answer)],
             capture_output=True,
             text=True,
@@ -51,7 +51,7 @@ def run_reader(
         )
         if done.returncode != 0 or not answer.is_file():
             lines = (done.stdout + done.stderr).strip().splitlines()
-            # A traceback of Python may follow the lines with errors.
+            # A Python traceback may follow the error lines.
             message = [line for line in lines if re.search(error_lines, line)][:4] or lines[-4:]
             raise WeightsError(
                 f"{Path(request['model']).name}: {program} ended with code {done.returncode}; "

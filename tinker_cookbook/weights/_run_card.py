@@ -1,4 +1,4 @@
-"""The parts of a model card that come from the folder of a run: data, settings, curves, results."""
+"""Sections of a model card from the folder of a run: data, settings, curves, results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARD = "README.md"
 CURVES = "curves.png"
 Sections = list[tuple[str, str]]
 
-# Shown in this order, where a run has them. No paths, keys or names of people.
+# Settings in the order of the card, if a run has them. No paths, keys or names of people.
 _SETTINGS = (
     "recipe_name", "learning_rate", "lr_schedule", "warmup_steps", "num_epochs", "max_steps",
     "batch_size", "groups_per_batch", "group_size", "max_length", "max_tokens", "temperature",
@@ -52,20 +52,20 @@ def write_card(
     renderer_name: str | None = None,
     tokenizer_folder: Path | None = None,
 ) -> Path:
-    """Writes ``README.md`` of an export, and ``curves.png`` where matplotlib is installed.
+    """Writes ``README.md`` of an export, and ``curves.png`` if matplotlib is installed.
 
     Args:
-        folder: Of the export.
+        folder: Folder of the export.
         config: Metadata of the card.
         repo_id: Name of the repository.
         checkpoint: ``tinker://`` path.
         log_path: Folder of the run, for data, settings, curves and commit.
-        evals: Folder that ``tinker_cookbook.eval`` wrote, with ``NAME/result.json``.
+        evals: Output folder of ``tinker_cookbook.eval``, with ``NAME/result.json``.
         renderer_name: Chat format of the prompts.
-        tokenizer_folder: Model folder for an example of a prompt.
+        tokenizer_folder: Model folder, to render an example of a prompt.
 
     Raises:
-        ConfigurationError: ``evals`` or ``log_path`` is no such folder.
+        ConfigurationError: ``evals`` or ``log_path`` is not such a folder.
     """
     sections: Sections = []
     if log_path is not None:
@@ -84,7 +84,8 @@ def write_card(
 
 
 def run_sections(log_path: Path, folder: Path) -> Sections:
-    """Returns data, settings, curves and commit of a run; draws its curves into ``folder``."""
+    """Returns data, settings, curves and commit of a run; saves the plot of curves to
+    ``folder``."""
     try:
         config = json.loads((log_path / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -121,7 +122,7 @@ def evaluation_table(folder: Path) -> str:
     """Returns a table of the results below ``folder``: n, score, 95% interval.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There are no results.
     """
     files = sorted(folder.glob("*/result.json")) or sorted(folder.glob("result.json"))
     if not files:
@@ -153,14 +154,14 @@ def _prompt_format(renderer_name: str, folder: Path) -> str:
         renderer = get_renderer(renderer_name, tokenizer)
         prompt = renderer.build_generation_prompt([{"role": "user", "content": _EXAMPLE}])
         shown = tokenizer.decode(prompt.to_ints())
-    except TinkerCookbookError as error:  # a renderer of another package, say
+    except TinkerCookbookError as error:  # for example a renderer of another package
         logger.warning("no example of a prompt in the card: %s", error)
         return text
     return f"{text} The prompt for the message {_EXAMPLE!r}:\n\n```\n{shown}\n```"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the plain values of nested settings by dotted name; of paths, the last part."""
+    """Returns plain values of nested settings by dotted name; shortens paths to the last part."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key.startswith("_") or value is None:
@@ -168,7 +169,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{key}.")
         elif isinstance(value, str):
-            # Folders of this machine say nothing to a reader.
+            # Folders of this machine mean nothing to a reader.
             found[f"{prefix}{key}"] = Path(value).name if Path(value).is_absolute() else value
         elif isinstance(value, (int, float, bool)):
             found[f"{prefix}{key}"] = f"{value:.4g}" if isinstance(value, float) else value
@@ -177,7 +178,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _curve_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     rows = [row for row in rows if any(row.get(name) is not None for name in names)]
-    # The first, the last, and evenly spaced ones between; rows with the rarest metric are kept.
+    # The first, the last, and evenly spaced rows between; prefer rows that have the rarest metric.
     rare = [row for row in rows if row.get(names[-1]) is not None]
     chosen = rare if 2 <= len(rare) <= _ROWS else rows
     if len(chosen) > _ROWS:

@@ -1,4 +1,4 @@
-"""Opens what is exported: the tensors of an adapter, and the folder of its base model."""
+"""Opens a checkpoint for export: the adapter's tensors, and the folder of its base model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tinker_cookbook.exceptions import (
 
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
-# The service's name of the head -> that of transformers.
+# Name of the head in the service -> name in transformers.
 _HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
 HEAD = "lm_head"
 INNER = ".base_layer"
-"""End of PEFT's name for the first of a module's stacked parameters."""
+"""Suffix of PEFT's name for the first of a module's stacked parameters."""
 
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """The update of one matrix: ``W + scaling * b @ a``; or of the stacked matrices of ``experts``
-    E, whose factors PEFT stacks in ``a`` [E * r, in] and ``b`` [out, r * E]."""
+    """Update of one matrix, ``W + scaling * b @ a``, or of the stacked matrices of ``experts``
+    E: PEFT stacks their factors in ``a`` [E * r, in] and ``b`` [out, r * E]."""
 
     a: Tensor
     """[r, in], fp32."""
@@ -43,7 +43,7 @@ class LowRankUpdate:
 
     @property
     def rank(self) -> int:
-        """Rank of a matrix's update."""
+        """Rank of the update of one matrix."""
         return len(self.a) // max(1, self.experts)
 
     def split(self) -> tuple[Tensor, Tensor]:
@@ -64,11 +64,11 @@ class Checkpoint:
     name: str
     """tinker:// path, or the folder it was read from."""
     base_model: str
-    """Hub name or folder, as the checkpoint states it."""
+    """Hub name or folder, as stated by the checkpoint."""
     base_folder: Path
     """Folder of the base model on this machine, in transformers format."""
     updates: dict[str, LowRankUpdate]
-    """By the module's name in transformers, such as ``model.layers.0.mlp.up_proj``."""
+    """Updates by the module's name in transformers, such as ``model.layers.0.mlp.up_proj``."""
     config: dict[str, Any]
     """``adapter_config.json``."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -92,15 +92,15 @@ def open_checkpoint(
     Args:
         path: ``tinker://`` path, or the folder of an adapter (``adapter_config.json`` and
             ``adapter_model.safetensors``).
-        base_model: Hub name or folder; default: the one that the checkpoint states. Needed if that
-            one is a folder of another machine.
+        base_model: Hub name or folder; default: the one stated by the checkpoint. Needed if that
+            is a folder on another machine.
         backend: Where a ``tinker://`` path is looked up; see ``connect``.
         base_url: URL of a Tinker server.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
         ModelNotFoundError: The base model is not on this machine and cannot be downloaded.
-        WeightsAdapterError: The tensors form no LoRA adapter that can be exported.
+        WeightsAdapterError: The tensors are not a LoRA adapter that can be exported.
     """
     metadata: dict[str, str] = {}
     if path.startswith(fmt.SCHEME):
@@ -119,9 +119,9 @@ def open_checkpoint(
 
 
 def check_same_base(path: str, stated: str, given: str) -> None:
-    """Raises ``ConfigurationError`` if a checkpoint was trained on another model than ``given``."""
+    """Raises ``ConfigurationError`` if a checkpoint has another base model than ``given``."""
     stated, given = base_name(stated), base_name(given)
-    # Folders cannot be compared by name: a copy may be anywhere. Their shapes are checked later.
+    # Folders cannot be compared by name, since a copy may be anywhere. Shapes are checked later.
     hub_names = all(
         "/" in n.strip("/") and not Path(n).expanduser().exists() for n in (stated, given)
     )
@@ -135,8 +135,8 @@ def check_same_base(path: str, stated: str, given: str) -> None:
 def open_adapter_folder(
     folder: str, base_model: str, error: type[WeightsError] = WeightsAdapterError
 ) -> Checkpoint:
-    """Opens an adapter on this machine; as ``open_checkpoint``, but unusable tensors are an
-    ``error`` of the caller's kind."""
+    """Opens an adapter on this machine like ``open_checkpoint``; unusable tensors raise an
+    ``error`` of the caller's type."""
     if folder.startswith(fmt.SCHEME):
         raise error(
             f"adapter_path: got {folder!r}, expected a folder; weights.download fetches a "
@@ -153,7 +153,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Raises:
         FileNotFoundError: One of the two files is missing.
-        WeightsAdapterError: One of them cannot be read.
+        WeightsAdapterError: One of the files cannot be read.
     """
     for name in (fmt.ADAPTER_CONFIG, fmt.ADAPTER):
         if not (folder / name).is_file():
@@ -174,11 +174,11 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def low_rank_updates(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str
 ) -> dict[str, LowRankUpdate]:
-    """Returns the updates by module name; the scaling is the one that PEFT would apply.
+    """Returns the updates by module name, with the scaling that PEFT would apply.
 
     Raises:
-        WeightsAdapterError: A tensor is not half of a pair of matrices, or the adapter is of a
-            kind that changes weights in another way (DoRA, trained biases).
+        WeightsAdapterError: A tensor has no matching second matrix, or the adapter
+            changes weights in another way (DoRA, trained biases).
     """
     _check_kind(config, source)
     sides: dict[str, dict[str, Tensor]] = {}
@@ -186,12 +186,12 @@ def low_rank_updates(
         suffix = next((suffix for suffix in _SIDES if key.endswith(suffix)), None)
         if suffix is None:
             raise WeightsAdapterError(
-                f"{source}: tensor {key!r} is no lora_A or lora_B; expected a LoRA adapter alone"
+                f"{source}: tensor {key!r} is not lora_A or lora_B; expected a plain LoRA adapter"
             )
         if tensor.dim() != 2:
             raise WeightsAdapterError(
                 f"{source}: tensor {key!r} has shape {tuple(tensor.shape)}, expected a matrix; "
-                "a LoRA adapter in PEFT's format has matrices alone"
+                "a LoRA adapter in PEFT's format has only matrices"
             )
         module = key.removeprefix(_PREFIX).removesuffix(suffix)
         module = HEAD if module in _HEAD_ALIASES else module
@@ -214,7 +214,7 @@ def low_rank_updates(
 
 
 def _experts_of(config: Mapping[str, Any], module: str, stacked: int, source: str) -> int:
-    """Returns how many experts an update is stacked of; 0 for a plain matrix."""
+    """Returns the number of experts in a stacked update; 0 for a plain matrix."""
     parameters = [p.rpartition(".")[0] for p in config.get("target_parameters") or []]
     name = module.removesuffix(INNER)
     if not any(name.endswith(p) for p in parameters if p.endswith("experts")):
@@ -247,8 +247,8 @@ def _check_kind(config: Mapping[str, Any], source: str) -> None:
 
 
 def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    # PEFT: alpha / r, or alpha / sqrt(r) with rank-stabilized LoRA (Kalajdzievski 2023). A pattern
-    # names the end of a module's name and gives another alpha for it.
+    # PEFT: alpha / r, or alpha / sqrt(r) with rank-stabilized LoRA (Kalajdzievski 2023). A key of
+    # alpha_pattern is the suffix of a module's name, and its value is that module's alpha.
     patterns = config.get("alpha_pattern") or {}
     found = [
         alpha for end, alpha in patterns.items() if module == end or module.endswith(f".{end}")
@@ -260,13 +260,13 @@ def _scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
 def _read_path(
     path: str, backend: str, base_url: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], str, dict[str, str]]:
-    # Not at the top: it imports the SDK, which a local path does not need.
+    # Imported late: it imports the SDK, which a local path does not need.
     from tinker_cookbook.backends.connect import check_backend
 
     parsed = TinkerPath.parse(path)
     kind, _, _ = check_backend(backend, base_url)
     if kind != "local":
-        # It imports the SDK as well.
+        # Imported late for the same reason.
         from tinker_cookbook.weights._download import read_remote
 
         return read_remote(path, backend, base_url)

@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files in blocks of rows, so that no tensor is in memory whole.
+"""Reads and writes safetensors files in blocks of rows, so that no whole tensor is in memory.
 
 Format: https://huggingface.co/docs/safetensors. A file is the length of its header (8 bytes), the
 header (JSON: name -> dtype, shape, offsets), and the values of the tensors one after another.
@@ -25,12 +25,12 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 BLOCK_BYTES = 8 << 20
-"""A block of rows has at most this many bytes in float32, or one row."""
+"""Maximum bytes of a block in float32; a block has at least one row."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file."""
+    """A tensor in a safetensors file."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ class StoredTensor:
     """Name in the header, such as ``BF16``."""
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class StoredTensor:
             for start in range(0, self.rows, step):
                 rows = slice(start, min(start + step, self.rows))
                 count = (rows.stop - rows.start) * row
-                # A bytearray, since torch warns about memory that it must not write to.
+                # A bytearray, since torch warns about read-only memory.
                 content = bytearray(count * dtype.itemsize)
                 if file.readinto(content) != len(content):
                     raise WeightsMergeError(
@@ -88,7 +88,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a safetensors file by name; reads no values.
 
     Raises:
-        WeightsMergeError: The header cannot be read, or has a dtype of quantized weights.
+        WeightsMergeError: The header cannot be read, or has a quantized dtype.
     """
     try:
         with open(path, "rb") as file:
@@ -110,11 +110,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def write_file(path: Path, tensors: Iterable[tuple[NewTensor, Iterable[Tensor]]]) -> int:
-    """Writes a safetensors file from tensors with their blocks of rows; returns its bytes.
+    """Writes a safetensors file from tensors and their blocks of rows; returns its size in bytes.
 
-    The blocks of a tensor are produced when the tensors before it have been written.
+    Blocks are consumed lazily, one tensor after the other.
     """
-    # The widest values first, as the format's own library orders them, so that each tensor begins
+    # Widest dtypes first, like the safetensors library, so that each tensor begins
     # at a multiple of its item size.
     ordered = sorted(tensors, key=lambda one: (-DTYPES[one[0].dtype].itemsize, one[0].name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -1,7 +1,7 @@
-"""Computes log-probabilities in vLLM, as a process of its own.
+"""Computes log-probabilities in vLLM, in a separate process.
 
 Run as a script by the Python of an environment with vLLM, which pins other versions of packages
-than this package has; it imports nothing of this package.
+than this package needs. It does not import this package.
 
 python -I _vllm.py request.json answer.json
 """
@@ -40,9 +40,9 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         disable_log_stats=True,
         **(options if lora else {}),
     )
-    # One token is sampled after each beginning of a prompt, and only the prompt's next one is
-    # allowed; the log-probability is that before this restriction. vLLM's own log-probabilities of
-    # prompts fail with an adapter on the head.
+    # After each prefix of a prompt, one token is sampled, and only the prompt's next token is
+    # allowed. Its log-probability is computed without this restriction. vLLM's log-probabilities of
+    # prompt tokens fail with an adapter on the head.
     beginnings = [tokens[:at] for tokens in prompts for at in range(1, len(tokens))]
     following = [token for tokens in prompts for token in tokens[1:]]
     answers = llm.generate(
@@ -76,5 +76,5 @@ if __name__ == "__main__":
     result = main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
-    # Its threads and process groups may take seconds to end.
+    # vLLM's threads and process groups may take seconds to end.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Compares exports with the engine in vLLM, and how vLLM loads an adapter."""
+"""Compares exports in vLLM with the engine, and describes how vLLM loads an adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinker_cookbook.weights._source import HEAD, Checkpoint
 from tinker_cookbook.weights.proof import Comparison, PromptScores, compare
 
 _ENV = {
-    # In one process, which starts sooner and ends with the error itself.
+    # In one process, which starts faster and raises the actual error.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -32,7 +32,7 @@ _DEFAULT_RANK = 16
 
 
 def loading_in_vllm(checkpoint: Checkpoint) -> str:
-    """Returns how vLLM loads the adapter, or why it does not, in words."""
+    """Returns the command to load the adapter in vLLM, or why vLLM cannot load it."""
     architecture = next(iter(model_config(checkpoint.base_folder).get("architectures") or []), "")
     merge = "use `python -m tinker_cookbook.weights merge` instead"
     if any(update.experts for update in checkpoint.updates.values()):
@@ -45,9 +45,7 @@ def loading_in_vllm(checkpoint: Checkpoint) -> str:
         )
     rank = lora_rank_limit(checkpoint.rank)
     if rank is None:
-        return (
-            f"vLLM takes ranks up to {LORA_RANKS[-1]}, and this one has {checkpoint.rank}: {merge}"
-        )
+        return f"vLLM supports ranks up to {LORA_RANKS[-1]}, not {checkpoint.rank}: {merge}"
     more = f" --max-lora-rank {rank}" if rank > _DEFAULT_RANK else ""
     return f"vllm serve {checkpoint.base_model} --enable-lora{more} --lora-modules NAME=FOLDER"
 
@@ -63,7 +61,7 @@ def compare_in_vllm(
     bound: float,
     measure: str = "largest",
 ) -> Comparison:
-    """Compares log-probabilities of vLLM, which computes in float32, with those of the engine.
+    """Compares vLLM's log-probabilities (in float32) with the engine's.
 
     Raises:
         WeightsError: vLLM does not load the files.

@@ -1,4 +1,4 @@
-"""The commands ``export``, ``merge``, ``card`` and ``publish``."""
+"""Commands ``export``, ``merge``, ``card`` and ``publish``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MergeSettings(ExportSettings):
     """Settings of ``merge``."""
 
     dtype: str = chz.field(
-        default="bfloat16", doc="Of the written weights: bfloat16, float16 or float32"
+        default="bfloat16", doc="Dtype of the written weights: bfloat16, float16 or float32"
     )
     merge_strategy: str = chz.field(
         default="auto", doc="shard (in blocks), full (loads the model), auto: shard where possible"
@@ -61,19 +61,17 @@ class CardSettings:
 
     folder: str = chz.field(doc="Folder of an export; also without 'folder='")
     base_model: str | None = chz.field(
-        default=None, doc="Hub name or folder of the base model; default: that of the export"
+        default=None, doc="Hub name or folder of the base model; default: from the export"
     )
     log_path: str | None = chz.field(
-        default=None, doc="Folder of the run; default: the one that the checkpoint's run states"
+        default=None, doc="Folder of the run; default: the one recorded in the checkpoint"
     )
-    evals: str | None = chz.field(
-        default=None, doc="Folder of results that tinker_cookbook.eval wrote"
-    )
+    evals: str | None = chz.field(default=None, doc="Output folder of tinker_cookbook.eval")
     repo_id: str | None = chz.field(default=None, doc="Name of the repository, for the title")
-    license: str | None = chz.field(default=None, doc="SPDX name; default: that of the base model")
-    datasets: str = chz.field(default="", doc="Hub names of the training data, with commas")
-    language: str = chz.field(default="", doc="Language codes, with commas")
-    tags: str = chz.field(default="", doc="Tags, with commas")
+    license: str | None = chz.field(default=None, doc="SPDX name; default: the base model's")
+    datasets: str = chz.field(default="", doc="Hub names of the training data, comma-separated")
+    language: str = chz.field(default="", doc="Language codes, comma-separated")
+    tags: str = chz.field(default="", doc="Tags, comma-separated")
 
 
 @also_named(private_repo="private")
@@ -85,7 +83,7 @@ class PublishSettings:
     repo_id: str = chz.field(doc="user/name on the Hugging Face Hub")
     private: bool = chz.field(default=True, doc="Whether a new repository is private")
     unverified: bool = chz.field(
-        default=False, doc="Upload also an export that was not compared with the engine"
+        default=False, doc="Upload even if the export was not compared with the engine"
     )
 
 
@@ -134,7 +132,7 @@ def _check_vllm(settings: ExportSettings) -> str | None:
 
 
 def card(settings: CardSettings) -> None:
-    """Writes the card of an export again, with what has been added since."""
+    """Writes the card of an export again, with new information."""
     folder = local_path(settings.folder, "folder")
     proof = read_proof(folder)
     if proof is None:
@@ -172,7 +170,7 @@ def card(settings: CardSettings) -> None:
 
 
 def publish(settings: PublishSettings) -> None:
-    """Uploads an export; prints its address."""
+    """Uploads an export and prints its URL."""
     folder = local_path(settings.folder, "folder")
     proof = read_proof(folder) if folder.is_dir() else None
     if not settings.unverified and (proof is None or not proof.comparisons):
@@ -214,7 +212,7 @@ def _run_folder(path: str, metadata: dict[str, str]) -> str | None:
     log_path = metadata.get("log_path")
     if not log_path or not path.startswith(SCHEME):
         return None
-    # Another run may have been written into the folder since.
+    # Another run may have reused the folder.
     listed = Path(log_path) / "checkpoints.jsonl"
     run_id = TinkerPath.parse(path).run_id
     return log_path if listed.is_file() and run_id in listed.read_text("utf-8") else None
@@ -233,7 +231,7 @@ def _names(text: str) -> list[str]:
 
 
 def print_export(out: Path, proof: Proof, started: float) -> None:
-    """Prints what was written, its facts and its proof."""
+    """Prints the written files, their facts and the comparison with the engine."""
     console = get_console()
 
     def show(text: str) -> None:

@@ -49,38 +49,38 @@ _LORA_QUANTS = ("f32", "f16")
 class GGUFSettings(CheckpointSettings):
     """Settings of ``gguf``."""
 
-    out: str = chz.field(doc="File to write; its name ends in .gguf")
+    out: str = chz.field(doc="File to write, named *.gguf")
     quant: str | None = chz.field(
         default=None,
         doc="f32, f16, bf16, q8_0 or q4_0; default: q8_0. With lora: f32 (default) or f16",
     )
     lora: bool = chz.field(
-        default=False, doc="Write the adapter alone, for use with a GGUF of the base model"
+        default=False, doc="Write only the adapter, for use with a GGUF of the base model"
     )
     base_out: str | None = chz.field(
         default=None,
-        doc="With lora: also write the base model here, with a head that the adapter can change",
+        doc="With lora: file for the base model with a head that the adapter can change",
     )
-    base_quant: str = chz.field(default="f16", doc="Of base_out: f32, f16, bf16, q8_0 or q4_0")
+    base_quant: str = chz.field(default="f16", doc="Type of base_out: f32, f16, bf16, q8_0 or q4_0")
     drop_head: bool = chz.field(
-        default=False, doc="With lora: leave the update of the head out (the answers change)"
+        default=False, doc="With lora: omit the update of the head (the answers change)"
     )
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format of the Modelfile; default: the run's, else the model's"
     )
     overwrite: bool = chz.field(
-        default=False, doc="Replace an existing file, once the new one is complete"
+        default=False, doc="Replace an existing file once the new one is complete"
     )
     verify: bool = chz.field(
         default=True, doc="Load the file again and compare its log-probabilities"
     )
-    device: str = chz.field(default="auto", doc="Where to compare: auto, cuda, mps or cpu")
+    device: str = chz.field(default="auto", doc="Device of the comparison: auto, cuda, mps or cpu")
 
 
 def export_gguf(settings: GGUFSettings) -> None:
     """Writes a GGUF file, its proof and a Modelfile, and prints the proof."""
     started = time.monotonic()
-    # Everything that can be wrong in the settings, before a model is read.
+    # Check all settings before a model is read.
     require_gguf()
     out = check_file("out", settings.out, settings.overwrite)
     base_out = None
@@ -88,7 +88,7 @@ def export_gguf(settings: GGUFSettings) -> None:
         base_out = check_file("base_out", settings.base_out, settings.overwrite)
     for name in ("base_out", "drop_head"):
         if getattr(settings, name) and not settings.lora:
-            raise ConfigurationError(f"{name}: is used with lora=True only; leave it out")
+            raise ConfigurationError(f"{name}: needs lora=True; leave it out")
     quant = check_quant(settings.quant or ("f32" if settings.lora else "q8_0"))
     base_quant = check_quant(settings.base_quant)
     checkpoint = settings.open()
@@ -125,13 +125,13 @@ def write_gguf(
     """Writes a model with its adapter merged in float32, and ``NAME.proof.json`` next to it.
 
     Args:
-        checkpoint: Of ``open_checkpoint``.
+        checkpoint: From ``open_checkpoint``.
         out: File to write; an existing one is replaced once the new one is complete.
-        quant: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``. Norms and biases stay in float32,
-            and with ``q4_0`` the head is in ``q8_0``.
+        quant: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``. Norms and biases stay in float32;
+            with ``q4_0``, the head is in ``q8_0``.
         verify: Load the file again and compare its log-probabilities with the engine's.
         device: Device of the engine.
-        watch: Called with what is being done, the steps done, and all steps.
+        watch: Called with a description of the work, the finished steps, and all steps.
 
     Raises:
         ConfigurationError: The package ``gguf`` is missing, or ``quant`` is unknown.
@@ -177,24 +177,24 @@ def write_lora_gguf(
 ) -> Proof:
     """Writes an adapter as a LoRA file of llama.cpp, and ``NAME.proof.json`` next to it.
 
-    llama.cpp can change a head only if the base model's file has one. Usual files of models whose
-    head and embeddings are one matrix do not; ``base_out`` writes one that does.
+    llama.cpp can change a head only if the base model's file has one. Usual files of models with a
+    tied head do not; ``base_out`` writes a file that does.
 
     Args:
-        checkpoint: Of ``open_checkpoint``.
+        checkpoint: From ``open_checkpoint``.
         out: File to write; an existing one is replaced once the new one is complete.
         quant: ``f32`` or ``f16``.
         base_out: File for the base model, or None.
-        base_quant: As ``quant`` of ``write_gguf``, for ``base_out``.
-        drop_head: Leave the update of the head out.
+        base_quant: Type of ``base_out``, like ``quant`` of ``write_gguf``.
+        drop_head: Omit the update of the head.
         verify: Load the file again and compare its log-probabilities with the engine's.
         device: Device of the engine.
-        watch: Called with what is being done, the steps done, and all steps.
+        watch: Called with a description of the work, the finished steps, and all steps.
 
     Raises:
         ConfigurationError: The package ``gguf`` is missing, a quant is unknown, or the adapter
             changes a head that the usual files of the base model lack.
-        WeightsError: As ``write_gguf``.
+        WeightsError: As for ``write_gguf``.
     """
     require_gguf()
     if quant not in _LORA_QUANTS:
@@ -209,13 +209,13 @@ def write_lora_gguf(
             f"lora: the adapter changes the head of {checkpoint.base_model}, which shares its "
             "matrix with the embeddings: usual GGUF files of this model have no head that "
             "llama.cpp could change. Add base_out=base.gguf to write the base model with one, "
-            "drop_head=True to leave that update out (the answers change), or export the merged "
+            "drop_head=True to omit that update (the answers change), or export the merged "
             "model without lora"
         )
     if drop_head:
         kept = {name: one for name, one in checkpoint.updates.items() if name != HEAD}
         if not kept:
-            raise ConfigurationError("drop_head: the adapter changes the head alone")
+            raise ConfigurationError("drop_head: the adapter changes only the head")
         checkpoint = replace(checkpoint, updates=kept)
     separate = has_head and tied and not drop_head
     with new_file(out) as part, _base_file(base_out, out, verify) as base:
@@ -226,7 +226,7 @@ def write_lora_gguf(
                 "left out (drop_head): compared with the engine without the update of the head"
             )
         if base is not None:
-            # Exact, unless another type was requested.
+            # float32 is exact, so it is the default.
             base_quant = base_quant if base_out else "f32"
             write_model_file(
                 checkpoint, base, base_quant, merge=False, separate_head=separate, watch=watch
@@ -247,7 +247,8 @@ def _verify_adapter(
     proof: Proof,
     watch: Watch,
 ) -> None:
-    """Compares an adapter's file, and that of its base model, whose types are ``quants``."""
+    """Compares an adapter's file and its base model's file, of types ``quants``, with the
+    engine."""
     from tinker_cookbook.weights import _gguf_proof as loaded
 
     (quant, base_quant), prompts = quants, prompt_tokens(checkpoint)
@@ -260,14 +261,14 @@ def _verify_adapter(
         assert base is not None
         watch("comparing with the engine, in llama.cpp", 0, 1)
         export = f"{export}, on base {base_quant}"
-        # The coarser of the two types decides.
+        # The bound depends on the coarser of the two types.
         coarser = max(quants, key=lambda name: loaded.BOUNDS[name][0])
         proof.add(loaded.compare_in_llama_cpp(checkpoint, base, part, export, coarser, reference))
         watch("comparing with the engine, in llama.cpp", 1, 1)
         return
     proof.facts["llama.cpp"] = loaded.NO_LLAMA_CPP
     if base is not None:
-        # The engine with an adapter that changes nothing.
+        # The base model's reference: the engine with an adapter that changes nothing.
         unchanged = {
             name: replace(update, b=torch.zeros_like(update.b))
             for name, update in checkpoint.updates.items()
@@ -297,8 +298,8 @@ def check_file(name: str, path: str | os.PathLike[str], overwrite: bool) -> Path
 
 @contextmanager
 def _base_file(base_out: Path | None, out: Path, verify: bool) -> Iterator[Path | None]:
-    """Yields where the base model is written: ``base_out``, a temporary file for the proof, or
-    None if nothing would read it."""
+    """Yields the path for the base model: ``base_out``, a temporary file for the comparison, or
+    None if it is not needed."""
     from tinker_cookbook.weights._gguf_proof import llama_cpp_version
 
     if base_out is not None:
@@ -317,7 +318,7 @@ def _base_file(base_out: Path | None, out: Path, verify: bool) -> Iterator[Path 
 def _facts(report: FileReport, part: Path) -> dict[str, str]:
     types = ", ".join(f"{count} {name}" for name, count in sorted(report.types.items()))
     facts = {"size": f"{part.stat().st_size / 2**20:.1f} MiB", "tensors": types}
-    # Before the comparison, which needs the whole model.
+    # Measured before the comparison, which loads the whole model.
     facts["peak memory of writing"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
     if report.merged:
         facts["changed tensors"] = str(report.merged)
@@ -351,7 +352,7 @@ def _write_modelfile(
     base_out: Path | None,
     lora: bool,
 ) -> list[Path]:
-    """Writes a Modelfile; none for an adapter without the file of its base model."""
+    """Writes a Modelfile, except for an adapter without a file of its base model."""
     if lora and base_out is None:
         return []
     recorded = renderer_name or checkpoint.metadata.get("renderer_name")
@@ -371,7 +372,7 @@ def _write_modelfile(
 
 
 class _Progress:
-    """Shows what is being done, with a bar for each part of it."""
+    """Shows a progress bar for each part of the export."""
 
     def __init__(self) -> None:
         self._doing = ""
@@ -386,7 +387,7 @@ class _Progress:
             self._display.update(done, f"{done}/{total}")
 
     def close(self) -> None:
-        """Stops the bar, which stays visible."""
+        """Stops the bar and leaves it visible."""
         if self._display is not None:
             self._display.stop()
 

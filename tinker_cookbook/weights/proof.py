@@ -1,8 +1,8 @@
-"""Compares what an export computes with what the engine computes, on eight prompts.
+"""Compares the log-probabilities of an export with the engine's, on eight prompts.
 
-An exporter loads what it has written with the program of its users (PEFT, transformers, vLLM,
-llama.cpp), and gets the log-probabilities of the same tokens. The engine computes the reference in
-float32.
+An exporter reloads its output with the program that users will run (PEFT, transformers, vLLM,
+llama.cpp), which computes the log-probabilities of the same tokens. The engine computes the
+reference in float32.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tinker_cookbook.weights._source import Checkpoint
 
 PROOF = "proof.json"
 EXACT = 1e-4
-"""Largest difference, in nats, of an export in float32."""
+"""Largest allowed difference, in nats, of an export in float32."""
 _MAX_TOKENS = 64
 
-# Different kinds of text, so that most layers and many rows of the head matter.
+# Different kinds of text, to exercise most layers and many rows of the head.
 PROMPTS = (
     "The capital of France is Paris. The capital of Italy is",
     "Once upon a time there was a little girl who lived in a village near the forest.",
@@ -49,19 +49,19 @@ class PromptScores:
     tokens: list[int]
     """[T] token ids of the prompt."""
     logprobs: np.ndarray
-    """[T - 1] fp32: of each token after the first, given those before it."""
+    """[T - 1] fp32: log-probability of each token after the first, given the tokens before it."""
     next_logprobs: np.ndarray
-    """[V] fp32: of every token of the vocabulary after the last one."""
+    """[V] fp32: log-probabilities of the whole vocabulary after the last token."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of the table: an export, and how far it is from the engine."""
+    """One line of the table: an export, and its difference from the engine."""
 
     export: str
-    """What was compared, such as ``merged, float16``."""
+    """Description of the export, such as ``merged, float16``."""
     reader: str
-    """What loaded it, such as ``transformers 5.5.0``."""
+    """Program that loaded it, such as ``transformers 5.5.0``."""
     positions: int
     """Number of compared log-probabilities."""
     mean: float
@@ -70,26 +70,26 @@ class Comparison:
     """Largest absolute difference, in nats."""
     bound: float
     measure: str = "largest"
-    """Which of the two the bound is for."""
+    """Which of the two differences is bounded."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the difference is within the bound; not for NaN."""
+        """Whether the difference is within the bound; false for NaN."""
         return getattr(self, self.measure) <= self.bound
 
 
 @dataclass
 class Proof:
-    """The comparisons of an export, and the facts about it that its card states."""
+    """Comparisons of an export with the engine, and facts for its model card."""
 
     checkpoint: str
     """tinker:// path, or the folder of the adapter."""
     base_model: str = ""
     renderer_name: str = ""
-    """Chat format of the run, if it is known."""
+    """Chat format of the run, if known."""
     comparisons: list[Comparison] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
-    """Such as the largest change that rounding made to a weight."""
+    """Facts such as the largest change of a weight by rounding."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Proof:
@@ -130,7 +130,7 @@ class Proof:
 def read_proof(folder: Path) -> Proof | None:
     """Returns the proof of an export, or None if it has none.
 
-    A folder of GGUF files has a ``NAME.proof.json`` for each; their comparisons are joined.
+    A folder of GGUF files has one ``NAME.proof.json`` per file; their comparisons are merged.
     """
     path = folder / PROOF
     paths = [path] if path.is_file() else sorted(folder.glob(f"*.{PROOF}"))
@@ -162,10 +162,10 @@ def reference_logprobs(
 ) -> list[PromptScores]:
     """Returns the engine's log-probabilities of the prompts, with the adapter, in float32.
 
-    It loads the base model in float32 and frees it again.
+    Loads the base model in float32 and frees it afterwards.
 
     Raises:
-        WeightsAdapterError: The adapter has modules that the model lacks, or of another shape.
+        WeightsAdapterError: The model lacks a module of the adapter, or its shape differs.
     """
     engine = Engine(device, "float32")
     try:
@@ -218,7 +218,7 @@ def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
                 f"{checkpoint.name}: has an update of {name} with shape {shape}, expected "
                 f"{expected}; it is not an adapter of {checkpoint.base_model}"
             )
-        # The engine has one scaling for all layers.
+        # The engine has one scaling for all layers, so rescale B.
         b = update.b * (update.scaling / spec.scaling)
         tensors[target.name] = (update.a.to(base.device), b.to(base.device))
     return Adapter(spec, base.targets, tensors)
@@ -226,7 +226,7 @@ def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
 
 @torch.no_grad()
 def model_logprobs(model: Any, prompts: Sequence[list[int]]) -> list[np.ndarray]:
-    """Returns the log-probabilities [T - 1] of each prompt by a model of transformers or PEFT."""
+    """Returns each prompt's log-probabilities [T - 1] from a transformers or PEFT model."""
     model.eval()
     return [
         scores_of(
@@ -245,15 +245,15 @@ def compare(
     bound: float,
     measure: str = "largest",
 ) -> Comparison:
-    """Compares log-probabilities of an export with those of the engine.
+    """Compares an export's log-probabilities with the engine's.
 
     Args:
-        export: What is compared, for the table.
+        export: Description of the export, for the table.
         reader: Program and version that loaded the export.
-        reference: Of ``reference_logprobs``.
+        reference: From ``reference_logprobs``.
         found: For each prompt, [T - 1] log-probabilities in nats, as in ``PromptScores.logprobs``.
-        bound: In nats.
-        measure: ``largest`` or ``mean``: which difference must be within the bound.
+        bound: Largest allowed difference in nats.
+        measure: Which difference is bounded: ``largest`` or ``mean``.
     """
     expected = np.concatenate([scores.logprobs for scores in reference]).astype(np.float64)
     difference = np.abs(np.concatenate(list(found)).astype(np.float64) - expected)

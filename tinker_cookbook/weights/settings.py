@@ -1,4 +1,4 @@
-"""Settings that the commands of ``tinker_cookbook.weights`` share."""
+"""Common settings of the commands of ``tinker_cookbook.weights``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CheckpointSettings:
         doc="tinker:// path of a checkpoint, or folder of an adapter; also without 'model_path='"
     )
     base_model: str | None = chz.field(
-        default=None, doc="Hub name or folder of the base model; default: that of the checkpoint"
+        default=None, doc="Hub name or folder of the base model; default: from the checkpoint"
     )
     backend: str = chz.field(
         default="auto", doc="Where the checkpoint is: auto, local, tinker, or the URL of a server"
@@ -40,12 +40,12 @@ class ExportSettings(CheckpointSettings):
 
     out: str = chz.field(doc="Folder to write")
     overwrite: bool = chz.field(
-        default=False, doc="Replace an existing folder, once the new export is complete"
+        default=False, doc="Replace an existing folder once the new export is complete"
     )
     verify: bool = chz.field(
         default=True, doc="Load the export again and compare its log-probabilities"
     )
-    device: str = chz.field(default="auto", doc="Where to compare: auto, cuda, mps or cpu")
+    device: str = chz.field(default="auto", doc="Device of the comparison: auto, cuda, mps or cpu")
     vllm_python: str | None = chz.field(
-        default=None, doc="Python of an environment with vLLM: also compare there"
+        default=None, doc="Python of an environment with vLLM, to compare in vLLM too"
     )

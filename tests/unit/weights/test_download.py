@@ -116,7 +116,7 @@ def test_weights_of_the_hosted_service_are_exported_for_the_download(tmp_path, m
     _fetch_remote(service, None, path, tmp_path / "out")
     assert (tmp_path / "out" / "adapter_config.json").read_bytes() == b"content"
     assert deleted == [exported]
-    with pytest.raises(WeightsDownloadError, match="gives no address"):
+    with pytest.raises(WeightsDownloadError, match="no download URL"):
         _fetch_remote(service, None, "tinker://r/sampler_weights/a", tmp_path / "out")
 
 

@@ -282,8 +282,8 @@ def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatc
         ({"quant": "q8"}, "quant: got 'q8', expected one of f32, f16, bf16, q8_0, q4_0"),
         ({"out": str(tmp_path / "m")}, "ends in .gguf, such as m.gguf"),
         ({"out": str(tmp_path / "old.gguf")}, "exists already"),
-        ({"base_out": str(tmp_path / "b.gguf")}, "base_out: is used with lora=True only"),
-        ({"drop_head": True}, "drop_head: is used with lora=True only"),
+        ({"base_out": str(tmp_path / "b.gguf")}, "base_out: needs lora=True"),
+        ({"drop_head": True}, "drop_head: needs lora=True"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             run(**settings)

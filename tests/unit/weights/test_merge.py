@@ -273,7 +273,7 @@ def test_an_export_that_disagrees_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         _merge, "_merged_blocks", lambda one, _: (b for _, b in one.source.blocks())
     )
-    with pytest.raises(WeightsMergeError, match="other weights than W"):
+    with pytest.raises(WeightsMergeError, match="weights other than W"):
         merge(base, adapter, tmp_path / "out", dtype="float32")
     monkeypatch.setattr(_export, "_check_rounding", lambda *_: None)
     with pytest.raises(WeightsMergeError, match="differ from those of the engine"):
@@ -309,7 +309,7 @@ def test_a_full_disk_leaves_the_old_export_as_it_was(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("tinker_cookbook.weights._merge.write_file", full)
-        with pytest.raises(WeightsError, match=r"the disk is full .* nothing was changed"):
+        with pytest.raises(WeightsError, match=r"the disk is full .* nothing there has changed"):
             main(["merge", *words, "overwrite=True"])
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]

@@ -117,7 +117,7 @@ def test_an_export_states_how_vllm_loads_it(base, tmp_path):
     words = loading_in_vllm(replace(checkpoint, updates=layers))
     assert words == f"vllm serve {gemma} --enable-lora --lora-modules NAME=FOLDER"
     large = make_adapter(tmp_path / "large", gemma, ALL[:-1], r=600)
-    assert "takes ranks up to 512" in loading_in_vllm(open_checkpoint(str(large)))
+    assert "supports ranks up to 512" in loading_in_vllm(open_checkpoint(str(large)))
 
 
 # Answers with a wrong number of nats, as a vLLM that computes something else would.
