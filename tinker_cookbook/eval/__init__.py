@@ -1,4 +1,4 @@
-"""Evaluates models: on benchmarks, and with evaluators that training loops call."""
+"""Evaluation of models: benchmarks, and evaluators for training loops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 _BENCHMARKS = "tinker_cookbook.eval.benchmarks"
 
-# Loops import this package for its evaluators alone, and benchmarks import environments of RL.
+# Imported lazily: loops need only the evaluators, and benchmarks import RL environments.
 __getattr__ = lazy_exports(
     __name__,
     {

@@ -4,7 +4,7 @@
     python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=mmlu scoring=logprob limit=500
     python -m tinker_cookbook.eval openai_url=http://localhost:8000/v1 model_name=NAME tasks=gsm8k
 
-Every answer is stored when it is done: after Ctrl-C the same command goes on. Answers are reused
+Every answer is stored immediately: after Ctrl-C the same command continues. Answers are reused
 only for the same weights, prompt, chat format, sampling settings and grader.
 """
 
@@ -50,7 +50,8 @@ _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
 
 
 def _task_names() -> str:
-    """Returns the names of all tasks; the parts of MMLU and BIG-Bench Hard share one entry each."""
+    """Returns the names of all tasks, with one entry for all parts of MMLU and one for BIG-Bench
+    Hard."""
     whole = {"mmlu_pro", "mmlu_redux"}
     parts = ("mmlu_", "bbh_")
     names = sorted(n for n in REGISTRY if n in whole or not n.startswith(parts))
@@ -62,7 +63,7 @@ def _task_names() -> str:
 class Config(SamplingModelSettings):
     """Settings of the evaluation."""
 
-    tasks: str = chz.field(doc=f"Benchmarks, comma-separated, of: {_task_names()}")
+    tasks: str = chz.field(doc=f"Comma-separated benchmarks: {_task_names()}")
     limit: int | None = chz.field(default=None, doc="First problems of each task; default: all")
     num_samples: int = chz.field(
         default=1, doc="Answers to each problem, for pass@k, maj@k and solve rates"
@@ -72,66 +73,70 @@ class Config(SamplingModelSettings):
         doc=f"Tokens of an answer; default: {_DEFAULT_MAX_TOKENS}, or the model's context if it is "
         "shorter",
     )
-    temperature: float = chz.field(default=0.6, doc="0 takes the most probable token")
-    top_p: float = chz.field(default=1.0, doc="Total probability of the tokens sampled from")
-    top_k: int = chz.field(default=-1, doc="Number of tokens sampled from; -1: all")
+    temperature: float = chz.field(default=0.6, doc="Sampling temperature; 0 is greedy")
+    top_p: float = chz.field(
+        default=1.0, doc="Nucleus sampling: total probability of the candidate tokens"
+    )
+    top_k: int = chz.field(default=-1, doc="Number of candidate tokens; -1: all")
     seed: int | None = chz.field(default=None, doc="Makes sampling repeatable")
     system_prompt: str | None = chz.field(
-        default=None, doc="Default: the task's recommended one, if any; '' for none"
+        default=None, doc="System prompt; default: the task's recommended one, if any; '' for none"
     )
     scoring: Literal["generation", "logprob"] = chz.field(
         default="generation",
         doc="logprob compares the choices of multiple-choice tasks by their log-probabilities",
     )
     data_path: str | None = chz.field(
-        default=None, doc="Local folder or file with the data; default: the Hub"
+        default=None, doc="Local folder or file with the data; default: from the Hub"
     )
     out: str | None = chz.field(
-        default=None, doc=f"Folder of results and answers; default: {_ROOT}/runs/MODEL"
+        default=None, doc=f"Output folder for results and answers; default: {_ROOT}/runs/MODEL"
     )
-    concurrency: int = chz.field(default=64, doc="Requests in flight at the same time")
+    concurrency: int = chz.field(default=64, doc="Maximum concurrent requests")
     timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem")
     openai_url: str | None = chz.field(
-        default=None, doc="Address of an OpenAI-compatible server, as http://localhost:8000/v1"
+        default=None, doc="URL of an OpenAI-compatible server, such as http://localhost:8000/v1"
     )
     api_key: str | None = chz.field(
-        default=None, doc="Key of that server; default: OPENAI_API_KEY of the environment"
+        default=None, doc="API key for openai_url; default: OPENAI_API_KEY of the environment"
     )
     judge_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the model that grades, for tasks with a judge"
+        default=None, doc="tinker:// path of the judge model, for tasks with a judge"
     )
-    judge_name: str | None = chz.field(default=None, doc="Base model that grades; as judge_path")
+    judge_name: str | None = chz.field(
+        default=None, doc="Base model as judge, instead of judge_path"
+    )
     judge_renderer_name: str | None = chz.field(
         default=None, doc="Chat format of the judge; default: the recorded one, or the model's"
     )
 
     def check(self) -> None:
-        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        """Raises ConfigurationError for an invalid setting; opens no connection."""
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"limit: got {self.limit}, expected at least 1")
         if not self.builders:
             raise ConfigurationError(f"tasks: got none, expected some of {_task_names()}")
         has_judge = self.judge_path is not None or self.judge_name is not None
         for builder in self.builders:
-            # A judge is opened later; here it is enough that one is named.
+            # The judge is opened later; only its settings are checked here.
             if not (builder.requires_judge and has_judge):
                 check_requirements(builder, self.benchmark_config())
         if self.openai_url is None:
             super().check()
         elif self.model_path is not None or self.model_name is None:
             raise ConfigurationError(
-                "openai_url: expected model_name= as the server knows it, and no model_path="
+                "openai_url: expected model_name= (the server's name) without model_path="
             )
 
     @property
     def builders(self) -> list[BenchmarkBuilder]:
-        """The benchmarks, each once."""
+        """Returns the benchmarks without repetitions."""
         names = dict.fromkeys(filter(None, map(str.strip, self.tasks.split(","))))
         return [find_benchmark(name) for name in names]
 
     @property
     def judge(self) -> SamplingModelSettings | None:
-        """Settings of the model that grades, on the same backend."""
+        """Settings of the judge model, which uses the same backend."""
         if self.judge_path is None and self.judge_name is None:
             return None
         same = {
@@ -158,7 +163,7 @@ class Config(SamplingModelSettings):
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
+        """Output folder."""
         if self.out is not None:
             return Path(self.out).expanduser()
         name = self.model_path or self.model_name or "model"
@@ -175,7 +180,7 @@ async def main(config: Config) -> None:
             results = await _run_all(config, source, settings, folder, name)
     except asyncio.CancelledError:
         # Ctrl-C cancels the main task.
-        print(f"\nstopped; all finished answers are in {folder}: the same command goes on")
+        print(f"\nstopped; all finished answers are in {folder}: the same command continues")
         raise
     _report(config, folder, results)
 
@@ -223,12 +228,13 @@ async def _open(
 
 
 async def _identity(connection: Connection, model: SamplingModel) -> str | None:
-    """Returns the checkpoint's path and time, or None where the client identifies its weights."""
+    """Returns the checkpoint's path and time, or None if the client identifies its weights
+    itself."""
     if hasattr(model.client, "weights_digest"):
         return None
     if model.model_path is None:
         return model.model_name
-    # A checkpoint that was saved again under the same path has another time.
+    # Include the time: a checkpoint may be saved again under the same path.
     run = model.model_path.removeprefix("tinker://").partition("/")[0]
     listed = await connection.service.create_rest_client().list_checkpoints(run)
     times = [str(c.time) for c in listed.checkpoints if c.tinker_path == model.model_path]
@@ -238,7 +244,7 @@ async def _identity(connection: Connection, model: SamplingModel) -> str | None:
 async def _run_all(
     config: Config, source: AnswerSource, settings: BenchmarkConfig, folder: Path, name: str
 ) -> dict[str, BenchmarkResult]:
-    """Runs the tasks one after the other, so that those done are whole if the run is stopped."""
+    """Runs the tasks one by one, so that an interrupted run has some complete tasks."""
     store, run_id = EvalStore(str(folder.parent.parent)), folder.name
     recorded = {
         key: value
@@ -274,8 +280,8 @@ def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -
         if result.num_errors:
             errors = [row.error for row in load_trajectories(str(folder), name) if row.error]
             console.print(
-                f"{name}: {result.num_errors} answers have errors and are not in the score; the "
-                f"same command tries them again. The first one: {errors[0] if errors else ''}",
+                f"{name}: {result.num_errors} answers failed and do not count in the score; the "
+                f"same command retries them. The first error: {errors[0] if errors else ''}",
                 markup=False,
                 soft_wrap=True,
             )

@@ -21,11 +21,11 @@ else:
 class AnswerAccuracyEvaluator(SamplingClientEvaluator):
     """Samples one greedy answer to each question and compares it with the expected answers.
 
-    For each of ``references`` R (a list of answers, ``None`` where R has none) it gives ``NAME/R``,
-    the share of equal answers, and ``NAME/num_R``, the number of questions that count.
-    ``NAME/cut_off`` is the share of answers that did not end within ``max_tokens``; it should fall
-    to 0. ``read`` extracts the part of an answer that is compared; ``last_answers`` has these of
-    the latest evaluation. ``constants`` are values to log with each evaluation.
+    For each of ``references`` R (a list of answers, ``None`` where R has none) it returns
+    ``NAME/R``, the share of equal answers, and ``NAME/num_R``, the number of questions with a
+    reference. ``NAME/cut_off`` is the share of answers truncated at ``max_tokens``; it should fall
+    to 0. ``read`` extracts the part of an answer to compare; ``last_answers`` has these parts for
+    the latest evaluation. ``constants`` are logged with each evaluation.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         if max_tokens < 1:
             raise ConfigurationError(f"max_tokens: got {max_tokens}, expected at least 1")
         if not questions:
-            raise DataValidationError(f"{name}: got no question, expected one at least")
+            raise DataValidationError(f"{name}: got no question, expected at least one")
         for reference, expected in references.items():
             if len(expected) != len(questions):
                 raise DataValidationError(
                     f"{name}/{reference}: got {len(expected)} answers to {len(questions)} "
                     "questions, expected as many, with None where there is none"
                 )
-        # Rendered once, since every evaluation has the same questions.
+        # Render once, since every evaluation has the same questions.
         self._prompts = [renderer.build_generation_prompt(list(q)) for q in questions]
         self._references = {key: list(expected) for key, expected in references.items()}
         self._renderer, self._max_tokens, self._read = renderer, max_tokens, read
@@ -60,7 +60,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         params = tinker.SamplingParams(
             max_tokens=self._max_tokens, temperature=0.0, stop=self._renderer.get_stop_sequences()
         )
-        # All requests are submitted first, so that the backend forms large batches.
+        # Submit all requests first, so that the backend can form large batches.
         futures = [sampling_client.sample(prompt, 1, params) for prompt in self._prompts]
         answers: list[str] = []
         num_cut_off = 0
@@ -72,7 +72,7 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         metrics = {"cut_off": num_cut_off / len(answers)}
         for reference, expected in self._references.items():
             known = [pair for pair in zip(answers, expected, strict=True) if pair[1] is not None]
-            # Without a known answer there is no share to report.
+            # Without reference answers there is no share to report.
             if known:
                 metrics[reference] = sum(a == wanted for a, wanted in known) / len(known)
             metrics[f"num_{reference}"] = float(len(known))

@@ -17,18 +17,18 @@ class BenchmarkEvaluator(SamplingClientEvaluator):
     """Runs a benchmark on the current weights of a training run.
 
     Metrics are ``eval/NAME/score``, ``num_correct``, ``num_examples``, ``num_errors``,
-    ``num_truncated``, ``ci_low``, ``ci_high``, ``pass@K``, and those that the benchmark adds.
+    ``num_truncated``, ``ci_low``, ``ci_high``, ``pass@K``, and further metrics of the benchmark.
 
     Args:
         benchmark_name: Name in the registry, or a benchmark.
         renderer: Renderer of the model's chat format.
-        max_examples: First examples only; ``None``: all.
-        max_tokens: Tokens of an answer; never more than the context leaves.
+        max_examples: Number of examples, from the first; ``None``: all.
+        max_tokens: Maximum tokens of an answer, capped by the remaining context.
         temperature: 0 is greedy.
-        settings: Further fields of ``BenchmarkConfig``, such as ``num_samples`` or ``data_path``.
+        settings: Other fields of ``BenchmarkConfig``, such as ``num_samples`` or ``data_path``.
 
     Raises:
-        BenchmarkNotFoundError: no benchmark has this name.
+        BenchmarkNotFoundError: there is no benchmark with this name.
     """
 
     def __init__(

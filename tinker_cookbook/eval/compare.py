@@ -1,4 +1,4 @@
-"""Says whether one evaluation is better than another, on the same examples.
+"""Tests whether one evaluation is better than another on the same examples.
 
 python -m tinker_cookbook.eval.compare a=/tmp/eval/before b=/tmp/eval/after
 python -m tinker_cookbook.eval.compare a=/tmp/eval/before b=/tmp/eval/after task=gsm8k
@@ -44,17 +44,19 @@ def tasks_of(folder: str) -> list[str]:
 
 
 def compare_runs(a: str, b: str, task: str) -> tuple[PairedComparison, list[str]]:
-    """Compares the answers to the examples that both folders have; also returns notes on others.
+    """Compares answers to the examples in both folders; also returns notes on other examples.
 
     Raises:
-        DataError: no example is in both.
+        DataError: the folders have no common example.
     """
     sides = [_rewards(load_trajectories(str(Path(folder).expanduser()), task)) for folder in (a, b)]
     common = [example for example in sides[0] if example in sides[1]]
     if not common:
-        raise DataError(f"{task}: {a} and {b} have no example in common; were they run alike?")
+        raise DataError(
+            f"{task}: {a} and {b} have no example in common; did both run the same task?"
+        )
     notes = [
-        f"{len(side) - len(common)} graded examples are only in {folder} and are left out"
+        f"{len(side) - len(common)} graded examples are only in {folder} and were skipped"
         for side, folder in zip(sides, (a, b), strict=True)
         if len(side) > len(common)
     ]
@@ -71,10 +73,10 @@ def _rewards(rows: list[StoredTrajectory]) -> dict[str, list[float]]:
 
 
 def compare(run_a: str, run_b: str, task: str | None = None) -> dict[str, PairedComparison]:
-    """Compares two evaluations, given by their folders; task -> difference b - a.
+    """Compares two evaluation folders; returns task -> difference b - a.
 
     Raises:
-        DataError: the folders have no task in common.
+        DataError: the folders have no common task.
     """
     tasks = [name for name in tasks_of(run_a) if name in tasks_of(run_b)]
     if task is not None and task not in tasks:

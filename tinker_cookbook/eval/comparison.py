@@ -1,8 +1,8 @@
-"""Whether one evaluation is better than another, on the same examples.
+"""Paired tests of whether one evaluation is better than another on the same examples.
 
-Both models answer the same examples, so the difference of each example is compared. Its spread is
-smaller than that of two independent scores: overlapping intervals of two scores do not mean that
-the models are alike.
+Both models answer the same examples, so the test uses the difference per example. Its spread is
+smaller than for two independent scores: overlapping intervals of two scores do not mean that
+the models are equally good.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class PairedComparison:
     method: Literal["McNemar", "bootstrap"]
     verdict: Verdict
     examples_needed: int | None
-    """Examples at which a difference as large as this is found with a probability of 80%;
+    """Number of examples at which a difference of this size is found with 80% probability;
     ``None`` if there is no difference."""
 
 
 def compare_rewards(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], seed: int = 0
 ) -> PairedComparison:
-    """Compares the rewards of two models; entry i of both is one example, with its answers.
+    """Compares the rewards of two models; entry i of both is one example with its answers.
 
-    One answer each, right or wrong: the exact McNemar test. Otherwise a bootstrap over examples, of
-    the difference of their mean rewards.
+    With one answer each, right or wrong: the exact McNemar test. Otherwise a bootstrap over
+    examples of the difference of their mean rewards.
 
     Raises:
-        DataValidationError: the lengths differ, or there is no example.
+        DataValidationError: the lengths differ, or there are no examples.
     """
     if len(a) != len(b) or not a:
         raise DataValidationError(
@@ -97,14 +97,14 @@ def compare_rewards(
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
     """Returns the two-sided p-value of the exact McNemar test.
 
-    If both models are equally good, each example that one of them alone answers right is a fair
+    If both models are equally good, each example that only one of them answers correctly is a fair
     coin: ``min(1, 2 P(X <= min(only_a, only_b)))`` with X binomial(only_a + only_b, 1/2).
     """
     total, fewer = only_a + only_b, min(only_a, only_b)
     if total == 0:
         return 1.0
     counts = np.arange(fewer)
-    # log C(n, i) from the ratio of neighbours; in logarithms, since C(n, i) is a huge number.
+    # log C(n, i) by the ratio of neighbours; in logarithms, since C(n, i) overflows.
     logs = np.concatenate([[0.0], np.cumsum(np.log(total - counts) - np.log1p(counts))])
     return min(1.0, 2 * float(np.exp(logs - total * math.log(2)).sum()))
 
@@ -126,7 +126,8 @@ def bootstrap_interval(differences: np.ndarray, seed: int = 0) -> tuple[float, f
 
 
 def examples_needed(differences: np.ndarray) -> int | None:
-    """Returns how many examples show the mean of ``differences`` with 80% power at the 5% level.
+    """Returns the number of examples that detects the mean difference with 80% power at the 5%
+    level.
 
     ``((z_0.975 s0 + z_0.8 s) / d)^2`` with the mean d, the standard deviation s, and
     ``s0 = sqrt(s^2 + d^2)``, the standard deviation if the true mean is 0; for right or wrong

@@ -1,7 +1,7 @@
-"""Interface of evaluations that training loops run on their current weights.
+"""Interface of evaluators that training loops run on the current weights.
 
-Loops take builders (``evaluator_builders``), not evaluators, so that a config stays plain data and
-nothing is loaded before the run begins.
+Loops take builders (``evaluator_builders``), not evaluators, so that a config is plain data and
+nothing is loaded before the run starts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class TrainingClientEvaluator:
 
 
 class SamplingClientEvaluator:
-    """Evaluates by sampling from, or scoring with, one fixed version of the weights."""
+    """Evaluates a fixed version of the weights by sampling or scoring."""
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Returns metrics of the weights that the client holds."""
+        """Returns metrics of the client's weights."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
@@ -39,8 +39,8 @@ SamplingClientEvaluatorBuilder: TypeAlias = Callable[[], SamplingClientEvaluator
 async def forward_logprobs(
     client: TrainingClient, data: Sequence[tinker.Datum], batch_size: int = 32
 ) -> list[tinker.TensorData]:
-    """Returns the log-probabilities of each datum's targets, ``batch_size`` datums in a request."""
-    # All requests are submitted before the first is awaited, so that the backend is never idle.
+    """Returns the log-probabilities of each datum's targets, ``batch_size`` datums per request."""
+    # Submit all requests before awaiting the first, so that the backend is never idle.
     futures = [
         client.forward(list(data[start : start + batch_size]), "cross_entropy")
         for start in range(0, len(data), batch_size)

@@ -44,7 +44,7 @@ def check_packages(tasks: Sequence[Any]) -> None:
 
 
 def unknown_task(tasks: Sequence[Any], error: Exception) -> ConfigurationError:
-    """Returns Inspect's error about tasks that it does not find as a sentence, with near names."""
+    """Converts Inspect's error about unknown tasks to one with similar names."""
     names = ", ".join(task for task in tasks if isinstance(task, str))
     known = [f"{EVALS_PREFIX}{name}" for name in dir(sys.modules.get("inspect_evals._registry"))]
     found = str(getattr(error, "message", error)).removeprefix("Error: ").rstrip(".")
@@ -56,10 +56,10 @@ def unknown_task(tasks: Sequence[Any], error: Exception) -> ConfigurationError:
 
 @contextmanager
 def local_data(data_path: str | None) -> Iterator[None]:
-    """Within the block, tasks read data sets of the Hub from copies in ``data_path``, if any.
+    """Makes tasks inside the block read Hub data sets from copies in ``data_path``, if any.
 
-    A data set that is neither there nor in the Hub's cache is a DataError within seconds where the
-    Hub cannot be reached; ``inspect_evals`` alone waits for minutes. Tasks of IFEval get their
+    If a data set is neither there nor in the Hub's cache, a DataError is raised within seconds when
+    the Hub cannot be reached; ``inspect_evals`` itself waits for minutes. Tasks of IFEval get their
     checks from ``if_verifiable`` if ``instruction_following_eval``, which PyPI does not have, is
     not installed.
     """
@@ -89,7 +89,7 @@ def local_data(data_path: str | None) -> Iterator[None]:
                 "parquet), or connect to the Hub once"
             ) from error
 
-    # Both packages look the function up in its module when a task is loaded.
+    # Both packages look up the function in its module when a task is loaded.
     datasets.load_dataset = load
     try:
         with _ifeval_checks():
@@ -111,7 +111,7 @@ def find_copy(folder: Path, path: str) -> Path | None:
 def _load_copy(
     load_dataset: Any, copy: Path, path: str, name: str | None, options: Mapping[str, Any]
 ) -> Any:
-    # Named configurations are subfolders of most repositories; other copies have one alone.
+    # In most repositories, named configurations are subfolders; other copies have only one.
     parts = [part for part in (options.get("data_dir"), name) if part and (copy / part).is_dir()]
     source = copy.joinpath(*parts)
     kept = {key: options[key] for key in ("split", "data_files", "streaming") if key in options}
@@ -123,7 +123,7 @@ def _load_copy(
             f"{f' (split {split})' if (split := kept.get('split')) else ''}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    # Inspect would save it as if it were the Hub's, and read that the next time.
+    # Inspect would cache it as the Hub's data, and read that the next time.
     loaded.save_to_disk = lambda *args, **kwargs: None
     return loaded
 
@@ -137,7 +137,7 @@ class _Prompt:
     instruction_id_list: list[str]
     prompt: str
     kwargs: Any
-    """By the number of the instruction; as a text where Inspect read it from a log."""
+    """Arguments by the index of the instruction; text if Inspect read it from a log."""
 
 
 @dataclass
@@ -164,9 +164,9 @@ def _follow(example: _Prompt, response: str, strict: bool = True) -> _Followed:
 
 @contextmanager
 def _ifeval_checks() -> Iterator[None]:
-    """Provides ``instruction_following_eval.evaluation`` by ``if_verifiable``, where it is missing.
+    """Replaces a missing ``instruction_following_eval.evaluation`` by ``if_verifiable``.
 
-    ``inspect_evals`` takes three names from it; the package itself is on GitHub only.
+    ``inspect_evals`` imports three names from it; the package itself is only on GitHub.
     """
     if find_spec(_CHECKS) is not None or find_spec("if_verifiable") is None:
         yield

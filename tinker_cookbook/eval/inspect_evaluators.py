@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 
 Tasks: TypeAlias = Any
-"""What Inspect accepts as tasks: a file, ``file@task``, the name of a registered task, a ``Task``,
-or a list of these. A string may have several, separated by commas."""
+"""Tasks for Inspect: a file, ``file@task``, the name of a registered task, a ``Task``,
+or a list of these. A string may have several tasks, separated by commas."""
 
 DEFAULT_LOG_DIR = "~/inspect-logs"
-"""Folder of the logs outside of a run."""
+"""Folder of the logs outside a run."""
 
 
 @chz.chz
@@ -46,10 +46,10 @@ class InspectEvaluatorBuilder:
         doc="Tasks of Inspect, separated by commas: file.py, file.py@task or a registered name"
     )
     renderer_name: str | None = chz.field(
-        default=None, doc="Chat format; default: the one of the run, else the model's"
+        default=None, doc="Chat format; default: the run's, else the model's"
     )
     model_name: str | None = chz.field(
-        default=None, doc="Base model, Hub name or local folder; default: that of the checkpoint"
+        default=None, doc="Base model, Hub name or local folder; default: from the checkpoint"
     )
     seed: int | None = chz.field(default=None, doc="Seed of the samples; default: none")
     verbose: bool = chz.field(default=False, doc="Print each prompt and response")
@@ -57,21 +57,21 @@ class InspectEvaluatorBuilder:
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0 is greedy")
     max_tokens: int = chz.field(default=1000, doc="Maximum tokens of a response")
     top_p: float = chz.field(default=1.0, doc="Nucleus sampling; 1 is off")
-    top_k: int = chz.field(default=-1, doc="Most probable tokens sampled from; -1 is off")
-    num_choices: int = chz.field(default=1, doc="Responses of one request")
-    limit: int | None = chz.field(default=None, doc="Samples of each task; default: all")
+    top_k: int = chz.field(default=-1, doc="Number of candidate tokens; -1 is off")
+    num_choices: int = chz.field(default=1, doc="Responses per request")
+    limit: int | None = chz.field(default=None, doc="Samples per task; default: all")
     debug_errors: bool = chz.field(
-        default=True, doc="Stop at the first error; False counts samples with errors"
+        default=True, doc="Stop at the first error; False: continue and count samples with errors"
     )
     log_dir: str | None = chz.field(
         default=None,
         doc=f"Folder of the logs; default: inspect-logs in the run's folder, or {DEFAULT_LOG_DIR}",
     )
     max_connections: int = chz.field(default=512, doc="Concurrent requests")
-    log_level: str = chz.field(default="INFO", doc="Level of messages kept in the logs")
-    metadata: dict[str, str] | None = chz.field(default=None, doc="Written into the logs")
+    log_level: str = chz.field(default="INFO", doc="Minimum level of messages in the logs")
+    metadata: dict[str, str] | None = chz.field(default=None, doc="Metadata to write into the logs")
     epochs: int | None = chz.field(
-        default=None, doc="Samples of each problem; default: the task's own number"
+        default=None, doc="Samples per problem; default: the task's own number"
     )
     data_path: str | None = chz.field(
         default=None, doc="Local folder with copies of Hub datasets of tasks; default: the Hub"
@@ -81,7 +81,7 @@ class InspectEvaluatorBuilder:
     )
 
     def check(self) -> None:
-        """Raises ConfigurationError for a setting that cannot work, or without ``inspect-ai``."""
+        """Raises ConfigurationError for an invalid setting, or without ``inspect-ai``."""
         import_inspect()
         if not self.task_list():
             raise ConfigurationError("tasks: got none, expected a file or the name of a task")
@@ -117,7 +117,7 @@ class InspectEvaluatorBuilder:
         return arguments
 
     def __call__(self) -> InspectEvaluator:
-        """Returns the evaluator; raises ConfigurationError for settings that cannot work."""
+        """Returns the evaluator; raises ConfigurationError for invalid settings."""
         self.check()
         return InspectEvaluator(self)
 
@@ -125,12 +125,12 @@ class InspectEvaluatorBuilder:
 class InspectEvaluator(SamplingClientEvaluator):
     """Runs tasks of Inspect on the weights of a sampling client.
 
-    Metrics, for each task, where NAME is the name of its dataset (of the task where that has none,
-    or where two tasks have the same one):
+    Metrics for each task, where NAME is the name of its dataset (or of the task, if the dataset has
+    none or two tasks share it):
 
     - ``NAME/METRIC``: the metrics of the first scorer, as in the official package.
-    - ``NAME/SCORER/METRIC``, or ``NAME/SCORER/REDUCER/METRIC``: those of every scorer, where a task
-      has several or reduces several epochs in several ways.
+    - ``NAME/SCORER/METRIC``, or ``NAME/SCORER/REDUCER/METRIC``: the metrics of every scorer, if a
+      task has several scorers, or reduces epochs in several ways.
     - ``NAME/num_examples`` and ``NAME/num_errors``.
 
     ``last_logs`` holds the logs of the last call, without their samples.
@@ -154,14 +154,14 @@ class InspectEvaluator(SamplingClientEvaluator):
         """Runs the tasks on a model of Inspect and returns the logs, without their samples.
 
         Args:
-            model: What the tasks are run on.
+            model: Model to evaluate.
             display: Inspect's display: ``none``, ``plain`` or ``rich``.
-            metadata: Written into the logs with those of the settings.
+            metadata: Written into the logs, together with the settings' metadata.
 
         Raises:
-            ConfigurationError: Inspect knows no task of a name.
+            ConfigurationError: Inspect does not know a task.
             EvalError: a task could not be finished.
-            CancelledError: after Ctrl-C; ``last_logs`` then has what was done.
+            CancelledError: after Ctrl-C; ``last_logs`` then has the finished part.
         """
         inspect_ai = import_inspect()
         from inspect_ai._util.error import PrerequisiteError
@@ -181,24 +181,24 @@ class InspectEvaluator(SamplingClientEvaluator):
                     limit=config.limit,
                     epochs=config.epochs,
                     debug_errors=config.debug_errors,
-                    # The engine retries nothing: an error would be the same again.
+                    # No retries: the engine would fail in the same way again.
                     retry_on_error=0,
                     fail_on_error=config.debug_errors,
                     max_connections=config.max_connections,
-                    # Each sample is in the log as soon as it is done.
+                    # Write each sample to the log as soon as it is done.
                     log_buffer=1,
                     log_header_only=True,
-                    # No socket for other programs.
+                    # Do not open a socket for other programs.
                     ctl_server=False,
                 )
             except (PrerequisiteError, LookupError) as error:
-                # A KeyError or an IndexError is of a task's own code.
+                # A KeyError or an IndexError may also come from a task's own code.
                 if type(error) not in (PrerequisiteError, LookupError):
                     raise
                 raise unknown_task(config.task_list(), error) from error
         if not logs or any(log.status == "cancelled" for log in logs):
-            # Inspect ends a cancelled evaluation as if it had succeeded, without logs. Its caller,
-            # such as a training loop, would go on after Ctrl-C.
+            # Inspect ends a cancelled evaluation without an error and without logs. Its caller,
+            # such as a training loop, would continue after Ctrl-C.
             new = [info for info in list_eval_logs(log_dir) if info.name not in before]
             self.last_logs = [read_eval_log(info, header_only=True) for info in new]
             raise asyncio.CancelledError
@@ -232,7 +232,7 @@ def make_model(
     from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
 
     renderer_name = renderer_name or config.renderer_name
-    # Inspect's decorator hides the constructor's own arguments from type checkers.
+    # Inspect's decorator hides the constructor's arguments from type checkers.
     api_class: Any = InspectAPIFromTinkerSampling
     api = api_class(
         renderer_name=renderer_name,
@@ -249,13 +249,13 @@ def make_model(
         num_choices=config.num_choices,
         seed=config.seed,
     )
-    # Written into the logs: they say which weights and which chat format gave the scores.
+    # The logs record which weights and which chat format produced the scores.
     arguments = {"model_path": model_path, "renderer_name": renderer_name}
     return Model(api, settings, {k: v for k, v in arguments.items() if v is not None})
 
 
 def metrics_of(logs: Sequence[EvalLog]) -> dict[str, float]:
-    """Returns the metrics of the logs, named as described at :class:`InspectEvaluator`."""
+    """Returns the metrics of the logs, named as in :class:`InspectEvaluator`."""
     metrics: dict[str, float] = {}
     for name, log in zip(_names(logs), logs, strict=True):
         results = log.results
@@ -280,7 +280,7 @@ def _task_name(name: str) -> str:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigurationError(f"tasks: there is no file {path}")
-    # Inspect finds files with a pattern below the working folder, so no absolute path works.
+    # Inspect finds files by a pattern in the working folder, so absolute paths do not work.
     return os.path.relpath(file) + at + task
 
 
@@ -293,7 +293,7 @@ def _names(logs: Sequence[EvalLog]) -> list[str]:
 
 
 def import_inspect() -> Any:
-    """Returns ``inspect_ai``; raises ConfigurationError where it is not installed."""
+    """Returns ``inspect_ai``; raises ConfigurationError if it is not installed."""
     try:
         import inspect_ai
     except ImportError as error:
@@ -303,14 +303,14 @@ def import_inspect() -> Any:
 
 @contextmanager
 def _inspect_console(display: str) -> Iterator[None]:
-    """Sets Inspect's display for the block, and takes its log handler away afterwards.
+    """Sets Inspect's display inside the block, and removes its log handler afterwards.
 
     Inspect adds a handler to the root logger and sets its level for the rest of the process, so
     that each message of a training run would be printed twice.
     """
     from inspect_ai.util._display import init_display_type
 
-    # The user's own choice of a display has precedence.
+    # The user's choice of a display takes precedence.
     init_display_type(os.environ.get("INSPECT_DISPLAY", display))
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

@@ -3,8 +3,8 @@
     python -m tinker_cookbook.eval.inspect_logs SAVE_DIR out=inspect-logs
     inspect view --log-dir inspect-logs
 
-``SAVE_DIR`` is the ``save_dir`` of ``run_benchmarks``, or a folder above several. Each benchmark
-becomes one log, written by Inspect itself; writing it again replaces it. Needs
+``SAVE_DIR`` is the ``save_dir`` of ``run_benchmarks``, or a parent folder of several. Each
+benchmark becomes one log, written by Inspect itself; writing it again replaces it. Needs
 ``pip install 'tinker_cookbook[inspect]'``.
 """
 
@@ -80,7 +80,7 @@ def write_inspect_logs(
     out: str | os.PathLike[str],
     format: Literal["eval", "json"] = "eval",
 ) -> dict[Path, EvalLog]:
-    """Writes one log for each benchmark below ``save_dir``; returns them by their files.
+    """Writes one log per benchmark below ``save_dir``; returns the logs by file.
 
     Raises:
         ConfigurationError: ``inspect-ai`` is not installed, or ``out`` cannot be written.
@@ -99,10 +99,10 @@ def write_inspect_logs(
     written: dict[Path, EvalLog] = {}
     for folder in folders:
         log = inspect_log(folder)
-        # Inspect's own form of a name: time, task and an id, by which the viewer lists logs.
+        # Inspect's naming scheme: time, task and an id, which its viewer uses to list logs.
         time = log.eval.created.replace(":", "-").replace("+", "-")
         path = target / f"{time}_{log.eval.task.replace('_', '-')}_{log.eval.eval_id}.{format}"
-        # A reader, such as a running viewer, never sees half a log.
+        # Atomic, so that a reader such as a running viewer never sees an incomplete log.
         part = path.with_name(f".{os.getpid()}-{path.name}")
         try:
             write_eval_log(log, str(part), format)
@@ -117,8 +117,8 @@ def write_inspect_logs(
 def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
     """Returns the stored answers of one benchmark (``SAVE_DIR/BENCHMARK``) as a log.
 
-    Each answer is a sample; the answers to one problem are its epochs. Times that are not stored
-    are those of the files.
+    Each answer is a sample; the answers to one problem are its epochs. For times that are not
+    stored, the files' times are used.
     """
     from inspect_ai.log import (
         EvalConfig,
@@ -148,7 +148,7 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
     if "started" in settings:
         created = datetime.fromisoformat(settings["started"]).astimezone(UTC)
     samples = [_sample(row, model) for row in rows]
-    # Found again under the same name, so that writing it again replaces it.
+    # A deterministic id, so that writing the log again replaces it.
     identity = key_of({"folder": folder.name, "model": model, "key": settings.get("key")})
     usage = sum((s.model_usage[model] for s in samples), ModelUsage())
     config_names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
@@ -196,7 +196,7 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
 def _metrics(numbers: Mapping[str, float]) -> dict[str, Any]:
     from inspect_ai.log import EvalMetric
 
-    # JSON has no NaN, which some metrics of an empty selection are.
+    # JSON has no NaN, but metrics of an empty selection may be NaN.
     finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
     return {name: EvalMetric(name=name, value=value) for name, value in finite.items()}
 
@@ -212,12 +212,12 @@ def _sample(row: StoredTrajectory, model: str) -> EvalSample:
     from inspect_ai.scorer import Score
 
     messages = _messages(row, model)
-    # The answer is the last turn but for those of a grader or an environment. An assistant turn
+    # The answer is the last turn that is not from a grader or an environment. An assistant turn
     # before a user's is part of the prompt.
     ends = (i for i in range(len(row.turns) - 1, -1, -1) if row.turns[i].role in _SAID)
     at = next(ends, None)
     answered = at is not None and row.turns[at].role == "assistant"
-    # Prompt and answers are counted in different turns; those of a prompt are in its last one.
+    # The token count of a prompt is stored in its last turn, answers have their own counts.
     used = ModelUsage(
         input_tokens=sum(t.token_count for t in row.turns if t.role != "assistant"),
         output_tokens=sum(t.token_count for t in row.turns if t.role == "assistant"),
@@ -283,7 +283,7 @@ def _text(value: Any) -> str | None:
 
 
 def named(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with ``save_dir=`` before a first one without a key."""
+    """Adds ``save_dir=`` to a first argument without a key."""
     first = arguments[0] if arguments else "-"
     is_folder = not first.startswith("-") and "=" not in first
     return [f"save_dir={first}", *arguments[1:]] if is_folder else list(arguments)

@@ -1,6 +1,6 @@
-"""Messages, tools and log-probabilities between Inspect AI and the renderers.
+"""Converts messages, tools and log-probabilities between Inspect AI and the renderers.
 
-Needs ``inspect-ai``: import it through :mod:`tinker_cookbook.eval.inspect_utils`, which names the
+Needs ``inspect-ai``: import it through :mod:`tinker_cookbook.eval.inspect_utils`, which reports the
 missing package.
 """
 
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers.core.codec import TextCodec
 
 _RAW_TEXT = "raw_text"
-"""Argument that holds the text of a call which could not be parsed."""
+"""Argument with the text of a call that could not be parsed."""
 _NO_TOOL = "unparsed"
 """Function name of such a call."""
 
 
 def convert_inspect_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Returns a conversation of Inspect as messages of the renderers.
+    """Converts a conversation of Inspect to messages for the renderers.
 
     Text, reasoning, images, audio, tool calls and results of tools are kept. The content of a tool
     result that failed is its error, as in Inspect's own providers.
 
     Raises:
-        RendererError: a part that no renderer has, such as a video or a document.
+        RendererError: a part that no renderer supports, such as a video or a document.
     """
     return [_convert(message, i) for i, message in enumerate(messages)]
 
@@ -102,7 +102,7 @@ def _convert_part(part: Content, where: str) -> ContentPart:
         return AudioPart(type="audio", audio=part.audio)
     raise RendererError(
         f"{where}: got a part of type {part.type!r}, expected text, reasoning, an image or audio: "
-        "no chat format here has others"
+        "no chat format supports others"
     )
 
 
@@ -111,7 +111,7 @@ def _add_calls(message: Message, calls: Sequence[InspectToolCall]) -> None:
     unparsed: list[UnparsedToolCall] = []
     for call in calls:
         raw_text = call.arguments.get(_RAW_TEXT)
-        # Rendered verbatim, so that the prompt of the next turn continues what was sampled.
+        # Rendered verbatim, so that the next prompt extends the sampled tokens.
         if call.parse_error is not None and isinstance(raw_text, str):
             unparsed.append(UnparsedToolCall(raw_text=raw_text, error=call.parse_error))
             continue
@@ -133,10 +133,10 @@ def tool_spec(tool: ToolInfo) -> ToolSpec:
 def with_tools(
     renderer: Renderer, messages: list[Message], tools: Sequence[ToolInfo]
 ) -> list[Message]:
-    """Returns the conversation with the declaration of ``tools`` in front.
+    """Returns the conversation with the declaration of ``tools`` prepended.
 
-    A system message at the beginning becomes part of the declaration, as chat templates do it.
-    Raises ``UnsupportedToolsError`` where the chat format declares no tools.
+    A system message at the beginning becomes part of the declaration, as in chat templates.
+    Raises ``UnsupportedToolsError`` if the chat format does not support tools.
     """
     if not tools:
         return messages
@@ -153,9 +153,9 @@ def forced_call_prefix(
     tools: Sequence[ToolInfo],
     choice: ToolChoice,
 ) -> list[int]:
-    """Returns the tokens that begin a call of a tool, so that the model has to complete it.
+    """Returns the first tokens of a tool call, so that the model has to complete the call.
 
-    ``"any"`` with several tools begins a call without its name, which the model then chooses.
+    With ``"any"`` and several tools, the model chooses the name.
 
     Raises:
         RendererError: the chat format does not begin a call with the same tokens after every
@@ -169,7 +169,7 @@ def forced_call_prefix(
             )
         names = [choice.name]
     prompt = renderer.build_generation_prompt(messages).to_ints()
-    # What two different calls have in common is what the format writes before the model decides.
+    # The common prefix of two different calls is what the format writes before the model's choice.
     if len(names) == 1:
         variants = [(names[0], "{}"), (names[0], '{"x": 1}')]
     else:
@@ -196,7 +196,7 @@ def assistant_message(
 ) -> ChatMessageAssistant:
     """Returns a parsed response as a message of Inspect.
 
-    A call that could not be parsed becomes a call with ``parse_error``: Inspect reports the error
+    A call that cannot be parsed becomes a call with ``parse_error``: Inspect reports the error
     to the model, which can then correct itself.
 
     Args:
@@ -250,18 +250,18 @@ def convert_logprobs(
     """Returns log-probabilities in Inspect's form.
 
     Args:
-        codec: Spells the tokens.
+        codec: Decodes the tokens.
         tokens: Token ids [T].
         logprobs: Their log-probabilities [T], in nats.
         top: Ids and log-probabilities [T, k] of the most probable tokens, if there are any.
     """
-    # Many positions share tokens, above all among the most probable ones: each is decoded once.
+    # Decode each token once: many positions share tokens, mostly among the top ones.
     spelled: dict[int, tuple[str, list[int] | None]] = {}
 
     def spell(token: int) -> tuple[str, list[int] | None]:
         if token not in spelled:
             text = codec.decode([token])
-            # Part of a character has no text of its own.
+            # A token that is part of a character has no text.
             spelled[token] = (text, None if "\ufffd" in text else list(text.encode()))
         return spelled[token]
 

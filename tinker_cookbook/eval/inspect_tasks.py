@@ -40,12 +40,12 @@ def benchmark(name: str, data_path: str | None = None, system_prompt: str | None
     """A benchmark of single questions.
 
     Args:
-        name: Its name, such as ``gsm8k``.
+        name: Name of the benchmark, such as ``gsm8k``.
         data_path: Local folder or file with the data; default: the Hub.
-        system_prompt: Replaces that of the benchmark.
+        system_prompt: Replaces the benchmark's system prompt.
 
     Raises:
-        BenchmarkNotFoundError: no benchmark has this name.
+        BenchmarkNotFoundError: there is no benchmark with this name.
         ConfigurationError: the benchmark has several turns, or needs a judge or a sandbox.
     """
     found = find_benchmark(name)
@@ -53,7 +53,7 @@ def benchmark(name: str, data_path: str | None = None, system_prompt: str | None
     check_requirements(found, config)
     if not isinstance(found, ExampleBenchmark):
         raise ConfigurationError(
-            f"name: {name} is no benchmark of single questions; run it with "
+            f"name: {name} is not a benchmark of single questions; run it with "
             f"python -m tinker_cookbook.eval tasks={name}"
         )
     examples = found.examples(config)

@@ -1,6 +1,6 @@
-"""Inspect AI's interface of a model, on the sampling clients of this package.
+"""Inspect AI's model interface for the sampling clients of this package.
 
-Any task of Inspect runs on a checkpoint with it, without a server and without a network::
+With it, any Inspect task runs on a checkpoint, without a server or a network::
 
     api = InspectAPIFromTinkerSampling(
         renderer_name="llama3", model_name="meta-llama/Llama-3.2-1B", sampling_client=client
@@ -78,12 +78,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 2048
-"""Tokens of a response where neither the task nor the command limits them."""
+"""Maximum tokens of a response if neither the task nor the command sets a limit."""
 
-_MAX_CONNECTIONS = 512  # the engine batches what arrives together
+_MAX_CONNECTIONS = 512  # the engine batches concurrent requests
 
-# Settings that change what is sampled and that a sampling client does not have, with their neutral
-# values. They are refused, because a score without them would be that of another evaluation.
+# Settings that affect sampling but that a sampling client does not support, with their neutral
+# values. Other values are refused: ignoring them would evaluate something else.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -102,9 +102,10 @@ def get_model_usage(
     """Returns the token usage of one request.
 
     Args:
-        tokenized_prompt: Token ids of the prompt, which counts once for all responses.
+        tokenized_prompt: Token ids of the prompt, counted once for all responses.
         responses: Sampled sequences.
-        cached_prompt_tokens: Prompt tokens read from the prefix cache. Inspect counts them apart.
+        cached_prompt_tokens: Prompt tokens read from the prefix cache. Inspect counts them
+            separately.
     """
     prompt, output = len(tokenized_prompt), sum(len(one.tokens) for one in responses)
     return ModelUsage(
@@ -117,7 +118,7 @@ def get_model_usage(
 
 @dataclass(frozen=True)
 class _Request:
-    """Prompt of a call, the tokens of its answer that are given, and the sampling parameters."""
+    """Prompt of a call, the forced first tokens of its answer, and the sampling parameters."""
 
     prompt: list[int]
     prefix: list[int]
@@ -128,7 +129,7 @@ class _Request:
 
     @property
     def length(self) -> int:
-        """Tokens before the first one that is sampled."""
+        """Number of tokens before the first sampled one."""
         return len(self.prompt) + len(self.prefix)
 
 
@@ -136,26 +137,26 @@ class _Request:
 class InspectAPIFromTinkerSampling(ModelAPI):
     """Model of Inspect that samples from a sampling client.
 
-    Stop reasons are true: ``tool_calls`` where the response has calls, ``max_tokens`` where it was
-    cut off, ``model_length`` at the end of the model's context, else ``stop``. With a seed, epoch 1
-    is sampled with that seed and each further epoch with one derived from it, so that several
+    Stop reasons: ``tool_calls`` if the response has calls, ``max_tokens`` if it was
+    truncated, ``model_length`` at the end of the model's context, else ``stop``. With a seed, epoch
+    1 is sampled with that seed and each further epoch with a derived seed, so that several
     epochs of a problem are several samples.
 
     Args:
-        renderer_name: Chat format; by default the one that the checkpoint's run recorded, else the
+        renderer_name: Chat format; default: the one recorded in the checkpoint, else the
             model's.
         model_name: Base model, which has the tokenizer.
-        model_path: ``tinker://`` path of a checkpoint, where ``sampling_client`` is not given.
+        model_path: ``tinker://`` path of a checkpoint, if ``sampling_client`` is not given.
         sampling_client: Client of the weights. Without it the first request opens the model.
-        base_url: URL of a Tinker server, where ``sampling_client`` is not given.
+        base_url: URL of a Tinker server, if ``sampling_client`` is not given.
         api_key: Not used: the SDK reads ``TINKER_API_KEY``.
         api_key_vars: Not used.
         config: Generation settings.
         verbose: Print each prompt and response.
         include_reasoning: Keep thinking, as ``ContentReasoning``; otherwise it is dropped.
-        context_window: Maximum tokens of prompt and response; by default that of the model's config
+        context_window: Maximum tokens of prompt and response; default: from the model's config,
             if it is on this machine.
-        backend: As in ``connect``, where ``sampling_client`` is not given; likewise ``device`` and
+        backend: As in ``connect``, if ``sampling_client`` is not given; likewise ``device`` and
             ``dtype``.
     """
 
@@ -211,7 +212,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         """Samples the next message, ``config.num_choices`` times in one request.
 
         Raises:
-            ConfigurationError: a setting that sampling clients do not have, such as a penalty.
+            ConfigurationError: a setting that sampling clients do not support, such as a penalty.
             RendererError: messages or tools that the chat format cannot express.
         """
         _check_supported(config)
@@ -228,7 +229,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
             num_samples=config.num_choices or 1,
             sampling_params=request.params,
             include_prompt_logprobs=config.prompt_logprobs is not None,
-            # One alternative would be the token itself, or the most probable one.
+            # A single alternative would be the sampled or the most probable token.
             topk_prompt_logprobs=(config.prompt_logprobs or 0)
             if config.prompt_logprobs != 1
             else 0,
@@ -257,7 +258,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> _Request:
-        """Renders the conversation; raises for what the chat format does not have."""
+        """Renders the conversation; raises for content that the chat format does not support."""
         renderer = self.renderer
         declared = [] if tool_choice == "none" else tools
         conversation = with_tools(renderer, convert_inspect_messages(messages), declared)
@@ -268,11 +269,11 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         stop: Any = renderer.get_stop_sequences()
         stop_strings = list(config.stop_seqs or [])
         if stop_strings:
-            # The SDK takes either tokens or texts, so stop tokens are written as their names.
+            # The SDK accepts either stop tokens or stop strings, so stop tokens become strings.
             own = (renderer.codec.decode([s]) if isinstance(s, int) else s for s in stop)
             stop = [*stop_strings, *own]
         seed, state = config.seed, sample_state()
-        # Inspect has one seed for a whole task, which would make all epochs of a problem equal.
+        # Inspect has one seed for a whole task, so all epochs of a problem would be equal.
         if seed is not None and state is not None and state.epoch > 1:
             seed = derived_seed(seed, state.epoch)
         params = tinker.SamplingParams(
@@ -310,10 +311,10 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         )
 
     def _parse(self, request: _Request, sampled: list[int]) -> Message:
-        """Returns the message that the prefix and the sampled tokens spell."""
+        """Parses the message from the prefix and the sampled tokens."""
         tokens = request.prefix + sampled
         if request.stop_strings:
-            # A stop string may end within a token, so it is cut off the text.
+            # A stop string may end within a token, so remove it from the text.
             text = self.renderer.codec.decode(tokens)
             at = [i for stop in request.stop_strings if (i := text.find(stop)) >= 0]
             if at:
@@ -339,7 +340,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         values = response.prompt_logprobs
         if request.config.prompt_logprobs is None or values is None:
             return None
-        # Nothing precedes the first token, so it has no log-probability.
+        # The first token has no context, so it has no log-probability.
         tokens = (request.prompt + request.prefix)[1:]
         top = response.topk_prompt_logprobs_np
         alternatives = None if top is None else (top.token_ids[1:], top.logprobs[1:])
@@ -351,7 +352,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         return self.renderer.codec
 
     def _too_long(self, length: int, window: int) -> ModelOutput:
-        # Agents of Inspect recognise this stop reason and shorten the conversation.
+        # Inspect's agents react to this stop reason by shortening the conversation.
         problem = (
             f"prompt: {length} tokens leave no room in the model's context of {window}; shorten "
             "the prompt"
@@ -387,7 +388,7 @@ class InspectAPIFromTinkerSampling(ModelAPI):
     async def count_text_tokens(self, text: str) -> int:
         """Returns the tokens of ``text`` in the model's own vocabulary.
 
-        Inspect would download another model's tokenizer for an estimate.
+        Inspect would otherwise download another model's tokenizer for an estimate.
         """
         return max(1, len(await self.tokenize(text)))
 
@@ -397,18 +398,18 @@ class InspectAPIFromTinkerSampling(ModelAPI):
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     def max_tokens(self) -> int:
-        """Returns the tokens of a response where nothing else limits them."""
+        """Returns the default maximum tokens of a response."""
         return DEFAULT_MAX_TOKENS
 
     def max_connections(self) -> int:
-        """Returns the number of concurrent requests: the engine batches what arrives together."""
+        """Returns the number of concurrent requests: the engine batches them."""
         return _MAX_CONNECTIONS
 
 
 def _context_of(model_name: str) -> int | None:
     try:
         return resolve_max_length(model_name, None)
-    except DataFormatError:  # a folder with a tokenizer alone
+    except DataFormatError:  # a folder with only a tokenizer
         return None
 
 
@@ -417,6 +418,6 @@ def _check_supported(config: GenerateConfig) -> None:
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
             raise ConfigurationError(
-                f"{name}: got {value!r}, but sampling clients do not have this setting; leave it "
+                f"{name}: got {value!r}, but sampling clients do not support it; leave it "
                 "out of the task, or run the task against the server's OpenAI API"
             )

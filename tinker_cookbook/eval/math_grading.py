@@ -1,4 +1,4 @@
-r"""Comparing mathematical answers without an event loop, for user code and for data work.
+r"""Compares mathematical answers without an event loop, for user code and data preparation.
 
 Environments grade through ``rl.envs.grading``, which is asynchronous. The functions
 here compare like the MATH benchmark: after normalisation, answers are equal as text, as
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _UNBRACED_BOX = re.compile(r"\\boxed\s+([^\s$]+)")
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"-?(?:\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
-# \frac12 and \frac1{2} are LaTeX for \frac{1}{2}.
+# \frac12 and \frac1{2} mean \frac{1}{2} in LaTeX.
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -42,15 +42,15 @@ def extract_boxed(text: str) -> str:
 
 
 def normalize_answer(answer: str | None) -> str | None:
-    r"""Returns the answer in one of the ways to write it: without spaces, units signs and wrappers.
+    r"""Returns the answer in a normal form, without spaces, unit signs and wrappers.
 
     ``\text{…}`` is replaced by its content, ``\frac12`` by ``\frac{1}{2}``; ``\left``, dollar and
-    percent signs, degrees and a final full stop are left out.
+    percent signs, degrees and a final full stop are removed.
     """
     if answer is None:
         return None
     text = _TEXT.sub(r"\1", answer.strip())
-    # Display and text fractions differ in size only.
+    # Display and text fractions differ only in size.
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     for gone in ("\\left", "\\right", "\\!", "\\,", "\\;", "\\$", "$", "\\%", "%", "^\\circ"):
         text = text.replace(gone, "")
@@ -65,25 +65,25 @@ def _braced(part: str) -> str:
 def split_tuple(expr: str) -> list[str]:
     """Returns the entries of ``(a, b)`` or ``[a, b]``; anything else is one entry, nothing is none.
 
-    Commas between thousands are taken out first.
+    Thousands separators are removed first.
     """
     text = _THOUSANDS.sub("", expr.strip())
     if not text:
         return []
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]":
-        # Brackets of both kinds may be mixed, as in half-open intervals.
+        # Round and square brackets may be mixed, as in half-open intervals.
         inner = text[1:-1]
-        # With nested brackets a split at commas would cut entries apart.
+        # With nested brackets, splitting at commas would break entries.
         if not any(bracket in inner for bracket in "()[]"):
             return [entry.strip() for entry in inner.split(",")]
     return [text]
 
 
 def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
-    """Returns whether two answers are equal; see the module for what that means.
+    """Returns whether two answers are equal; see the module docstring for the rules.
 
-    May take long for expressions such as towers of powers; :func:`run_with_timeout_signal` bounds
-    it.
+    May take long for expressions such as towers of powers; :func:`run_with_timeout_signal` limits
+    the time.
     """
     given, truth = normalize_answer(given_answer), normalize_answer(ground_truth)
     if not given or not truth:
@@ -112,7 +112,7 @@ def _parts(fraction: str) -> tuple[bool, list[str]]:
 
 
 def grade_answer_math_verify(given_answer: str, ground_truth: str) -> bool:
-    """Returns whether ``math_verify`` finds two answers equal; one that it cannot read is wrong."""
+    """Returns whether ``math_verify`` finds two answers equal; an unreadable answer is wrong."""
     require_math_verify()
     try:
         return grading.verify_expressions(given_answer, ground_truth)
@@ -127,9 +127,9 @@ def run_with_timeout_signal(
     kwargs: dict[str, Any] | None = None,
     timeout_seconds: float = 5,
 ) -> T | None:
-    """Returns ``func(*args, **kwargs)`` from a worker process, or ``None`` where it takes too long.
+    """Returns ``func(*args, **kwargs)`` from a worker process, or ``None`` after the time limit.
 
-    Works in any thread; the worker is killed. Function and arguments must pickle.
+    Works in any thread; the worker is killed. Function and arguments must be picklable.
     """
     try:
         work = partial(func, *args, **(kwargs or {}))
@@ -139,7 +139,7 @@ def run_with_timeout_signal(
 
 
 def grade_response(response: str, ground_truth: str) -> tuple[bool, str]:
-    r"""Returns whether the answer of a whole response is right, and the answer.
+    r"""Returns whether the final answer of a response is right, and the answer.
 
     The answer is the content of the last ``\boxed{…}``; without one ``math_verify`` searches the
     response for it. Safe in threads: a comparison that takes too long is stopped and counts as
@@ -152,14 +152,14 @@ def grade_response(response: str, ground_truth: str) -> tuple[bool, str]:
         require_math_verify()
         right = run_with_timeout_signal(_verify_response, (response, ground_truth))
         return bool(right), ""
-    # Equal texts need no other process.
+    # Equal texts need no worker process.
     if normalize_answer(found) == normalize_answer(ground_truth):
         return bool(found.strip()), found
     return bool(run_with_timeout_signal(grade_answer, (found, ground_truth))), found
 
 
 def _verify_response(response: str, ground_truth: str) -> bool:
-    """Whether an expression in the response equals the truth; runs in a worker."""
+    """Returns whether an expression in the response equals the truth; runs in a worker."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     from math_verify import parse, verify
 

@@ -26,9 +26,9 @@ from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 
 class EvalProgress:
-    """A progress bar for each task, with the time left and the score so far.
+    """Progress bar for each task, with the time left and the score so far.
 
-    Without a terminal: a line for every tenth of a task.
+    Without a terminal, prints a line after every tenth of a task.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class EvalProgress:
         self._bars.stop()
 
     def start(self, name: str, total: int, done: int) -> None:
-        """Begins a task."""
+        """Starts a task."""
         self._name, self._total, self._done = name, total, done
         self._rewards, self._errors = [], 0
         if done:
             self._console.print(f"{name}: {done} of {total} problems were answered before")
-        # Stored problems are no part of the bar, or the time left would be far too short.
+        # Stored problems do not count in the bar, or the estimated time would be far too short.
         self._task = self._bars.add_task(name, total=total - done, status="")
 
     def update(self, rows: Sequence[StoredTrajectory], stored: bool) -> None:
@@ -106,7 +106,7 @@ def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
             interval = f"{metrics['ci_low']:.1%} to {metrics['ci_high']:.1%}"
         counts = (str(result.num_errors), str(result.num_truncated))
         seconds = format_seconds(result.time_seconds)
-        # Errors have no score, and without a score 0% would be read as one.
+        # If all answers failed there is no score, and 0% would be misread as one.
         graded = result.num_examples > result.num_errors
         score = f"{result.score:.1%}" if graded else "-"
         table.add_row(name, n, score, interval, *counts, seconds)
@@ -114,14 +114,14 @@ def result_table(results: Mapping[str, BenchmarkResult]) -> Table:
 
 
 def curve_table(results: Mapping[str, BenchmarkResult]) -> Table | None:
-    """Returns pass@k and maj@k of tasks with several samples, ``None`` if there are none."""
+    """Returns pass@k and maj@k of tasks with several samples; ``None`` if there are none."""
     curves = {
         (name, measure): values
         for name, result in results.items()
         for measure, values in (("pass@k", result.pass_at_k), ("maj@k", _majorities(result)))
         if values
     }
-    # Powers of 2 and the last one are enough of a curve.
+    # Powers of 2 and the last k are enough to show the curve.
     every = {k for values in curves.values() for k in values if k & (k - 1) == 0}
     every |= {max(values) for values in curves.values()}
     if not every:
@@ -134,9 +134,9 @@ def curve_table(results: Mapping[str, BenchmarkResult]) -> Table | None:
 
 
 def solve_rate_lines(rows: Sequence[StoredTrajectory], most_bins: int = 5) -> list[str]:
-    """Returns the histogram of solve rates as lines, and what it means for RL.
+    """Returns the histogram of solve rates as lines, and its meaning for RL.
 
-    Between "never" and "always" are at most ``most_bins`` ranges, and no more than rates can occur.
+    Between "never" and "always" there are at most ``most_bins`` ranges, limited to possible rates.
     """
     problems: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
@@ -159,7 +159,7 @@ def solve_rate_lines(rows: Sequence[StoredTrajectory], most_bins: int = 5) -> li
     mixed = total - counts[0] - counts[-1]
     lines.append(
         f"  {mixed} of {total} problems ({mixed / total:.0%}) have right and wrong answers: only "
-        "these teach anything in group-based RL"
+        "these have a gradient in group-based RL"
     )
     return lines
 
@@ -178,12 +178,11 @@ def comparison_lines(name: str, found: PairedComparison, a: str = "a", b: str = 
         f"{name}: {verdict} on {found.num_examples} examples ({test})",
         f"  {a} {found.score_a:.1%}, {b} {found.score_b:.1%}: difference {found.difference:+.1%} "
         f"(95% interval {found.low:+.1%} to {found.high:+.1%})",
-        f"  {a} alone has the higher reward on {found.only_a} examples, {b} alone on "
-        f"{found.only_b}",
+        f"  {a} has the higher reward on {found.only_a} examples, {b} on {found.only_b}",
     ]
     if found.verdict == "not distinguishable":
         if found.examples_needed is None:
-            lines.append("  the scores are equal; no number of examples shows a difference")
+            lines.append("  the scores are equal, so there is no difference to detect")
         else:
             lines.append(
                 f"  if the true difference is as large as this one, about "

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @chz.chz
 class Config(InspectEvaluatorBuilder):
-    """Settings of the command: the model, and those of the evaluation."""
+    """Settings of the command: model and evaluation."""
 
     model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of a checkpoint; default: the base model alone"
+        default=None, doc="tinker:// path of a checkpoint; default: the base model"
     )
     backend: str = chz.field(default="auto", doc="auto, local, tinker (hosted) or a URL")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
@@ -42,7 +42,7 @@ class Config(InspectEvaluatorBuilder):
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
 
     def check(self) -> None:
-        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        """Raises ConfigurationError for an invalid setting; opens no connection."""
         super().check()
         self.model_settings().check()
 
@@ -54,7 +54,7 @@ class Config(InspectEvaluatorBuilder):
 
 
 async def main(config: Config) -> None:
-    """Runs the tasks, and prints a table of the scores and where the logs are."""
+    """Runs the tasks, and prints a table of the scores and the path of the logs."""
     evaluator = config()
     log_dir = ensure_writable_dir(evaluator.log_dir(), "log_dir")
     settings = config.model_settings()
@@ -73,7 +73,7 @@ async def main(config: Config) -> None:
         try:
             await evaluator.run(inspect_model, display="rich" if is_terminal() else "plain")
         finally:
-            # Also after Ctrl-C: the logs have the samples that were done.
+            # Also after Ctrl-C: the logs have the finished samples.
             if evaluator.last_logs:
                 print_scores(evaluator.last_logs)
                 where = f"logs: {log_dir}  (inspect view --log-dir {log_dir})"

@@ -1,4 +1,4 @@
-"""Prints stored answers: the conversation, what was read from it, the reward.
+"""Prints stored answers: the conversation, the extracted answer, the reward.
 
 python -m tinker_cookbook.eval.show /tmp/eval/after task=gsm8k incorrect_only=True
 python -m tinker_cookbook.eval.show /tmp/eval/after idx=3
@@ -22,17 +22,17 @@ from tinker_cookbook.utils.terminal import get_console
 class Config:
     """Settings of the view."""
 
-    run: str = chz.field(doc="Folder of the evaluation (its out=); run= may be left out")
+    run: str = chz.field(doc="Folder of the evaluation (its out=); run= may be omitted")
     task: str | None = chz.field(default=None, doc="Task; default: the first one")
     idx: int | None = chz.field(default=None, doc="Position of one problem; default: any")
-    correct_only: bool = chz.field(default=False, doc="Right answers only")
-    incorrect_only: bool = chz.field(default=False, doc="Graded answers that are not right only")
-    errors_only: bool = chz.field(default=False, doc="Answers without a grade only")
-    limit: int = chz.field(default=3, doc="Most answers to print")
+    correct_only: bool = chz.field(default=False, doc="Only right answers")
+    incorrect_only: bool = chz.field(default=False, doc="Only graded answers that are not right")
+    errors_only: bool = chz.field(default=False, doc="Only answers without a grade")
+    limit: int = chz.field(default=3, doc="Maximum number of answers to print")
 
 
 def main(config: Config) -> None:
-    """Prints the answers that the settings select."""
+    """Prints the selected answers."""
     tasks = tasks_of(config.run)
     task = config.task or tasks[0]
     if task not in tasks:
@@ -56,7 +56,7 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    # The folder may come first and without its key, as in other viewers.
+    # The folder may be the first argument, without its key.
     if len(sys.argv) > 1 and "=" not in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv[1] = f"run={sys.argv[1]}"
     run_entrypoint(main)

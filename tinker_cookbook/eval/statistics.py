@@ -1,7 +1,7 @@
 """Statistics of evaluations: intervals of scores, pass@k, maj@k and solve rates.
 
-A score from few examples is uncertain, so it is reported with an interval that contains the true
-value with 95%. ``comparison`` has the tests of the difference between two evaluations.
+A score from few examples is uncertain, so it is reported with a 95% confidence
+interval. ``comparison`` has the tests of the difference between two evaluations.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _MOST_SUBSETS = 2000
 
 
 def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[float, float]:
-    """Returns the interval that contains the true share with 95% (``z`` standard deviations).
+    """Returns the 95% Wilson confidence interval of a share (``z`` standard deviations).
 
     With ``p = successes / total``::
 
         (p + z^2 / 2n  ±  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
-    It stays within 0 and 1 and is right for small n and shares near the ends (Wilson 1927; Brown,
-    Cai and DasGupta 2001). It takes the trials as independent. Fractional ``successes``, sums of
+    It stays within 0 and 1 and is accurate for small n and shares near 0 or 1 (Wilson 1927; Brown,
+    Cai and DasGupta 2001). It assumes independent trials. Fractional ``successes``, sums of
     scores from 0 to 1, give an interval that is slightly too wide.
 
     Raises:
-        DataValidationError: ``total`` is not positive or ``successes`` not in 0 to ``total``.
+        DataValidationError: ``total`` is not positive, or ``successes`` is not in 0 to ``total``.
     """
     if total <= 0 or not 0 <= successes <= total:
         raise DataValidationError(
@@ -44,7 +44,7 @@ def wilson_interval(successes: float, total: float, z: float = Z95) -> tuple[flo
     middle = share + spread / 2
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
-    # The ends are exact for no and for all successes; rounding would move them a little.
+    # For no and for all successes, one end is exact; rounding would move it slightly.
     return 0.0 if share == 0 else max(0.0, low), 1.0 if share == 1 else min(1.0, high)
 
 
@@ -58,7 +58,7 @@ def describe_share(successes: int, total: int) -> str:
 
 
 def cluster_standard_error(groups: Sequence[Sequence[float]]) -> float:
-    """Returns the standard error of the mean over all values, where a group's values are related.
+    """Returns the standard error of the mean over all values with correlated values in a group.
 
     ``groups`` are the rewards of the answers to each problem. With N values, G groups and the mean
     m::
@@ -81,10 +81,10 @@ def cluster_standard_error(groups: Sequence[Sequence[float]]) -> float:
 def score_interval(groups: Sequence[Sequence[float]], z: float = Z95) -> tuple[float, float]:
     """Returns the 95% interval of the mean reward; ``groups`` are the rewards of each problem.
 
-    One answer to each problem: the Wilson interval. Several: the Wilson interval for the effective
-    number of answers ``p (1 - p) / SE^2``, with the cluster-robust standard error (Dean and Pagano
-    2015). It lies between the number of problems, if answers to a problem are all alike, and the
-    number of answers, if they are independent. Rewards outside of 0 to 1 get ``m ± z SE``.
+    With one answer per problem: the Wilson interval. With several: the Wilson interval for the
+    effective number of answers ``p (1 - p) / SE^2``, with the cluster-robust standard error (Dean
+    and Pagano 2015). That is between the number of problems, if all answers to a problem are equal,
+    and the number of answers, if they are independent. Rewards outside 0 to 1 get ``m ± z SE``.
 
     Raises:
         DataValidationError: there is no reward.
@@ -92,23 +92,23 @@ def score_interval(groups: Sequence[Sequence[float]], z: float = Z95) -> tuple[f
     groups = [group for group in groups if group]
     values = [value for group in groups for value in group]
     if not values:
-        raise DataValidationError("score: got no reward, expected one at least")
+        raise DataValidationError("score: got no reward, expected at least one")
     mean, error = sum(values) / len(values), cluster_standard_error(groups)
     if min(values) < 0 or max(values) > 1:
         return mean - z * error, mean + z * error
     effective = float(len(values))
     if len(groups) < len(values):
-        # No spread between groups (all right or all wrong) does not mean that there is none.
+        # If all groups are right or all wrong, the estimated spread of 0 is too small.
         count = mean * (1 - mean) / error**2 if 0 < error < math.inf else len(groups)
         effective = min(effective, max(float(len(groups)), count))
     return wilson_interval(min(mean, 1.0) * effective, effective, z)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Returns the unbiased estimate that at least one of ``k`` answers is right.
+    """Returns the unbiased estimate of the probability that at least one of ``k`` answers is right.
 
-    ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021), the share of subsets of size k of the n
-    answers with a right one.
+    ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021), the share of subsets of size k among the n
+    answers that have a right answer.
 
     Raises:
         DataValidationError: not 0 <= ``num_correct`` <= ``num_samples``, or k not in 1 to n.
@@ -123,7 +123,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def mean_pass_at_k(correct: Sequence[Sequence[bool]]) -> dict[int, float]:
     """Returns pass@k over problems, for each k up to the fewest answers of a problem.
 
-    ``correct`` is for each problem whether each answer is right.
+    ``correct`` has, for each problem, whether each answer is right.
     """
     counts = [(len(answers), sum(answers)) for answers in correct if answers]
     fewest = min((n for n, _ in counts), default=0)
@@ -133,9 +133,9 @@ def mean_pass_at_k(correct: Sequence[Sequence[bool]]) -> dict[int, float]:
 
 
 def majority_reward(answers: Sequence[Hashable], rewards: Sequence[float]) -> float:
-    """Returns the reward of the most frequent answer; several with as many votes count equally.
+    """Returns the reward of the most frequent answer; ties are averaged.
 
-    Equal answers have one reward. ``None`` is an answer that could not be read: it has no vote, and
+    Equal answers have one reward. ``None`` is an unreadable answer: it has no vote, and
     if all are ``None`` the reward is 0.
     """
     votes: Mapping[Hashable, list[float]] = defaultdict(list)
@@ -150,7 +150,7 @@ def majority_reward(answers: Sequence[Hashable], rewards: Sequence[float]) -> fl
 def majority_at_k(answers: Sequence[Hashable], rewards: Sequence[float], k: int) -> float:
     """Returns the mean of ``majority_reward`` over the subsets of ``k`` answers.
 
-    All subsets, or 2000 random ones (the same at each call) where there are more.
+    Uses all subsets, or 2000 random ones (the same at each call) if there are more.
     """
     positions: Sequence[int] = range(len(answers))
     if math.comb(len(answers), k) <= _MOST_SUBSETS:
@@ -166,24 +166,24 @@ def majority_at_k(answers: Sequence[Hashable], rewards: Sequence[float], k: int)
 
 
 def solve_rate_histogram(correct: Sequence[Sequence[bool]], bins: int = 10) -> list[int]:
-    """Returns the number of problems by the share of right answers.
+    """Returns the numbers of problems by their share of right answers.
 
-    The first count is of problems never solved, the last of those always solved; between them are
-    ``bins`` equal ranges of shares above 0 and below 1.
+    The first count is problems never solved, the last count problems always solved; between them
+    are ``bins`` equal ranges of shares above 0 and below 1.
     """
     counts = [0] * (bins + 2)
     for answers in correct:
         if not answers:
             continue
         share = sum(answers) / len(answers)
-        # Never and always solved are separate: neither gives reinforcement learning a signal.
+        # Never and always solved are separate: neither has a signal for reinforcement learning.
         inside = 1 + min(bins - 1, int(share * bins))
         counts[0 if share == 0 else bins + 1 if share == 1 else inside] += 1
     return counts
 
 
 def mixed_share(correct: Sequence[Sequence[bool]]) -> float:
-    """Returns the share of problems with right and wrong answers, 0 without problems.
+    """Returns the share of problems with both right and wrong answers; 0 without problems.
 
     Only these have a gradient in group-based reinforcement learning (GRPO).
     """

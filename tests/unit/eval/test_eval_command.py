@@ -180,7 +180,7 @@ def test_a_chat_api_that_cannot_be_used(api, data, tmp_path):
         asyncio.run(main(config(openai_url=api, model_name="ader")))
     with pytest.raises(BackendError, match="cannot be reached"):
         asyncio.run(main(config(openai_url="http://127.0.0.1:1/v1", model_name="x")))
-    with pytest.raises(ConfigurationError, match="does not score given texts"):
+    with pytest.raises(ConfigurationError, match="cannot score given texts"):
         asyncio.run(main(config(openai_url=api, model_name="adder", scoring="logprob")))
 
 

@@ -351,7 +351,7 @@ def test_what_cannot_be(stories_model, monkeypatch):
     class Sandboxed(Sums):
         requires_sandbox = True
 
-    with pytest.raises(ConfigurationError, match="a judge; set judge_sampling_client"):
+    with pytest.raises(ConfigurationError, match="a judge model grades the answers; set judge_sampling_client"):
         run(Judged(), Scripted(right))
 
     def no_sandbox() -> None:
@@ -360,7 +360,7 @@ def test_what_cannot_be(stories_model, monkeypatch):
     monkeypatch.setattr("tinker_cookbook.sandbox.available_tier", no_sandbox)
     with pytest.raises(ConfigurationError, match="cannot isolate them: install bubblewrap"):
         run(Sandboxed(), Scripted(right))
-    with pytest.raises(ConfigurationError, match="does not score given texts"):
+    with pytest.raises(ConfigurationError, match="cannot score given texts"):
         run(Sums(), Scripted(right), scoring="logprob")
     with pytest.raises(ConfigurationError, match="scoring: got 'x'"):
         BenchmarkConfig(scoring="x")  # type: ignore[arg-type]

@@ -216,7 +216,7 @@ def test_an_unknown_tokenizer_or_architecture_is_refused_before_a_file_is_writte
     spec = json.loads(path.read_text())
     spec["pre_tokenizer"]["pretokenizers"][0] = {"type": "Whitespace"}
     path.write_text(json.dumps(spec))
-    with pytest.raises(WeightsMergeError, match=r"Whitespace.*known are those of gpt-2, smollm"):
+    with pytest.raises(WeightsMergeError, match=r"Whitespace.*known are those for gpt-2, smollm"):
         write_gguf(checkpoint, tmp_path / "m.gguf")
     config = json.loads((base / "config.json").read_text())
     config |= {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
     with pytest.raises(
-        WeightsError, match=r"the disk is full \(\d+ MiB free .*; nothing was chang"
+        WeightsError, match=r"the disk is full \(\d+ MiB free .*; nothing there has chang"
     ):
         write_gguf(checkpoint, tmp_path / "m.gguf")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "m.gguf"]

@@ -1,4 +1,4 @@
-"""Answers of any server with the OpenAI chat API, such as vLLM, Ollama or api.openai.com."""
+"""Samples answers from any server with the OpenAI chat API (vLLM, Ollama, api.openai.com)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ChatApiSource(AnswerSource):
         return Prompt(key_of({"messages": value}), value, None)
 
     async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:
-        """Requests all answers at once; the rest again if the server returns fewer."""
+        """Requests all answers at once; if the server returns fewer, requests the rest again."""
         answers: list[Answer] = []
         while len(answers) < num_samples:
             missing = num_samples - len(answers)
@@ -69,15 +69,15 @@ class ChatApiSource(AnswerSource):
             body = await self._api.post(self._body(prompt, missing, shifted))
             choices = body.get("choices") or []
             if not choices:
-                raise BackendError(f"{self.url}: got no choice, expected one at least")
+                raise BackendError(f"{self.url}: got no choice, expected at least one")
             tokens = (body.get("usage") or {}).get("completion_tokens") or 0
-            # The usage is the sum over the choices.
+            # The reported usage is the sum over the choices.
             answers += [_answer(choice, tokens // len(choices)) for choice in choices[:missing]]
         return answers
 
     def _body(self, prompt: Prompt, num_samples: int, seed: int | None) -> dict[str, Any]:
         config = self.config
-        # Characters are more than tokens, so this never asks for more than the context has.
+        # There are more characters than tokens, so this never exceeds the context.
         limit = config.max_tokens
         context = config.context_window or self._api.max_model_len
         if context is not None:
@@ -89,13 +89,14 @@ class ChatApiSource(AnswerSource):
             "top_p": config.top_p,
             self._api.max_tokens_name: limit,
         }
-        # Sent only if they are set: some servers refuse what they do not know.
+        # Sent only if set: some servers refuse unknown parameters.
         optional = {"n": num_samples if num_samples > 1 else None, "seed": seed}
         optional["top_k"] = config.top_k if config.top_k > 0 else None
         return body | {name: value for name, value in optional.items() if value is not None}
 
     def _estimate(self, prompt: Prompt) -> int:
-        """Returns a rough upper bound of the prompt's tokens; the server knows them exactly."""
+        """Returns a rough upper bound of the prompt's tokens; only the server knows the exact
+        number."""
         characters = sum(len(message["content"]) for message in prompt.value)
         return characters // 2 + 16 * (1 + len(prompt.value))
 

@@ -1,4 +1,4 @@
-"""What MBPP and HumanEval share: answers are Python programs, graded in the local sandbox."""
+"""Base of MBPP and HumanEval: answers are Python programs, graded in the local sandbox."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.
 
 @dataclass(frozen=True)
 class ProgramTests:
-    """How the program of an example is tested."""
+    """Tests of an example's program."""
 
     tests: tuple[str, ...]
     """Python code of each test, which raises if the program is wrong."""
     entry_points: tuple[str, ...]
     """Functions and classes that the program must define; the tests use them."""
     setup: str = ""
-    """Code that runs before the tests, in their process."""
+    """Code that runs before the tests, in the tests' process."""
     preamble: str = ""
     """Code that runs before the program, such as the imports in the prompt."""
 
 
 def extract_program(response: str, names: Sequence[str] = ()) -> str:
-    """Returns the code of the last block that defines one of ``names``, else of the last block.
+    """Returns the last code block that defines one of ``names``, else the last code block.
 
-    A response without a block is code as a whole.
+    A response without a block is treated as code.
     """
     blocks: list[str] = _BLOCK.findall(response)
     defines = re.compile(rf"^\s*(?:async\s+def|def|class)\s+(?:{'|'.join(names)})\b", re.MULTILINE)
@@ -44,11 +44,11 @@ def extract_program(response: str, names: Sequence[str] = ()) -> str:
 
 
 class CodeBenchmark(ExampleBenchmark):
-    """Benchmark whose answers are programs. An answer is right if it passes all tests.
+    """Benchmark with programs as answers. An answer is right if it passes all tests.
 
     Programs run in ``tinker_cookbook.sandbox`` (docs/sandbox.md); their tests run in another
-    process, so that no program can see or change a verdict. A failure of the sandbox is an error
-    of the answer, and no score.
+    process, so that no program can see or change a verdict. A sandbox failure is an error
+    of the answer, not a score of 0.
     """
 
     requires_sandbox = True
@@ -59,7 +59,7 @@ class CodeBenchmark(ExampleBenchmark):
         """Returns the tests of an example."""
 
     async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
-        """Grades in a sandbox that is kept warm, without a thread."""
+        """Grades in a warm sandbox, without a thread."""
         from tinker_cookbook.sandbox import default_grader
 
         tests = self.program_tests(example)
@@ -72,7 +72,7 @@ class CodeBenchmark(ExampleBenchmark):
         return _grade_of(graded)
 
     def grade(self, response: str, example: Example) -> Grade:
-        """As ``grade_async``; blocks the calling thread.
+        """Synchronous version of ``grade_async``; blocks the calling thread.
 
         Raises:
             SandboxUnavailableError: this machine cannot isolate programs.
@@ -96,7 +96,7 @@ def _program(response: str, tests: ProgramTests) -> str:
 
 
 def _grade_of(graded: sandbox.Grade) -> Grade:
-    # The first failure says most: later tests often fail for the same reason.
+    # Report the first failure: later tests often fail for the same reason.
     messages = [test.message for test in graded.tests if not test.passed]
     error = graded.program_error or (messages[0] if messages else "")
     return Grade(

@@ -1,4 +1,4 @@
-"""What benchmarks share: prompts, ids, loading of data, extraction of answers."""
+"""Helpers of benchmarks: prompts, ids, loading of data, extraction of answers."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def load_benchmark_dataset(
     split: str = "test",
     trust_remote_code: bool | None = None,
 ) -> Dataset:
-    """Loads a split of a Hub dataset, or of its cached copy where the Hub cannot be reached.
+    """Loads a split of a Hub dataset, or its cached copy if the Hub cannot be reached.
 
-    ``trust_remote_code`` is accepted and ignored: current versions of ``datasets`` run no code of
-    a data set.
+    ``trust_remote_code`` is accepted and ignored: current versions of ``datasets`` never run code
+    of a data set.
 
     Raises:
-        DataError: the dataset cannot be loaded; the message says how to use a local copy, and how
-            to get access to a gated dataset.
+        DataError: the dataset cannot be loaded; the message explains how to use a local copy, and
+            how to get access to a gated dataset.
     """
     rows = load_hub_rows(path, split, name)
     return cast("Dataset", datasets.Dataset.from_list(rows))
@@ -105,7 +105,7 @@ def load_benchmark_dataset(
 def extract_command(text: str) -> str | None:
     """Returns the shell command of a response, or None.
 
-    It is the content of the first block that is tagged as shell, else of the first block without a
+    It is the content of the first block with a shell tag, else of the first block without a
     tag that begins neither like Python nor like JSON or XML.
     """
     blocks = re.findall(r"^```[ \t]*(\w*)[^\n]*\n(.*?)\n?^```", text, re.DOTALL | re.MULTILINE)
@@ -123,10 +123,10 @@ def is_task_complete(text: str) -> bool:
 
 
 def get_sandbox_factory(config: BenchmarkConfig, *, packages: list[str] | None = None) -> object:
-    """Returns ``config.sandbox_factory``, by default ``LocalSandbox.create``.
+    """Returns ``config.sandbox_factory``; default: ``LocalSandbox.create``.
 
     Raises:
-        ConfigurationError: it is not set, and ``packages`` must be installed in the sandbox.
+        ConfigurationError: it is not set, but ``packages`` must be installed in the sandbox.
     """
     if config.sandbox_factory is not None:
         return config.sandbox_factory
@@ -171,6 +171,6 @@ def parse_kwargs(raw_kwargs: list, instruction_ids: list | None = None) -> list[
             raise DataFormatError(f"kwargs: got {entry!r}, expected JSON ({error})") from error
         if not isinstance(value, dict):
             raise DataFormatError(f"kwargs: got {entry!r}, expected an object of arguments")
-        # The Hub's columns give every argument to every instruction, None where it has none.
+        # The Hub's columns have every argument for every instruction, with None for unused ones.
         parsed.append({key: x for key, x in value.items() if x is not None})
     return parsed + [{} for _ in range(len(instruction_ids or ()) - len(parsed))]

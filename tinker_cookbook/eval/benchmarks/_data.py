@@ -21,20 +21,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Where the data of a benchmark are: on the Hub, or in a folder or file."""
+    """Location of a benchmark's data: on the Hub, or in a folder or file."""
 
     hub: str
     """Name of the Hub dataset."""
     split: str
     folders: tuple[str, ...]
-    """Subfolders to look into if ``data_path`` is the parent folder of several benchmarks."""
+    """Subfolders to search if ``data_path`` is the parent folder of several benchmarks."""
     files: tuple[str, ...]
     """Patterns of files in the folder; the first one that matches is used."""
     config: str | None = None
     """Named configuration of the Hub dataset."""
 
     def load(self, data_path: str | None) -> list[Row]:
-        """Returns the rows of the Hub dataset, or of the local files if there is a ``data_path``.
+        """Returns the rows of the Hub dataset, or of the local files if ``data_path`` is set.
 
         Raises:
             DataError: the Hub cannot be reached, or the folder has none of the files.
@@ -48,7 +48,7 @@ class Source:
         path = Path(data_path).expanduser()
         if path.is_file():
             return [path]
-        # A copy of the Hub repository has files such as main/test-00000-of-00001.parquet.
+        # A clone of the Hub repository has files such as main/test-00000-of-00001.parquet.
         config = f"{self.config}/" if self.config else "**/"
         patterns = (*self.files, f"{config}{self.split}*.parquet", f"{config}{self.split}*.jsonl")
         for folder in (*(path / name for name in self.folders), path):
@@ -64,13 +64,14 @@ class Source:
 
 
 def load_hub_rows(hub: str, split: str, config: str | None = None) -> list[Row]:
-    """Returns the rows of a split of a Hub dataset; a DataError says how to use a local copy."""
+    """Returns the rows of a split of a Hub dataset; a DataError explains how to use a local
+    copy."""
     try:
         rows = load_hf_dataset(
             hub, split, config, instead="Give a local copy with data_path=FOLDER or FILE"
         )
     except DataError as error:
-        # The Hub reports a gated dataset as missing access.
+        # For a gated dataset, the Hub reports missing access.
         if any(word in str(error).lower() for word in ("gated", "401", "403", "authenticat")):
             raise DataError(
                 f"{error}; {hub} is gated: accept its terms at https://huggingface.co/datasets/"
@@ -94,7 +95,7 @@ def _read_json(file: Path) -> list[Row]:
         values = json.loads(file.read_bytes())
     except ValueError as error:
         raise DataFormatError(f"{file}: not JSON ({error}); expected an array of rows") from error
-    # BIG-Bench Hard has its rows under this key.
+    # BIG-Bench Hard stores its rows under this key.
     if isinstance(values, dict):
         values = values.get("examples", values)
     if not isinstance(values, list):
@@ -106,18 +107,18 @@ def _read_json(file: Path) -> list[Row]:
 
 
 def read_csv(file: Path, columns: Sequence[str] = ()) -> list[Row]:
-    """Returns the rows of a file whose columns are separated by commas or semicolons.
+    """Returns the rows of a file with columns separated by commas or semicolons.
 
-    Without a header the columns have the names ``columns``; the header begins with the same name.
+    Without a header, the columns are named ``columns``. A header begins with the first of these.
     """
     data = file.read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        # A file of MMLU-Redux was saved in this encoding by a spreadsheet program.
+        # One file of MMLU-Redux was saved in this encoding by a spreadsheet program.
         text = data.decode("mac_roman")
     first = text.partition("\n")[0]
-    # A header has no separator in its names, so the one that occurs more often separates.
+    # Names in a header contain no separators, so the more frequent one is the separator.
     separator = ";" if not columns and first.count(";") > first.count(",") else ","
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     has_header = not columns or (rows[:1] and rows[0][0] == columns[0])
@@ -147,7 +148,7 @@ def column(row: Mapping[str, Any], *names: str, where: str) -> Any:
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
-    """Adds ``_2``, ``_3``, … to ids that occur again: some data sets repeat questions."""
+    """Adds ``_2``, ``_3``, … to repeated ids: some data sets repeat questions."""
     seen: Counter[str] = Counter()
     unique: list[Example] = []
     for example in examples:
@@ -159,7 +160,7 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
 
 
 def mean_by_key(metrics_list: Sequence[Mapping[str, Any]], key: Callable[[str], bool]) -> Row:
-    """Returns the mean of each metric whose name satisfies ``key``, over the answers with it."""
+    """Returns the mean of each metric selected by ``key``, over the answers that have it."""
     values: dict[str, list[float]] = {}
     for metrics in metrics_list:
         for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""Runs benchmarks whose builders make their own environments."""
+"""Runs benchmarks that define their own environments."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class EnvRun(Run):
-    """Runs one episode in each environment, and ``num_samples`` times that."""
+    """Runs ``num_samples`` episodes of each problem."""
 
     source: RendererSource
 
     async def run(self) -> list[StoredTrajectory]:
-        """Returns the episodes, those of one problem one after the other."""
+        """Returns the episodes, grouped by problem."""
         if not isinstance(self.source, RendererSource):
             raise ConfigurationError(
                 f"{self.builder.name}: its environments read and write tokens, which a chat API "
@@ -71,7 +71,7 @@ class EnvRun(Run):
             raise
         except Exception as error:
             row.error = self.failed(error)
-            # What was answered before, such as the conversation that a judge could not rate.
+            # Keep earlier answers, such as a conversation that the judge could not rate.
             if messages := getattr(env, "messages", None):
                 row.turns = prompt_turns(messages, None)
         else:
@@ -104,7 +104,7 @@ class EnvRun(Run):
             row.logs.update(turn.logs)
             seen = [*prompt, *turn.ac.tokens]
         metrics.update(trajectory.metrics)
-        # Without a turn the first prompt did not fit into the context.
+        # Without a turn, the first prompt did not fit into the context.
         if not trajectory.transitions:
             metrics[METRIC_CONTEXT_OVERFLOW] = 1.0
         row.metrics = metrics

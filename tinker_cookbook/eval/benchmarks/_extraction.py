@@ -1,7 +1,7 @@
-r"""Finds the answer in a response: a number, a letter of a choice, a short text, code.
+r"""Extracts the answer of a response: a number, a choice's letter, a short text, code.
 
-Each function returns ``""`` where a response has no answer: a guess would turn a response without
-an answer into one that is sometimes right.
+Each function returns ``""`` if a response has no answer: with a guess, a response without
+an answer would sometimes be right.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tinker_cookbook.rl.envs.grading import extract_boxed, last_number
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _SPACING = re.compile(r"\\[,!;: ]|\\q?quad|~")
-# "answer is 5 + 3 = 8" states 8.
+# In "answer is 5 + 3 = 8", the answer is 8.
 _SUM = rf"(?:{_NUMBER}\s*[-+*/×÷]\s*)+{_NUMBER}\s*=\s*"
 _STATED_NUMBER = re.compile(
     rf"answer(?:\s+\w+){{0,4}}?\s*(?:is|:|=)\s*(?:about|approximately|exactly)?[\s*$\\(]*"
@@ -29,11 +29,11 @@ _TOLERANCE = Fraction(1, 100_000)
 def extract_number(text: str) -> str:
     r"""Returns the number of a short answer without commas, units and LaTeX: ``\$1{,}000`` is 1000.
 
-    With an equals sign it is the number after the last one. A fraction is written as a decimal
-    number. An answer without a number is returned as it is.
+    After an equals sign, it is the number after the last one. A fraction becomes a decimal
+    number. An answer without a number is returned unchanged.
     """
     plain = _SPACING.sub("", text).replace("{,}", ",").replace("\\$", "").replace("$", "")
-    # A \text{…} is a unit unless it has digits.
+    # A \text{…} is a unit unless it contains digits.
     plain = re.sub(r"\\(?:text|mbox|mathrm)\s*\{([^{}\d]*)\}", " ", plain)
     plain = re.sub(r"-\s+(?=[\d.])", "-", plain.rpartition("=")[2] or plain)
     fraction = _FRACTION.search(plain)
@@ -75,7 +75,7 @@ def check_gsm8k(response: str, expected: str) -> bool:
     return abs(difference) < _TOLERANCE
 
 
-# A and I are also words, so a bare one counts only where a word cannot stand.
+# A and I are also words, so without brackets they count only where a word is impossible.
 _END = r"(?=\s*(?:$|\n|[.,;:!?)\]]|because\b|since\b|and\b|[-–—]\s))"
 _NO_TAIL = r"(?![\w'’+#]|-\w|\s*=)"
 _NEGATED = re.compile(
@@ -100,7 +100,7 @@ def extract_mcq_answer(text: str, valid_letters: str = "ABCD") -> str:
 
     It is the letter in the last ``\boxed{…}``, else after the last "answer is", else alone on a
     line or at the start of the response, else the last one that the final 300 characters name as
-    an option. "A" and "I" as words, and letters inside of words, are no choice.
+    an option. "A" and "I" as words, and letters inside words, do not count.
     """
     letters = valid_letters.upper()
     boxed = extract_boxed(text)
@@ -111,7 +111,7 @@ def extract_mcq_answer(text: str, valid_letters: str = "ABCD") -> str:
             return found[1].upper()
     plain, before = text, None
     while plain != before:
-        # Wrappers nest, as in $\boxed{\text{B}}$.
+        # Wrappers may be nested, as in $\boxed{\text{B}}$.
         plain, before = _WRAPPED.sub(r"(\1)", plain), plain
     plain = plain.replace("((", "(").replace("))", ")").replace("*", "").replace("_", " ")
     return (
@@ -122,7 +122,7 @@ def extract_mcq_answer(text: str, valid_letters: str = "ABCD") -> str:
 
 
 def _bare(letters: str) -> str:
-    """Pattern of a letter in brackets (group 1) or without (groups 2 and 3)."""
+    """Returns the pattern of a letter in brackets (group 1) or without (groups 2 and 3)."""
     words = "".join(letter for letter in letters if letter in "AI")
     others = "".join(letter for letter in letters if letter not in "AI")
     # A lower-case letter needs brackets or an end after it: "the answer is a matter of taste".
@@ -142,7 +142,7 @@ def _stated_letter(plain: str, letters: str) -> str:
         for found in stated.finditer(plain)
         if not _NEGATED.match(plain, found.end())
         and not _REJECTED.search(plain[max(0, found.start() - 20) : found.start()])
-        # "Option B: …" names an option, "the answer: B" chooses one.
+        # "Option B: …" only names an option; "the answer: B" chooses one.
         and re.search(r"(?i:answer|solution|\bis|\bbe|[:=])", found[0])
     ]
     return kept[-1].upper() if kept else ""
@@ -158,7 +158,7 @@ def _letter_line(plain: str, letters: str) -> str:
         for line in lines
         if (found := re.match(rf"(?:\(([{letters}])\)|([{letters}])[.):])(?:\s|$)", line))
     ]
-    # Several lines that begin with letters repeat the options.
+    # Several lines that begin with letters are a list of the options.
     one = len(set(openings)) == 1 and re.match(rf"\(?{openings[0]}[.):]", lines[0])
     return openings[0] if one else ""
 
@@ -185,8 +185,8 @@ _ANSWER_IS = re.compile(r"\banswer(?:\s+\w+){0,4}?\s*(?:is\s*:?|:|=)\s*", re.IGN
 def extract_final_answer(text: str) -> str:
     r"""Returns the last ``\boxed{…}``, else the rest of the line after the last "answer is".
 
-    Without both it is the last line that is not blank. Markdown and the final full stop are left
-    out.
+    Without both, it is the last non-blank line. Markdown and the final full stop are
+    removed.
     """
     boxed = extract_boxed(text)
     found = boxed
@@ -206,15 +206,15 @@ _FENCE = re.compile(
 
 
 def extract_python_code(text: str, entry_point: str | None = None) -> str:
-    """Returns the Python code of a response: of the block that defines ``entry_point``.
+    """Returns the Python code of a response: the block that defines ``entry_point``.
 
-    Otherwise it is of the first block with a definition, else of the first block. Blocks that are
-    tagged as Python are preferred. A block that was cut off ends with the text. Without a block
+    If there is none: the first block with a definition, else the first block. Blocks that are
+    tagged as Python are preferred. A truncated block ends with the text. Without a block,
     the whole text is returned.
     """
     blocks: list[tuple[str, str]] = []
     for found in _FENCE.finditer(text):
-        # Only the indentation of the fence is taken off; blank lines may be part of a string.
+        # Remove only the indentation of the fence; blank lines may be part of a string.
         code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.MULTILINE)
         blocks.append((found["tag"].lower(), code.strip()))
     if not blocks:

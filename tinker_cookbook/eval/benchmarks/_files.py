@@ -1,8 +1,8 @@
-"""Files of an evaluation: every answer at once, and results.
+"""Files of an evaluation: answers, stored one by one, and results.
 
-``SAVE_DIR/BENCHMARK/trajectories.jsonl`` has one line for each answer, appended when it is done.
-``keys.jsonl`` describes the key of each start: model, checkpoint and sampling settings. Answers of
-other keys stay in the file; readers see those of the latest start.
+``SAVE_DIR/BENCHMARK/trajectories.jsonl`` has one line per answer, appended when it is done.
+``keys.jsonl`` has the key of each start and what it stands for: model, checkpoint and sampling
+settings. Answers with other keys stay in the file; readers see answers of the latest start's key.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ RESULT, TRAJECTORIES, KEYS, SUMMARY = (
 
 
 def key_of(description: Mapping[str, Any]) -> str:
-    """Returns 16 hexadecimal digits that change with any value of ``description``."""
+    """Returns a hash of ``description``, as 16 hexadecimal digits."""
     text = json.dumps(description, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class AnswerFile:
-    """The stored answers of one benchmark under one key.
+    """Stored answers of one benchmark under one key.
 
     Args:
         folder: ``SAVE_DIR/BENCHMARK``; ``None`` stores nothing.
-        description: What the key stands for.
+        description: Content of the key.
     """
 
     def __init__(self, folder: Path | None, description: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class AnswerFile:
         self.rows = {(row.example_id, row.sample): row for row in _rows_of(folder, self.key)}
 
     def add(self, row: StoredTrajectory) -> None:
-        """Stores an answer, in place of an earlier one; safe in any thread."""
+        """Stores an answer and replaces an earlier one; thread-safe."""
         row.key = self.key
         with self._lock:
             if self.folder is not None:
@@ -73,13 +73,13 @@ class AnswerFile:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file that is always whole."""
+    """Writes a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, ``None`` if there is no file.
+    """Returns the content of a JSON file; ``None`` if there is no file.
 
     Raises:
         DataFormatError: the file is not JSON.
@@ -93,13 +93,13 @@ def read_json(path: Path) -> Any:
 
 
 def latest_key(folder: Path) -> str | None:
-    """Returns the key of the latest start, ``None`` for files without keys."""
+    """Returns the key of the latest start; ``None`` for files without keys."""
     rows = read_rows(folder / KEYS)
     return str(rows[-1]["key"]) if rows else None
 
 
 def load_result(save_dir: str, benchmark_name: str) -> BenchmarkResult | None:
-    """Returns the result of a benchmark, ``None`` if it has not finished."""
+    """Returns the result of a benchmark; ``None`` if it has not finished."""
     found = read_json(Path(save_dir) / benchmark_name / RESULT)
     return None if found is None else BenchmarkResult.from_dict(found)
 
@@ -113,7 +113,7 @@ def load_trajectories(
 ) -> list[StoredTrajectory]:
     """Returns the answers of the latest key, in the order of problems and samples.
 
-    ``incorrect_only`` are answers that were graded and did not get the full reward.
+    ``incorrect_only`` selects answers that were graded and did not get the full reward.
     """
     folder = Path(save_dir) / benchmark_name
     rows = _rows_of(folder, latest_key(folder))
@@ -132,7 +132,7 @@ def load_summary(save_dir: str) -> dict[str, dict[str, Any]]:
 
 
 def update_summary(save_dir: str, results: Mapping[str, BenchmarkResult]) -> None:
-    """Adds results to ``summary.json``; those of other benchmarks stay."""
+    """Adds results to ``summary.json``; keeps results of other benchmarks."""
     whole = load_summary(save_dir) | {name: dict(r.to_dict()) for name, r in results.items()}
     write_json(Path(save_dir) / SUMMARY, whole)
 
@@ -173,16 +173,16 @@ def regrade_trajectories(
     grade_fn: Callable[[str, Logs], float],
     aggregate_fn: Aggregate | None = None,
 ) -> BenchmarkResult:
-    """Grades the stored responses of the latest key again; nothing is sampled.
+    """Grades the stored responses of the latest key again, without sampling.
 
-    ``grade_fn(response, logs)`` gets the response without thinking. Answers whose sampling failed
-    stay errors; a grader that raises makes an error of its answer. Rows and ``result.json`` are
+    ``grade_fn(response, logs)`` gets the response without thinking. Answers with failed sampling
+    stay errors; if the grader raises, the answer becomes an error. Rows and ``result.json`` are
     written.
     """
     folder = Path(save_dir) / benchmark_name
     rows = _rows_of(folder, latest_key(folder))
     for row in rows:
-        # Without a response there is nothing to grade.
+        # Without a response, there is nothing to grade.
         if not any(turn.role == "assistant" for turn in row.turns):
             continue
         try:
@@ -197,7 +197,7 @@ def regrade_trajectories(
 
 
 def _rows_of(folder: Path, key: str | None) -> list[StoredTrajectory]:
-    """Returns the rows of a key, the latest of each answer, in order."""
+    """Returns the rows of a key in order, with the latest row of each answer."""
     rows: dict[tuple[str, int], StoredTrajectory] = {}
     for number, row in enumerate(read_rows(folder / TRAJECTORIES)):
         if key is None or row.get("key") == key:

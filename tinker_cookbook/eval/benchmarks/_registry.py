@@ -8,7 +8,7 @@ from tinker_cookbook.exceptions import BenchmarkNotFoundError, nearest_sentence
 REGISTRY: dict[str, BenchmarkBuilder] = {}
 """Name -> benchmark. ``register`` adds to it."""
 
-# Names of the official package that have no benchmark here.
+# Benchmarks of the official package that are not available here.
 _NOT_AVAILABLE = (
     "arena_hard",
     "bfcl",
@@ -23,25 +23,26 @@ _NOT_AVAILABLE = (
 
 
 def register(builder: BenchmarkBuilder) -> BenchmarkBuilder:
-    """Makes ``builder`` available under its name, in place of one with the same name."""
+    """Registers ``builder`` under its name; replaces a benchmark with the same name."""
     REGISTRY[builder.name] = builder
     return builder
 
 
 def find_benchmark(benchmark: BenchmarkBuilder | str) -> BenchmarkBuilder:
-    """Returns the benchmark with this name; an object is returned as it is.
+    """Returns the benchmark with this name; returns an object unchanged.
 
     Raises:
-        BenchmarkNotFoundError: no benchmark has this name; the message has the nearest one.
+        BenchmarkNotFoundError: there is no benchmark with this name; the message has the most
+            similar one.
     """
     if not isinstance(benchmark, str):
         return benchmark
     if benchmark not in REGISTRY:
         hint = nearest_sentence(benchmark, REGISTRY)
-        problem = f"is no benchmark{hint}"
+        problem = f"is not a benchmark{hint}"
         if benchmark in _NOT_AVAILABLE:
             problem = "is a benchmark of the official package that is not available here."
-        # The subjects of a benchmark are too many to list.
+        # A benchmark has too many subjects to list.
         wholes = [name for name, builder in REGISTRY.items() if builder.part_of is None]
         parts = sorted({f"{builder.part_of}_…" for builder in REGISTRY.values() if builder.part_of})
         raise BenchmarkNotFoundError(

@@ -1,4 +1,4 @@
-"""Work on the problems of one benchmark: the answers of a source, graded and stored."""
+"""Runs the problems of one benchmark: samples, grades and stores answers."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
 logger = logging.getLogger(__name__)
 
 _HOPELESS = 8
-"""Failed requests, with none that succeeded, after which a run ends."""
+"""Number of failed requests, without any success, after which a run ends."""
 
 _SAMPLING, _GRADING = "sampling: ", "grading: "
-"""Beginning of ``StoredTrajectory.error``."""
+"""Prefix of ``StoredTrajectory.error``."""
 
 
 class Progress(Protocol):
-    """Shows how far a benchmark is."""
+    """Shows the progress of a benchmark."""
 
     def start(self, name: str, total: int, done: int) -> None:
-        """Called once the number of problems is known; ``done`` were stored before."""
+        """Called once the number of problems is known; ``done`` of them were stored before."""
 
     def update(self, rows: Sequence[StoredTrajectory], stored: bool) -> None:
-        """Called when a problem is done; ``stored``: its answers were there before."""
+        """Called when a problem is done; ``stored``: whether its answers were stored before."""
 
 
 class Run:
-    """Work on the problems of one benchmark, ``concurrency`` of them at a time."""
+    """Runs the problems of one benchmark, ``concurrency`` of them at the same time."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Run:
         waiting = iter(enumerate(items))
 
         async def worker() -> None:
-            # Shared by all workers: the next free one takes the next item.
+            # All workers share the iterator: a free worker takes the next item.
             for position, item in waiting:
                 stored = is_done(item)
                 found[position] = await work(position, item)
@@ -120,11 +120,11 @@ class Run:
         return f"{_GRADING if ungraded else _SAMPLING}{type(error).__name__}: {error}"
 
     def succeeded(self) -> None:
-        """Notes that requests can succeed."""
+        """Records that a request has succeeded."""
         self._succeeded = True
 
     def timeout(self) -> EvalTimeoutError:
-        """Returns the error of an example that took too long."""
+        """Returns the error for an example that exceeded the time limit."""
         return EvalTimeoutError(
             f"took more than timeout_seconds={self._timeout:g}; raise it, or lower concurrency"
         )
@@ -140,7 +140,7 @@ class ExampleRun(Run):
 
     @property
     def grader(self) -> str:
-        """Version of the grader; ``""`` for a function of the user, whose version is unknown."""
+        """Version of the grader; ``""`` for a user's function, because its version is unknown."""
         return "" if self.config.grade_fn else str(self.builder.grader_version)
 
     def _is_done(self, example: Example) -> bool:
@@ -148,7 +148,7 @@ class ExampleRun(Run):
         return all(row is not None and row.error is None for row in rows)
 
     async def _answer(self, position: int, example: Example) -> list[StoredTrajectory]:
-        """Returns the answers to one problem: stored ones, graded again if needed, and new ones."""
+        """Returns the answers to one problem: stored answers, regraded if needed, and new ones."""
         messages = self.builder.prompt_messages(example, self.config)
         prompt = await asyncio.to_thread(self.source.render, messages)
         wanted = range(self.config.num_samples)
@@ -162,7 +162,7 @@ class ExampleRun(Run):
 
     def _reusable(self, example: Example, sample: int, prompt: Prompt) -> StoredTrajectory | None:
         row = self.file.rows.get((example.example_id, sample))
-        # Requests that failed are repeated; an answer that could not be graded is still an answer.
+        # Failed requests are repeated; an answer that could not be graded is still reused.
         if row is None or row.prompt_key != prompt.key or (row.error or "").startswith(_SAMPLING):
             return None
         return row
@@ -175,7 +175,7 @@ class ExampleRun(Run):
         prompt: Prompt,
         missing: Sequence[int],
     ) -> list[StoredTrajectory]:
-        """Returns new rows for the samples of ``missing``, not graded yet."""
+        """Returns new, ungraded rows for the ``missing`` samples."""
         started = time.monotonic()
         row = StoredTrajectory(
             idx=position,
@@ -213,7 +213,7 @@ class ExampleRun(Run):
         ]
 
     async def _graded(self, row: StoredTrajectory, example: Example) -> StoredTrajectory:
-        """Returns the row with its grade; one that has it already is returned as it is."""
+        """Returns the row with a grade; a graded row is returned unchanged."""
         ungraded = row.error is not None or not self.grader or row.grader != self.grader
         overflow = METRIC_CONTEXT_OVERFLOW in row.metrics
         if not ungraded or overflow or (row.error or "").startswith(_SAMPLING):
@@ -224,7 +224,7 @@ class ExampleRun(Run):
             work = grade_response(self.builder, response_of(row), example, self.config)
             grade = await bounded(work, self._timeout, self.timeout)
         except ConfigurationError:
-            raise  # a missing package concerns all answers
+            raise  # a missing package affects all answers
         except Exception as error:
             logger.warning("%s/%s: %s", row.benchmark, row.example_id, error, exc_info=True)
             row.reward, row.error = 0.0, f"{_GRADING}{type(error).__name__}: {error}"
@@ -236,7 +236,7 @@ class ExampleRun(Run):
 
 
 def prompt_turns(messages: Sequence[Message], num_tokens: int | None) -> list[StoredTurn]:
-    """Returns the turns of a prompt; the last one has the number of tokens of all."""
+    """Returns the turns of a prompt; the last turn has the token count of the whole prompt."""
     turns = [
         StoredTurn(
             role="assistant" if role == "assistant" else "user",

@@ -1,4 +1,4 @@
-"""Runs benchmarks: samples, grades, stores every answer, and goes on where a run was stopped."""
+"""Runs benchmarks: samples, grades, stores every answer, and resumes interrupted runs."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ async def run_benchmark(
     """Runs one benchmark, by name or as an object.
 
     With ``config.save_dir`` each answer is stored when it is done. The next run with the same
-    model, prompt and sampling settings reuses stored answers, repeats errors, and grades again what
-    an earlier version of the grader graded.
+    model, prompt and sampling settings reuses stored answers, retries errors, and regrades answers
+    of an earlier grader version.
 
     Raises:
-        BenchmarkNotFoundError: no benchmark has this name.
-        ConfigurationError: the benchmark needs a judge or a sandbox, or another run writes here.
+        BenchmarkNotFoundError: there is no benchmark with this name.
+        ConfigurationError: the benchmark needs a judge or a sandbox, or another run uses the
+            folder.
         EvalError: the first requests all fail.
     """
     source = await RendererSource.open(sampling_client, renderer, config)
@@ -78,7 +79,7 @@ async def run_benchmarks(
     """Runs benchmarks, all at once or one after the other, and writes ``summary.json``.
 
     Raises:
-        EvalError: as ``run_benchmark``. Answers of the other benchmarks are stored.
+        EvalError: as for ``run_benchmark``. Answers of other benchmarks are stored.
     """
     builders = {name: find_benchmark(name) for name in names}
     for builder in builders.values():
@@ -103,7 +104,7 @@ def check_requirements(builder: BenchmarkBuilder, config: BenchmarkConfig) -> No
             ) from error
     if builder.requires_judge and config.judge_sampling_client is None:
         raise ConfigurationError(
-            f"{builder.name}: answers are graded by a model, a judge; set judge_sampling_client "
+            f"{builder.name}: a judge model grades the answers; set judge_sampling_client "
             "and judge_renderer of BenchmarkConfig (judge_path= or judge_name= on the command "
             "line)"
         )
@@ -117,12 +118,12 @@ async def evaluate(
     config: BenchmarkConfig,
     progress: Progress | None = None,
 ) -> BenchmarkResult:
-    """Runs one benchmark on any source of answers; as ``run_benchmark``."""
+    """Runs one benchmark on any source of answers; otherwise like ``run_benchmark``."""
     check_requirements(builder, config)
     if config.save_dir is None:
         return await _run(builder, source, config, progress, None)
     folder = Path(config.save_dir) / builder.name
-    # Two processes would each sample what the other one samples.
+    # Two processes would sample the same answers twice.
     with RunLock(folder):
         result = await _run(builder, source, config, progress, folder)
     update_summary(config.save_dir, {builder.name: result})
@@ -146,7 +147,7 @@ async def _run(
     kind: type[Run]
     if not isinstance(builder, ExampleBenchmark):
         kind = EnvRun
-        # Prompts of environments are known only while they run, so the system prompt is a setting.
+        # Environments' prompts are unknown before they run, so the key has the system prompt.
         system = config.system_prompt
         description["system_prompt"] = (
             builder.recommended_system_prompt if system is None else system
@@ -156,7 +157,7 @@ async def _run(
     else:
         kind = ExampleRun
     if builder.requires_judge and config.judge_sampling_client is not None:
-        # Ratings of another judge are other scores.
+        # Another judge gives other ratings, so it is part of the key.
         known = config.save_dir is None or config.judge_id is not None
         judge = config.judge_id if known else await identify(config.judge_sampling_client)
         description |= {"judge": judge, "judge_renderer": type(config.judge_renderer).__name__}

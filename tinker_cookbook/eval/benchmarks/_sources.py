@@ -1,4 +1,4 @@
-"""Where the answers of a benchmark come from: a sampling client with a renderer, or a chat API."""
+"""Sources of answers: a sampling client with a renderer, or a chat API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     tinker = lazy_module("tinker")
 
-# A model without a renderer for its thinking writes it into the text; it may be cut off.
+# Without a renderer for thinking, the text contains the thinking, possibly truncated.
 _THINKING = re.compile(r"^\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ class Answer:
     """One sampled answer."""
 
     text: str
-    """Without thinking; this is graded."""
+    """Text without thinking; this is graded."""
     num_tokens: int
     truncated: bool
     thinking: str = ""
@@ -48,10 +48,10 @@ class Prompt:
     """A prompt that is ready to be sent."""
 
     key: str
-    """Hash of what the model reads."""
+    """Hash of the model's input."""
     value: Any
     num_tokens: int | None
-    """``None``: only the server knows."""
+    """Number of tokens; ``None`` if only the server knows it."""
 
 
 class AnswerSource(ABC):
@@ -62,7 +62,7 @@ class AnswerSource(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """Returns how prompts are written and answers are sampled, for the key."""
+        """Returns the settings of rendering and sampling, for the key."""
 
     @abstractmethod
     def render(self, messages: list[Message]) -> Prompt:
@@ -70,10 +70,10 @@ class AnswerSource(ABC):
 
     @abstractmethod
     async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:
-        """Samples answers by one request.
+        """Samples answers in one request.
 
         Raises:
-            ContextOverflowError: the prompt leaves no room.
+            ContextOverflowError: the prompt fills the context.
         """
 
 
@@ -98,7 +98,8 @@ class RendererSource(AnswerSource):
         """Returns the source, with the model's identity and context window if they are not set."""
         model_id, context = config.model_id, config.context_window
         if model_id is None:
-            # Without files nothing is looked up by it, and reading the weights takes a while.
+            # Without stored answers the identity is not needed, and reading the weights takes a
+            # while.
             model_id = "" if config.save_dir is None else await identify(client)
         if context is None:
             context = await asyncio.to_thread(context_of, client)
@@ -132,7 +133,7 @@ class RendererSource(AnswerSource):
         return Prompt(prompt_key(rendered), rendered, rendered.length)
 
     async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:
-        """Samples all answers by one request; the prompt is read once."""
+        """Samples all answers in one request, so that the prompt is prefilled once."""
         assert prompt.num_tokens is not None
         if self.context_window is not None and prompt.num_tokens >= self.context_window:
             raise ContextOverflowError(
@@ -146,7 +147,7 @@ class RendererSource(AnswerSource):
         return await asyncio.to_thread(lambda: [self.parse(*answer) for answer in read])
 
     def parse(self, tokens: list[int], stop_reason: str) -> Answer:
-        """Returns the answer of sampled tokens."""
+        """Parses sampled tokens into an answer."""
         message, _ = self.renderer.parse_response(tokens)
         content = message["content"]
         parts = [] if isinstance(content, str) else content
@@ -158,7 +159,7 @@ class RendererSource(AnswerSource):
 
 
 def sampling_description(config: BenchmarkConfig) -> dict[str, Any]:
-    """Returns the sampling settings that change answers."""
+    """Returns the sampling settings that affect answers."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     return {name: getattr(config, name) for name in names}
 
@@ -179,7 +180,7 @@ def prompt_key(prompt: tinker.ModelInput) -> str:
 
 
 def example_seed(seed: int | None, example_id: str, first_sample: int) -> int | None:
-    """Returns a seed for the request of an example, the same for any selection of examples."""
+    """Returns the seed of an example's request, independent of the selection of examples."""
     if seed is None:
         return None
     digest = hashlib.sha256(f"{seed}/{example_id}/{first_sample}".encode()).digest()
@@ -187,10 +188,10 @@ def example_seed(seed: int | None, example_id: str, first_sample: int) -> int | 
 
 
 async def identify(client: SamplingClient) -> str:
-    """Returns what identifies the weights of a client, as far as it tells.
+    """Returns an identifier of a client's weights, if available.
 
-    The local engine has a hash of the adapter. Weights that cannot be identified get a new name
-    each time, so that answers of others are never reused; set ``model_id`` to reuse them.
+    The local engine has a hash of the adapter. Weights without an identifier get a new one
+    each time, so that answers of other weights are never reused; set ``model_id`` to reuse them.
     """
     digest = getattr(client, "weights_digest", None)
     if digest is not None:

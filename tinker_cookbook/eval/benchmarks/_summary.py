@@ -1,4 +1,4 @@
-"""The result of a benchmark from its answers, with intervals, pass@k and maj@k."""
+"""Computes a benchmark's result from its answers, with intervals, pass@k and maj@k."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tinker_cookbook.eval.statistics import (
 )
 
 ANSWER_LOG = "extracted"
-"""Log with the final answer that was read from a response: a vote of maj@k."""
+"""Key of the log with a response's final answer: its vote in maj@k."""
 
 ACC_NORM = "acc_norm"
-"""Metric of an answer: whether the choice with the highest log-probability a byte is right."""
+"""Metric of an answer: whether the choice with the highest log-probability per byte is right."""
 
 Aggregate: TypeAlias = Callable[[list[float], list[Metrics]], BenchmarkResult]
 
@@ -30,9 +30,9 @@ def summarize(
     aggregate: Aggregate | None = None,
     time_seconds: float = 0.0,
 ) -> BenchmarkResult:
-    """Returns the result of answers; ``aggregate`` gets the rewards and metrics of graded ones.
+    """Returns the result of answers; ``aggregate`` gets rewards and metrics of graded answers.
 
-    Metrics: ``ci_low`` and ``ci_high``, unless ``aggregate`` computes another score than the mean
+    Metrics: ``ci_low`` and ``ci_high``, unless ``aggregate`` computes a score other than the mean
     reward; ``score_completed``; with several answers to a problem ``num_problems``, ``maj@K``,
     ``mixed_share`` (problems with right and wrong answers), ``never_solved`` and ``always_solved``.
     """
@@ -42,7 +42,7 @@ def summarize(
     result = BenchmarkResult(name, mean, 0, 0)
     if aggregate is not None:
         result = aggregate(rewards, [row.metrics for row in graded])
-    # The runner alone knows errors and truncated answers, so these counts are always its own.
+    # Only the runner knows errors and truncated answers, so it always sets these counts.
     result.name, result.time_seconds = name, time_seconds
     result.num_examples, result.num_errors = len(rows), len(rows) - len(graded)
     result.num_correct = sum(row.correct for row in graded)
@@ -57,7 +57,7 @@ def summarize(
     for row in graded:
         problems[row.example_id].append(row)
     groups = list(problems.values())
-    # The interval is of the mean reward, so it belongs to no other score.
+    # The interval is valid only for the mean reward.
     if groups and math.isclose(result.score, mean, abs_tol=1e-9):
         low, high = score_interval([[row.reward for row in group] for group in groups])
         result.metrics.update(ci_low=low, ci_high=high)
@@ -90,6 +90,6 @@ def _majority_metrics(groups: Sequence[Sequence[StoredTrajectory]]) -> Metrics:
 
 
 def _vote(row: StoredTrajectory) -> str | None:
-    # Graders write "" where a response has no final answer.
+    # Graders write "" if a response has no final answer.
     extracted = row.logs.get(ANSWER_LOG)
     return None if extracted in (None, "") else str(extracted)

@@ -1,7 +1,7 @@
 """Settings, results and stored answers of benchmarks, and the interface of a benchmark.
 
-Names and fields are those of the official package. Added: ``top_p`` and what follows it in
-``BenchmarkConfig``, ``sample`` and what follows it in ``StoredTrajectory``.
+Names and fields follow the official package. Additions: ``top_p`` and the fields after it in
+``BenchmarkConfig``, ``sample`` and the fields after it in ``StoredTrajectory``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Metrics: TypeAlias = dict[str, float | int]
 """Numbers about one answer, or about all answers of a benchmark."""
 
 Logs: TypeAlias = dict[str, Any]
-"""What a person wants to see next to an answer, as JSON values."""
+"""Information to show with an answer, as JSON values."""
 
 METRIC_MAX_TOKENS_REACHED = "max_tokens_reached"
-"""Metric of an answer: 1 if it was cut off at ``max_tokens``."""
+"""Metric of an answer: 1 if it was truncated at ``max_tokens``."""
 
 METRIC_CONTEXT_OVERFLOW = "context_overflow"
-"""Metric of an answer: 1 if the conversation no longer fitted into the context window."""
+"""Metric of an answer: 1 if the conversation exceeded the context window."""
 
 PassAtKScores: TypeAlias = dict[int, float]
 """k -> probability that at least one of k answers to a problem is right."""
@@ -82,43 +82,43 @@ class BenchmarkResultDict(TypedDict):
 
 @dataclass
 class BenchmarkConfig:
-    """How a benchmark is run."""
+    """Settings of a benchmark run."""
 
     max_examples: int | None = None
-    """The first examples only; default: all."""
+    """Number of examples, from the first; default: all."""
     concurrency: int = 64
-    """Requests in flight at the same time."""
+    """Maximum concurrent requests."""
     agent_concurrency: int = 8
-    """As ``concurrency``, for benchmarks with several turns."""
+    """Like ``concurrency``, for benchmarks with several turns."""
     timeout_seconds: float = 300
-    """Time limit of one example. One that exceeds it counts as an error."""
+    """Time limit of one example; exceeding it counts as an error."""
     max_trajectory_tokens: int | None = None
-    """Tokens of a whole conversation, for benchmarks with several turns."""
+    """Maximum tokens of a whole conversation, for benchmarks with several turns."""
     max_generation_tokens: int | None = None
-    """Sampled tokens of a whole conversation, for benchmarks with several turns."""
+    """Maximum sampled tokens of a whole conversation, for benchmarks with several turns."""
     max_tokens: int = 32768
-    """Tokens of one answer; never more than the context window leaves after the prompt."""
+    """Maximum tokens of one answer, capped by the context left after the prompt."""
     temperature: float = 0.6
     """0 is greedy."""
     context_window: int | None = None
-    """Tokens of prompt and answer together; default: that of the model, if known."""
+    """Maximum tokens of prompt and answer together; default: the model's context, if known."""
     save_dir: str | None = None
-    """Where results and answers are written. Default: nowhere, and nothing can be resumed."""
+    """Output folder. Default: none, so that the run cannot be resumed."""
     num_samples: int = 1
-    """Answers to each problem, sampled by one request."""
+    """Answers per problem, sampled in one request."""
     judge_sampling_client: SamplingClient | None = None
-    """Model that grades, for benchmarks with ``requires_judge``."""
+    """Client of the judge model, for benchmarks with ``requires_judge``."""
     judge_renderer: Renderer | None = None
     sandbox_factory: Callable[[], Any] | None = None
-    """Makes sandboxes, for benchmarks with ``requires_sandbox``."""
+    """Creates sandboxes, for benchmarks with ``requires_sandbox``."""
     system_prompt: str | None = None
-    """Default: the recommended one of the benchmark, if any; ``""`` for none."""
+    """System prompt; default: the benchmark's recommended one, if any; ``""`` for none."""
     grade_fn: Callable[[str, Logs], float] | None = None
     """Replaces the grader: ``grade_fn(response, logs)``, response without thinking -> reward."""
 
     top_p: float = 1.0
     top_k: int = -1
-    """-1 is all tokens."""
+    """Number of candidate tokens; -1: all."""
     seed: int | None = None
     """Makes sampling repeatable; each problem gets a seed derived from it."""
     data_path: str | None = None
@@ -126,9 +126,9 @@ class BenchmarkConfig:
     scoring: Scoring = "generation"
     """``logprob`` compares log-probabilities of the choices instead of sampling an answer."""
     model_id: str | None = None
-    """What is evaluated, as part of the key of stored answers; default: read from the client."""
+    """Identifier of the weights in the key of stored answers; default: read from the client."""
     judge_id: str | None = None
-    """As ``model_id``, of the model that grades."""
+    """Like ``model_id``, for the judge model."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "agent_concurrency", "num_samples", "max_tokens"):
@@ -151,7 +151,7 @@ class BenchmarkConfig:
 
     @classmethod
     def for_model(cls, model_name: str, **kwargs: Any) -> BenchmarkConfig:
-        """Returns a config whose ``context_window`` is that of a model; ``kwargs`` are fields.
+        """Returns a config with the ``context_window`` of a model; ``kwargs`` are fields.
 
         The default ``max_tokens`` is reduced to the context window.
         """
@@ -175,7 +175,7 @@ class StoredTurn:
 
 @dataclass
 class StoredTrajectory:
-    """One answer, or one conversation of a benchmark with several turns."""
+    """One answer, or one conversation in a benchmark with several turns."""
 
     idx: int
     """Position of the problem in the benchmark."""
@@ -186,12 +186,13 @@ class StoredTrajectory:
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
     error: str | None = None
-    """Why there is no reward: sampling or grading failed. The next run tries again."""
+    """Why there is no reward: sampling or grading failed. The next run retries."""
     time_seconds: float = 0.0
     sample: int = 0
-    """Which of the ``num_samples`` answers to the problem this is."""
+    """Index of this answer among the ``num_samples`` answers to the problem."""
     key: str = ""
-    """Hash of the model and the sampling settings; only answers of one key are comparable."""
+    """Hash of the model and the sampling settings; only answers with the same key are
+    comparable."""
     prompt_key: str = ""
     """Hash of the rendered prompt."""
     grader: str = ""
@@ -216,14 +217,14 @@ class StoredTrajectory:
 
     @property
     def truncated(self) -> bool:
-        """Whether the answer was cut off at ``max_tokens`` or at the context window."""
+        """Whether the answer was truncated at ``max_tokens`` or at the context window."""
         marks = (METRIC_MAX_TOKENS_REACHED, METRIC_CONTEXT_OVERFLOW)
         return any(self.metrics.get(mark, 0) for mark in marks)
 
 
 @dataclass
 class BenchmarkResult:
-    """Result of one benchmark. All counts are of answers, ``num_samples`` to a problem."""
+    """Result of one benchmark. All counts are numbers of answers, ``num_samples`` per problem."""
 
     name: str
     score: float
@@ -234,7 +235,7 @@ class BenchmarkResult:
     num_errors: int = 0
     num_truncated: int = 0
     metrics: Metrics = field(default_factory=dict)
-    """``ci_low`` and ``ci_high`` of the score, and what the benchmark adds."""
+    """``ci_low`` and ``ci_high`` of the score, and further metrics of the benchmark."""
     time_seconds: float = 0.0
     pass_at_k: PassAtKScores = field(default_factory=dict)
 
@@ -249,11 +250,11 @@ class BenchmarkResult:
         exact = self.metrics.get("score_completed")
         if exact is not None:
             return float(exact)
-        # Without the runner's figure: the share that is right, if no truncated answer is.
+        # Without the runner's value: the share of right answers, if no truncated answer is right.
         return min(1.0, self.num_correct / self.num_completed) if self.num_completed else 0.0
 
     def to_dict(self) -> BenchmarkResultDict:
-        """Returns the JSON object, whose keys of ``pass_at_k`` are strings."""
+        """Returns the JSON object; the keys of ``pass_at_k`` become strings."""
         values: dict[str, Any] = asdict(self)
         values["pass_at_k"] = {str(k): p for k, p in self.pass_at_k.items()}
         return BenchmarkResultDict(**values)
@@ -268,7 +269,7 @@ class BenchmarkResult:
 
 
 class BenchmarkBuilder(ABC):
-    """A benchmark: makes one environment for each example.
+    """A benchmark: creates one environment per example.
 
     Most benchmarks are single questions with a grader: subclass ``ExampleBenchmark`` for them.
     """

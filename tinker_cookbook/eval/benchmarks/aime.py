@@ -1,4 +1,4 @@
-"""AIME: 30 problems a year whose results are integers from 0 to 999."""
+"""AIME: 30 problems per year with integers from 0 to 999 as answers."""
 
 from __future__ import annotations
 

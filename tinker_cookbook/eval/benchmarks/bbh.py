@@ -1,7 +1,7 @@
 """BIG-Bench Hard: 6,511 questions of 27 tasks on reasoning (Suzgun et al. 2022).
 
-``bbh`` is all tasks; ``bbh_navigate`` and so on are single ones. A prompt has no examples; the
-published scores use three with reasoning.
+``bbh`` has all tasks; ``bbh_navigate`` and so on are single tasks. A prompt has no examples; the
+published scores use three examples with reasoning.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def _word(words: tuple[str, ...]) -> Callable[[str], str]:
         found = pattern.findall(answer) or pattern.findall(response)
         if not found:
             return answer
-        # A final answer begins with its word: "Yes, since no step is missing".
+        # The final answer is at the beginning: "Yes, since no step is missing".
         negated, word = pattern.findall(answer)[0] if pattern.search(answer) else found[-1]
         word = word.lower()
-        # "not valid" is "invalid".
+        # "not valid" means "invalid".
         return words[1 - words.index(word)] if negated else word
 
     return extract
@@ -73,7 +73,7 @@ def _brackets(response: str) -> str:
 
 
 def _extractor(question: str, target: str) -> Callable[[str], str]:
-    """How the answer to a question is read, by the kind of its target."""
+    """Returns the function that reads an answer, by the type of the target."""
     options = "".join(_OPTION.findall(question))
     if options:
         return lambda response: _letter(response, options)
@@ -86,7 +86,7 @@ def _extractor(question: str, target: str) -> Callable[[str], str]:
 
 
 def _choices(question: str, target: str) -> list[str]:
-    """The possible answers of a question, or none where they are not a small set."""
+    """Returns the possible answers of a question; empty unless they are a small set."""
     if options := _OPTION.findall(question):
         return [f"({letter})" for letter in options]
     for words in _WORD_SETS:
@@ -109,7 +109,8 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
         """Returns the questions; ids are the task and the position in its file.
 
-        By log-likelihood only questions with a small set of possible answers are returned.
+        For log-likelihood scoring, only questions with a small set of possible answers are
+        returned.
         """
         examples: list[Example] = []
         for task in [self.task] if self.task else TASKS:
@@ -136,7 +137,7 @@ class BBHBenchmarkBuilder(ExampleBenchmark):
         )
 
     def grade(self, response: str, example: Example) -> Grade:
-        """Compares the answer as the kind of the target requires."""
+        """Compares the answer with the target, according to the target's type."""
         question, target = example.logs["input"], example.logs["expected"]
         given = _extractor(question, target)(response)
         right = float(given == example.expected)

@@ -1,7 +1,7 @@
 """Benchmarks of single questions: a prompt, one answer, a grader.
 
 A subclass of ``ExampleBenchmark`` defines ``load_examples`` and ``grade``. The runner samples all
-answers to a problem by one request and grades them outside of the event loop. ``make_envs`` gives
+answers to a problem in one request and grades them outside the event loop. ``make_envs`` returns
 the same problems as environments, for reinforcement learning.
 """
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grade:
-    """Reward of an answer: 1 is right, 0 is wrong, between them is partly right."""
+    """Reward of an answer: 1 is right, 0 is wrong, values between are partly right."""
 
     reward: float
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
-    """Shown with the answer, as JSON values. ``extracted`` is the final answer that was read from
-    the response; equal ones are votes of maj@k."""
+    """Shown with the answer, as JSON values. ``extracted`` is the final answer read from
+    the response, its vote in maj@k."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Example:
     messages: list[Message]
     """The prompt, without the benchmark's system prompt."""
     expected: Any
-    """What the grader compares an answer with."""
+    """Reference for the grader."""
     gold: str | None
-    """A response that must be graded 1, for ``validate``; ``None``: not known."""
+    """A response that must be graded 1, for ``validate``; ``None``: unknown."""
     logs: Logs = field(default_factory=dict)
-    """Stored with each answer: what ``grade_fn`` and a reader need, as JSON values."""
+    """Stored with each answer, for ``grade_fn`` and readers, as JSON values."""
     choices: tuple[str, ...] = ()
     """Texts that may follow ``context``, for scoring by log-probability."""
     answer_index: int | None = None
-    """Which of ``choices`` is right."""
+    """Index of the right choice."""
     context: str = ""
     """Plain-text prompt that the choices continue, without chat format."""
 
@@ -72,9 +72,10 @@ class ExampleBenchmark(BenchmarkBuilder):
     """Benchmark of single questions."""
 
     grader_version: str = "1"
-    """Change it together with ``grade``: stored answers are then graded again."""
+    """Version of ``grade``: change both together, so that stored answers are graded again."""
     shuffle_seed: int | None = None
-    """Shuffles the examples, so that the first ones are of all subjects; ``None``: file order."""
+    """Seed to shuffle the examples, so that the first ones cover all subjects; ``None``: file
+    order."""
 
     @abstractmethod
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
@@ -85,7 +86,7 @@ class ExampleBenchmark(BenchmarkBuilder):
 
     @abstractmethod
     def grade(self, response: str, example: Example) -> Grade:
-        """Grades a response, which is without thinking. Runs in a thread, several at a time.
+        """Grades a response without its thinking. Runs in a thread, possibly several at once.
 
         An exception counts as an error of this answer, not as a wrong answer.
         """
@@ -93,7 +94,7 @@ class ExampleBenchmark(BenchmarkBuilder):
     async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
         """Grades a response; by default ``grade`` in a thread.
 
-        Override it for graders that wait: a judge, or a sandbox.
+        Override this for graders that wait, such as a judge or a sandbox.
         """
         return await run_in_daemon_thread(self.grade, response, example)
 
@@ -101,7 +102,7 @@ class ExampleBenchmark(BenchmarkBuilder):
         """Returns the examples that ``config`` selects.
 
         Raises:
-            DataValidationError: there is no example, or two have the same id.
+            DataValidationError: there are no examples, or two have the same id.
         """
         examples = self.load_examples(config)
         repeated = [x for x, n in Counter(e.example_id for e in examples).items() if n > 1]
@@ -137,7 +138,7 @@ class ExampleBenchmark(BenchmarkBuilder):
     def foreign_answer(self, example: Example, examples: Sequence[Example]) -> str | None:
         """Returns a response that must be graded 0: the gold answer of another example.
 
-        ``None``: there is none. Override it where an answer may be right for several examples.
+        ``None``: there is none. Override this if an answer may be right for several examples.
         """
         start = next(i for i, other in enumerate(examples) if other is example)
         others = (examples[(start + step) % len(examples)] for step in range(1, len(examples)))
@@ -146,12 +147,13 @@ class ExampleBenchmark(BenchmarkBuilder):
         )
 
     def validate(self, config: BenchmarkConfig | None = None) -> list[str]:
-        """Grades each gold answer, and a foreign one; returns a sentence for each wrong grade."""
+        """Grades each gold answer and another example's; returns a sentence for each wrong
+        grade."""
         examples = self.examples(config or BenchmarkConfig())
         check = partial(self._wrong_grades, examples=examples)
         if not self.requires_sandbox:
             return [sentence for example in examples for sentence in check(example)]
-        # Programs run in other processes, several at a time.
+        # Programs run in other processes, so grade several concurrently.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return [sentence for found in pool.map(check, examples) for sentence in found]
 
@@ -177,7 +179,7 @@ async def grade_response(
 
 
 class ExampleEnv(Env):
-    """One example as a single-turn environment whose reward is that of the grader."""
+    """One example as a single-turn environment with the grader's reward."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """GPQA Diamond: 198 questions of experts with four choices (Rein et al. 2023).
 
-The Hub dataset is gated: accept its terms there, or give a local copy of ``gpqa_diamond.csv``. The
-authors ask not to publish the questions as plain text.
+The Hub dataset is gated: accept its terms on the Hub, or give a local copy of ``gpqa_diamond.csv``.
+The authors ask not to publish the questions as plain text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class GPQABenchmarkBuilder(MultipleChoiceBenchmark):
                 column(row, f"Incorrect Answer {i}", where=self.name).strip() for i in (1, 2, 3)
             ]
             example_id = make_example_id(self.name, question)
-            # The data have the right answer first; the id makes the order the same in every run.
+            # The data have the right answer first. Shuffle by the id: the order is the same in
+            # every run.
             order = random.Random(example_id).sample(range(4), 4)
             choices = [[right, *wrong][i] for i in order]
             group = row.get("High-level domain")

@@ -1,4 +1,4 @@
-"""GSM8K: 1,319 word problems of grade school whose results are numbers (Cobbe et al. 2021)."""
+"""GSM8K: 1,319 grade-school word problems with numbers as answers (Cobbe et al. 2021)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = Source(
 
 
 class GSM8KBenchmarkBuilder(ExampleBenchmark):
-    """GSM8K. The last number of a response is its answer, unless one is marked."""
+    """GSM8K. The answer is the marked number, else the last number of a response."""
 
     name = "gsm8k"
     recommended_system_prompt = "Put your final answer in \\boxed{}."

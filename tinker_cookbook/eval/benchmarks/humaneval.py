@@ -52,7 +52,7 @@ class HumanEvalBenchmarkBuilder(CodeBenchmark):
         from tinker_cookbook.sandbox import split_check
 
         name, start = example.expected["entry_point"], example.expected["prompt"]
-        # Imports and helper functions before the function. Tests have a copy of them, which the
+        # Imports and helper functions before the function. The tests get a separate copy, which the
         # program cannot change.
         preamble = start[: _start_of(start, name)]
         return ProgramTests(

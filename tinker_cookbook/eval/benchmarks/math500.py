@@ -1,4 +1,4 @@
-r"""MATH-500: 500 competition problems whose results are expressions (Lightman et al. 2023).
+r"""MATH-500: 500 competition problems with expressions as answers (Lightman et al. 2023).
 
 The content of the last ``\boxed{…}`` is compared: as text, as a number, or by ``math_verify``.
 """

@@ -56,13 +56,13 @@ class MBPPBenchmarkBuilder(CodeBenchmark):
         return examples
 
     def program_tests(self, example: Example) -> ProgramTests:
-        """Returns the three tests; the names that they use are those of the gold program."""
+        """Returns the three tests and the names of the gold program that they use."""
         from tinker_cookbook.sandbox import names_in_tests
 
         code, tests = example.expected["code"], tuple(example.expected["tests"])
         setup = "\n".join(example.expected["imports"]).replace("\r\n", "\n")
         if names_in_tests(code, [setup]):
-            # Problem 367 builds trees from the class of the program, so only tests can run it.
+            # Problem 367 builds trees of the program's class, so that code must run with the tests.
             tests, setup = tuple(f"{setup}\n{test}" for test in tests), ""
         return ProgramTests(tests, tuple(names_in_tests(code, tests)), setup)
 

@@ -1,7 +1,7 @@
 """MMLU: 14,042 questions of 57 subjects with four choices (Hendrycks et al. 2021).
 
-``mmlu`` is all subjects; ``mmlu_anatomy`` and so on are single ones. By log-likelihood each
-question follows the five of the ``dev`` split, as in lm-evaluation-harness.
+``mmlu`` has all subjects; ``mmlu_anatomy`` and so on are single subjects. By log-likelihood, each
+question follows the five examples of the ``dev`` split, as in lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_split(split: str, subject: str | None, data_path: str | None) -> list[R
     source = _source(split, subject)
     if data_path is None:
         return source.load(None)
-    # One file cannot hold both splits: its questions would be their own solved examples.
+    # A single file cannot have both splits: questions would be their own solved examples.
     if Path(data_path).expanduser().is_file():
         raise DataValidationError(
             f"data_path: got the file {data_path}, expected a folder with the subfolders dev and "
@@ -74,7 +74,7 @@ def load_split(split: str, subject: str | None, data_path: str | None) -> list[R
 
 
 def _csv_rows(file: Path) -> list[Row]:
-    # The original files have no header; copies may have one with other names.
+    # The original files have no header; copies may have one with different names.
     rows = read_csv(file, _COLUMNS)
     return [{**row, "choices": [row[letter] for letter in "ABCD"]} for row in rows]
 
@@ -88,7 +88,7 @@ def _position(row: Row, where: str) -> int:
 
 
 def few_shot_text(subject: str, shots: list[Row]) -> str:
-    """Returns the plain text before a question: a sentence on the subject, and solved questions."""
+    """Returns the text before a question: a sentence on the subject, and solved questions."""
     title = subject.replace("_", " ")
     solved = [
         f"{plain_question(row['question'], row['choices'])} {LETTERS[row['answer']]}\n\n"
@@ -101,7 +101,7 @@ def few_shot_text(subject: str, shots: list[Row]) -> str:
 class MMLUBenchmarkBuilder(MultipleChoiceBenchmark):
     """MMLU, or one of its subjects."""
 
-    # A part of the whole benchmark: the first examples of the file order would be of one subject.
+    # Shuffle the whole benchmark: in file order, the first examples are all of one subject.
     shuffle_seed = 42
 
     def __init__(self, subject: str | None = None) -> None:
@@ -111,7 +111,8 @@ class MMLUBenchmarkBuilder(MultipleChoiceBenchmark):
             self.part_of, self.shuffle_seed = "mmlu", None
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the questions of the ``test`` split; by log-likelihood after five of ``dev``."""
+        """Returns the questions of the ``test`` split; by log-likelihood, after five examples of
+        ``dev``."""
         shots: defaultdict[str, list[Row]] = defaultdict(list)
         if config.scoring == "logprob":
             for row in load_split("dev", self.subject, config.data_path):

@@ -1,4 +1,4 @@
-"""MMLU-Redux: MMLU questions that people have checked (Gema et al. 2024).
+"""MMLU-Redux: MMLU questions checked by people (Gema et al. 2024).
 
 Only questions without an error count (``error_type`` is ``ok``). The Hub has 3,000 questions of 30
 subjects; the authors' GitHub repository has 5,700 of 57 as ``mmlu_SUBJECT.csv``.
@@ -56,7 +56,7 @@ def _rows(data_path: str | None) -> Iterator[tuple[str, Row]]:
 
 def _choices(row: Row, where: str) -> list[str]:
     choices = column(row, "choices", where=where)
-    if isinstance(choices, str):  # csv files have the list as text
+    if isinstance(choices, str):  # csv files store the list as text
         try:
             choices = ast.literal_eval(choices)
         except (ValueError, SyntaxError) as error:
@@ -71,10 +71,10 @@ class MMLUReduxBenchmarkBuilder(MultipleChoiceBenchmark):
     shuffle_seed = 42
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
-        """Returns the questions whose ``error_type`` is ``ok``."""
+        """Returns the questions with ``error_type`` ``ok``."""
         examples: list[Example] = []
         for subject, row in _rows(config.data_path):
-            # The annotators wrote "OK", "Ok" and "ok ", too.
+            # The annotators also wrote "OK", "Ok" and "ok ".
             if str(row.get("error_type", "ok")).strip().lower() != "ok":
                 continue
             where = f"{self.name}/{subject}"

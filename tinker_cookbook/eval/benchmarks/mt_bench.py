@@ -1,7 +1,7 @@
 """MT-Bench: 80 conversations of two questions, rated by a judge (Zheng et al. 2023).
 
 The judge rates each of the two answers from 1 to 10. The reward is the mean rating divided by 10.
-Ratings depend on the judge: compare only scores of the same one.
+Ratings depend on the judge: compare only scores of the same judge.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _INSTRUCTIONS = (
 
 
 def judge_prompt(turns: Sequence[Message], reference: str = "") -> str:
-    """Returns what the judge reads: instructions, the conversation, and a reference if any."""
+    """Returns the judge's prompt: instructions, the conversation, and a reference if any."""
     parts = [_INSTRUCTIONS]
     if reference:
         parts.append(f"[Reference answer to the last question]\n{reference}")
@@ -56,7 +56,7 @@ def judge_prompt(turns: Sequence[Message], reference: str = "") -> str:
 
 
 read_verdict = read_number(_VERDICT, 1, MAX_RATING)
-"""Reads the rating in the last double brackets; raises ``EvalGradingError``, guesses nothing."""
+"""Reads the rating in the last double brackets; raises ``EvalGradingError`` without one."""
 
 
 class MTBenchEnv(Env):
@@ -85,12 +85,12 @@ class MTBenchEnv(Env):
         return await self._ask()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Asks the next question, or has all answers rated after the last one.
+        """Returns the next question; after the last answer, the judge rates all answers.
 
-        A truncated answer is rated as it is.
+        A truncated answer is rated unchanged.
 
         Raises:
-            EvalGradingError: a rating of the judge cannot be read.
+            EvalGradingError: the judge's rating cannot be read.
         """
         message, _ = await asyncio.to_thread(self.renderer.parse_response, action)
         self.messages.append(Message(role="assistant", content=get_text_content(message)))
@@ -98,7 +98,7 @@ class MTBenchEnv(Env):
         self._truncated |= (extra or {}).get("stop_reason") == "length"
         if self._num_answers < len(self.questions):
             return StepResult(0.0, False, *await self._ask())
-        # Both answers are rated at the same time; the second one with the first as its context.
+        # Rate both answers concurrently; the second one with the first as context.
         ends = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
         verdicts = await asyncio.gather(*(self._rate(i, end) for i, end in enumerate(ends)))
         ratings = [rating for rating, _ in verdicts]
@@ -123,7 +123,9 @@ class MTBenchEnv(Env):
         prompt = Message(role="user", content=judge_prompt(turns, reference or ""))
         try:
             found = await TextJudge(self.judge)([prompt], read_verdict)
-        except DataValidationError as error:  # the conversation does not fit into its context
+        except (
+            DataValidationError
+        ) as error:  # the conversation does not fit into the judge's context
             raise EvalGradingError(f"judge: {error}") from error
         return found.score, found.text
 
@@ -136,7 +138,7 @@ class MTBenchBenchmarkBuilder(BenchmarkBuilder):
     requires_judge = True
 
     def load_rows(self, config: BenchmarkConfig) -> list[Row]:
-        """Returns rows with id, category, questions and references, which may be empty."""
+        """Returns rows with id, category, questions and (possibly empty) references."""
         rows: list[Row] = []
         for row in SOURCE.load(config.data_path):
             # The original file and the Hub dataset have different names for the same columns.
