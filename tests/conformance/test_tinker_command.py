@@ -183,9 +183,9 @@ def test_models_and_accounts(run, command, said, serving, stories_model, tmp_pat
     [
         ("checkpoint publish PATH", "there is no such checkpoint"),
         ("checkpoint unpublish PATH", "there is no such checkpoint"),
-        ("session export-trace s", "this server records none"),
-        ("billing usage 2026-07-13 2026-07-14", "nothing is billed here"),
-        ("billing checkpoint-storage", "nothing is billed here"),
+        ("session export-trace s", "this server records no traces"),
+        ("billing usage 2026-07-13 2026-07-14", "this server does not bill"),
+        ("billing checkpoint-storage", "this server does not bill"),
     ],
 )
 def test_what_is_refused_says_why(run, command, words, reason):

@@ -40,8 +40,8 @@ class Config(SamplerOptions):
     port: int = chz.field(default=8000, doc="Port; 0 chooses a free one")
     owners: str = chz.field(
         default="local",
-        doc="Owners of API keys, comma-separated; a key is created for each new owner. An owner "
-        "sees only their own checkpoints; those of 'local' are this machine's runs",
+        doc="Comma-separated owners of API keys; a key is created for each new owner. An owner "
+        "sees only their own checkpoints; 'local' owns the runs on this machine",
     )
     key_file: str | None = chz.field(
         default=None, doc="File of the API keys; default: server_keys.json in root"
@@ -64,18 +64,18 @@ class Config(SamplerOptions):
     )
     session_seconds: float = chz.field(
         default=120.0,
-        doc="Seconds without a heartbeat after which a session ends; clients send one every 10",
+        doc="Seconds without a heartbeat until a session ends; clients send one every 10",
     )
     max_request_mb: int = chz.field(default=256, doc="Largest request in MiB")
     max_queued_samples: int = chz.field(
-        default=8192, doc="Most queued samples; further requests get 429 and are repeated"
+        default=8192, doc="Maximum queued samples; further requests get status 429 and are retried"
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for the first invalid setting."""
         for name, value in (("model_name", self.models), ("owners", self.owner_names)):
             if not value:
-                raise ConfigurationError(f"{name}: got none, expected one at least")
+                raise ConfigurationError(f"{name}: got none, expected at least one")
         for name in ("max_request_mb", "max_queued_samples", "session_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(
@@ -97,7 +97,7 @@ class Config(SamplerOptions):
 
 
 async def main(config: Config) -> None:
-    """Serves until Ctrl-C or SIGTERM, and finishes the running operation then."""
+    """Serves until Ctrl-C or SIGTERM, then finishes the running operation."""
     config.check()
     try:
         from tinker_cookbook.engine.engine import Engine
@@ -113,10 +113,10 @@ async def main(config: Config) -> None:
         ) from error
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    # Files of the server are readable by its user only: checkpoints, keys, the list of open runs.
+    # Files of the server (checkpoints, keys, list of open runs) are readable only by its user.
     os.umask(0o077)
     root = home_dir() if config.root is None else Path(config.root).expanduser()
-    # The port is bound before models are loaded: a port in use is reported at once.
+    # Bind the port before models are loaded, to report a port in use immediately.
     listener = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
     new_keys = keys.ensure(config.owner_names)
@@ -152,15 +152,15 @@ def _split(text: str) -> list[str]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio switches Nagle's algorithm off for sockets that name TCP; else each response waits
-        # 40 ms for an acknowledgement.
+        # asyncio disables Nagle's algorithm only for sockets that name TCP; otherwise each response
+        # waits 40 ms for an acknowledgement.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
         raise BackendError(
             f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another port= "
-            "or stop the program that uses it"
+            "or stop the program that uses the port"
         ) from error
     return listener
 
@@ -187,7 +187,7 @@ def _print_start(
         f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
         f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
         f"sampler      {sampler.removeprefix('sampler: ')}",
-        f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
+        f"keys         {shown} ({', '.join(state.keys.names)}), for your user only "
         "(mode 600); a key is renewed by deleting it there and starting again",
     ]
     if (count := state.engine.processes) > 1:
@@ -199,7 +199,9 @@ def _print_start(
         lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
     # Runs that the last process had in memory when it crashed; a normal stop empties the list.
     if interrupted := state.interrupted:
-        lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
+        lines += [
+            f"cut          {len(interrupted)} runs were open when the last server process ended:"
+        ]
         lines += [f"    {run}" for run in interrupted[:20]]
         lines += ["    their checkpoints are kept; start them again to continue from the last"]
     if config.host not in ("127.0.0.1", "::1", "localhost"):
@@ -214,7 +216,7 @@ if __name__ == "__main__":
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     run_entrypoint(main)
-    # Sessions, engine and files are closed. os._exit skips the unloading of the modules of torch,
+    # Sessions, engine and files are closed. os._exit skips the unloading of torch's modules,
     # which takes seconds on a busy machine.
     logging.shutdown()
     sys.stdout.flush()

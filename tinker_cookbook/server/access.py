@@ -1,7 +1,7 @@
 """Access to the server: the API key, limits on bodies and idle connections, and dependencies.
 
-FastAPI reads and parses a body before it calls a route's dependencies. A key that is checked there
-is checked too late: anyone could make the server hold and parse a body of any size. So an ASGI
+FastAPI reads and parses a body before it calls a route's dependencies. A key check in a dependency
+is too late: anyone could make the server read and parse a body of any size. So an ASGI
 middleware checks the key first.
 """
 
@@ -24,14 +24,14 @@ from tinker_cookbook.server.errors import body_too_large
 from tinker_cookbook.server.keys import TOKEN_PREFIX, KeyFile, Owner
 from tinker_cookbook.server.state import ServerState
 
-# A client that sends nothing for this long, within a body or a head, is disconnected.
+# A client that sends nothing for this long within a request is disconnected.
 IDLE_SECONDS = 20.0
-# Largest request line and headers. More than uvloop reads at once, since a body may follow.
+# Maximum size of request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
 
 # The chat page contains nothing secret, and has a field for the key.
 OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", *page.FILES})
-# Addresses with a signature instead of a key; the route checks it.
+# Paths with a signature instead of a key; the route checks the signature.
 SIGNED_PREFIX = "/api/v1/files/"
 # Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme.
 BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
@@ -40,7 +40,7 @@ BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 class AccessMiddleware:
     """ASGI middleware that answers 401 before a body is read and bounds the body.
 
-    Routes find the owner in ``request.state.owner``. ``refuse`` makes the response from an error
+    Routes find the owner in ``request.state.owner``. ``refuse`` creates the response from an error
     and the request's path.
     """
 
@@ -60,7 +60,7 @@ class AccessMiddleware:
             return
         request = Request(scope)
         path = request.url.path
-        # The key comes first, so that a caller without one cannot make the server read a body.
+        # Check the key first, so that a caller without one cannot make the server read a body.
         if path not in OPEN_PATHS and not path.startswith(SIGNED_PREFIX):
             key = key_of(request)
             owner = self._keys.owner_of(key) if key else None
@@ -68,9 +68,9 @@ class AccessMiddleware:
                 await self._refuse(unauthorized(key, path), path)(scope, receive, send)
                 return
             request.state.owner = owner
-        # A body that is too large by its declared size is refused unread.
+        # A body with a too large declared size is refused without reading it.
         declared = request.headers.get("content-length", "")
-        # Twenty digits are enough for any size; Python limits the digits of a longer number.
+        # Twenty digits are enough for any size; Python refuses to parse very long numbers.
         if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
             error = HTTPException(413, str(body_too_large(self._max_bytes)))
             await self._refuse(error, path)(scope, receive, send)
@@ -80,7 +80,7 @@ class AccessMiddleware:
         # Raises HTTPException, since FastAPI turns every other error of a body into a bare 400.
         async def bounded_receive() -> Message:
             nonlocal size, ended, timed_out
-            if ended:  # only the disconnect follows, at any time
+            if ended:  # after the body only a disconnect can follow
                 return await receive()
             try:
                 async with asyncio.timeout(IDLE_SECONDS):
@@ -99,7 +99,7 @@ class AccessMiddleware:
             return message
 
         async def closing_send(message: Message) -> None:
-            # The connection cannot be used again after the response to an incomplete body.
+            # After the response to an incomplete body, the connection cannot be reused.
             if timed_out and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
@@ -110,8 +110,8 @@ class AccessMiddleware:
 def key_of(request: Request) -> str:
     """Returns the key in ``X-API-Key`` or ``Authorization: Bearer``; empty if there is none.
 
-    Pages for browsers also accept it as the password of ``Authorization: Basic``. Other addresses
-    do not: browsers add such passwords to requests that foreign pages make.
+    Pages for browsers also accept it as the password of ``Authorization: Basic``. Other paths
+    do not, because browsers add such passwords to requests of other sites.
     """
     key = request.headers.get("x-api-key", "")
     if key:
@@ -134,18 +134,18 @@ def unauthorized(key: str, path: str = "") -> HTTPException:
     if path in BROWSER_PATHS:
         challenge = {"WWW-Authenticate": 'Basic realm="tinker_cookbook: the key as password"'}
     elif key.startswith(TOKEN_PREFIX):
-        # A client whose token has expired requests another one and repeats the request.
+        # If its token has expired, a client requests a new one and repeats the request.
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
     return HTTPException(
         401,
         "TINKER_API_KEY: "
         + ("none was sent" if not key else "the key is not one of this server's")
-        + "; at its start the server prints where it stores them",
+        + "; the server prints the path of its keys at its start",
         challenge,
     )
 
 
-# The dependencies are async although they do not wait: FastAPI runs plain functions in a thread.
+# The dependencies are async without waiting, because FastAPI runs plain functions in a thread.
 
 
 async def state_of(request: Request) -> ServerState:
@@ -154,7 +154,7 @@ async def state_of(request: Request) -> ServerState:
 
 
 async def owner_of(request: Request) -> Owner:
-    """Returns the owner of the request's key, which the middleware has found; raises a 401."""
+    """Returns the owner found by the middleware; raises a 401 if there is none."""
     owner = getattr(request.state, "owner", None)
     if owner is None:
         raise unauthorized(key_of(request))
@@ -182,13 +182,13 @@ except ImportError:  # uvicorn then uses h11, which bounds heads itself
 else:
 
     class BoundedHeadProtocol(HttpToolsProtocol):
-        """uvicorn's HTTP protocol, which refuses heads above ``MAX_HEAD_BYTES``."""
+        """uvicorn's HTTP protocol with a limit of ``MAX_HEAD_BYTES`` for the head of a request."""
 
         _head: int | None = 0
         """Bytes of the head so far; None after its end."""
 
         def data_received(self, data: bytes) -> None:
-            """Parses data of the connection."""
+            """Parses received data."""
             if self._head is not None:
                 self._head += len(data)
                 if self._head > MAX_HEAD_BYTES:
@@ -197,12 +197,12 @@ else:
             super().data_received(data)
 
         def on_message_begin(self) -> None:
-            """Starts a head."""
+            """Called at the start of a request's head."""
             self._head = 0
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            """Ends a head."""
+            """Called at the end of a request's head."""
             self._head = None
             super().on_headers_complete()
 
@@ -213,9 +213,9 @@ class IdleConnections:
     """Monitor that closes connections without a request in progress for ``IDLE_SECONDS``.
 
     uvicorn has a time limit between requests, but none before the first: a client that sends
-    nothing, or half of a head, would occupy a file descriptor forever.
+    nothing, or an incomplete head, would occupy a file descriptor forever.
 
-    Each connection of uvicorn has ``cycle``, its latest request.
+    ``cycle`` of a uvicorn connection is its latest request.
     """
 
     def __init__(self, server: uvicorn.Server) -> None:

@@ -64,15 +64,15 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     app.add_middleware(
         AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
     )
-    # Each by its own class: only a handler of Exception re-raises the error after the response.
+    # One handler per class: a handler of Exception would re-raise the error after the response.
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle_error)
-    # A malformed body has a handler that also gives up its place in the order of operations.
+    # The handler of malformed bodies also skips the operation's sequence id.
     app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
-    # Routes are matched in this order, so the busiest come first.
+    # Routes are matched in this order, so the most frequent ones come first.
     for part in (operation_routes, rest_routes, openai, page):
         app.include_router(part.router)
-    # These routes read their bodies themselves, so FastAPI does not document them.
+    # These routes read their bodies themselves, so FastAPI cannot document them.
     of_openai = (ChatBody, CompletionBody, ResponsesBody, GenerateBody)
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, *of_openai))
 
@@ -90,13 +90,13 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
         ws="none",
         log_level="warning",
         access_log=False,
-        # A little longer than the longest poll, so that each poll can end with its result.
+        # Slightly longer than the longest poll, so that each poll can return its result.
         timeout_graceful_shutdown=round(operation_routes.LONG_POLL_SECONDS) + 5,
     )
     server = uvicorn.Server(settings)
     handle_exit = server.handle_exit
 
-    # Sets ``stopping`` before uvicorn waits for open responses: long polls then end early.
+    # Set ``stopping`` before uvicorn waits for open responses, so that long polls end early.
     def stop(sig: int, frame: FrameType | None) -> None:
         if not state.stopping.is_set():
             logger.info("stopping after the running operation; a second Ctrl-C does not wait")
@@ -112,35 +112,35 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
 
 
 def error_response(error: Exception, path: str) -> JSONResponse:
-    """Returns the response for an error, in the form of the API to which the path belongs."""
+    """Returns the error response in the format of the path's API."""
     known = isinstance(error, HTTPException)
     status = error.status_code if known else status_of(error)
     detail = error.detail if known else str(error)
     if isinstance(error, MemoryError):
         detail = memory_full_message(error)
-    if status >= 500:  # its text may name files of this machine
+    if status >= 500:  # the text may contain paths of this machine
         detail = SERVER_FAILED
         logger.error("%s", path, exc_info=error)
     body: Json = {"detail": detail}
-    # Clients of OpenAI parse another form of error than the SDK of Tinker.
+    # OpenAI clients expect another error format than the Tinker SDK.
     if path.startswith(openai.ERROR_PREFIXES):
         api_error = as_api_error(error)
         status, body = api_error.status, api_error.body()
-    # A client repeats a request that found the queue full after this many seconds.
+    # Seconds after which a client retries a request that found the queue full.
     headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
     return JSONResponse(body, status, headers)
 
 
 async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
-    # The router raises 405 and 404 without a reason. Clients retry neither.
+    # The router raises 405 and 404 without a reason. Clients do not retry these.
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow")
-        where = f"{request.method} {path}: this address exists"
+        where = f"{request.method} {path}: this path exists"
         error = HTTPException(405, f"{where} for {allowed} only", error.headers)
     elif isinstance(error, HTTPException) and error.status_code == 404:
         where = f"{request.method} {path}: this server has"
-        error = NotFoundError(f"{where} no such address; /docs lists them")
+        error = NotFoundError(f"{where} no such path; /docs lists them")
         if path.startswith(openai.ERROR_PREFIXES):
             known = "GET models, POST completions and POST chat/completions under this prefix"
             error = ApiError(f"{where} {known}", status=404, code="unknown_url")

@@ -1,8 +1,8 @@
-"""Request bodies of the protocol: their fields, and how routes read them within limits.
+"""Request bodies of the protocol: their fields, and functions that read them within limits.
 
-Unknown fields are ignored: newer SDKs send more. Parsing JSON holds Python's global lock, in a
-thread too, and its time depends on the number of lists and objects rather than on the bytes. So
-that number is bounded as well, and counted before the body is parsed.
+Unknown fields are ignored, because newer SDKs send more. Parsing JSON holds the GIL, even in a
+thread, and its time depends on the number of lists and objects rather than on the bytes. So
+that number is limited too, and counted before the body is parsed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Json: TypeAlias = dict[str, Any]
 
 # Bodies up to this size are parsed on the event loop: a thread would take longer.
 SMALL_BYTES = 1 << 16
-# Largest body without tokens: ids, names, settings, metadata.
+# Maximum size of a body without tokens: ids, names, settings, metadata.
 MAX_CONTROL_BYTES = 1 << 20
-# Most lists and objects in a body without and with tokens. A datum has about ten.
+# Maximum number of lists and objects in a body, without and with tokens. A datum has about ten.
 MAX_CONTROL_CONTAINERS = 20_000
 MAX_DATA_CONTAINERS = 200_000
-# Deepest nesting of lists and objects in bodies that are stored and returned.
+# Maximum nesting of lists and objects in bodies that are stored and returned.
 MAX_DEPTH = 100
-# Peak memory of a request by its body's size: the pieces, the body, a message, arrays.
+# Peak memory of a request as a multiple of its body's size: pieces, body, message, arrays.
 _MEMORY_FACTOR = 6
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _REF = "#/components/schemas/{model}"
 
 Id = Annotated[str, Field(min_length=1, max_length=300)]
-# Only field of a body.
+# For bodies with one field.
 IdField = Annotated[str, BodyField(embed=True, min_length=1, max_length=300)]
-# The copy of a sampling client in another process counts from a random multiple of 10^9.
+# A copy of a sampling client in another process starts counting at a random multiple of 10^9.
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Metadata = Json | None
@@ -101,7 +101,7 @@ class LoadWeights(Body):
 
 
 class Operation(Body):
-    """Model id and sequence id, which all operations of a model have."""
+    """Model id and sequence id, common to all operations of a model."""
 
     model_id: Id
     seq_id: Number | None = None
@@ -117,8 +117,8 @@ class OptimStep(Operation):
 class Save(Operation):
     """Checkpoint to save: for training, for sampling or for download.
 
-    Without a path, a sampler of the current weights. Other fields have an effect where the SDK's
-    method has such an argument.
+    Without a path, creates a sampler of the current weights. Other fields have an effect if the
+    SDK's method has that argument.
     """
 
     path: str | None = None
@@ -212,10 +212,10 @@ class JsonPass(Operation):
 
 
 class JsonRoute(APIRoute):
-    """Route with a small JSON body: read here, within limits, and parsed by FastAPI."""
+    """Route with a small JSON body, read here within limits and parsed by FastAPI."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns FastAPI's handler over a request whose body has been read."""
+        """Returns a handler that reads the body and then calls FastAPI's handler."""
         handler = super().get_route_handler()
         if self.body_field is None:  # the route has no body, or reads it itself
             return handler
@@ -227,10 +227,10 @@ class JsonRoute(APIRoute):
                 body = await read_body(request, limit)
             except BodyTooLargeError:
                 raise HTTPException(
-                    413, f"body: got more than {limit >> 10} KiB, the most for this address"
+                    413, f"body: got more than {limit >> 10} KiB, the limit of this path"
                 ) from None
             check_containers(body, MAX_CONTROL_CONTAINERS, MAX_DEPTH)
-            request._body = body  # Starlette's cache, from which FastAPI takes it
+            request._body = body  # Starlette's cache, which FastAPI reads
             return await handler(request)
 
         return handle
@@ -242,7 +242,7 @@ async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
     Raises ``DataValidationError`` if the body has too many lists and objects.
     """
     body = await read_body(request, request.app.state.max_request_bytes)
-    # No count of its lists and objects: a small body has fewer bytes than the limit.
+    # A small body has fewer bytes than the limit of lists and objects, so no count is needed.
     if len(body) <= SMALL_BYTES:
         return parse(body)
 
@@ -255,10 +255,10 @@ async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
 
 def check_containers(body: bytes, most: int, max_depth: int | None = None) -> None:
     """Raises ``DataValidationError`` for too many, or too deeply nested, lists and objects."""
-    # Brackets in strings are counted too, so this can only be too high. Depth is at most the count.
+    # Counts brackets in strings too, so the result is an upper bound, also of the depth.
     if body.count(b"[") + body.count(b"{") <= (max_depth or most):
         return
-    # Only now without the brackets in strings, which takes longer.
+    # Only above the limit, exclude brackets in strings, which is slower.
     bare = _STRING.sub(b"", body)
     count = bare.count(b"[") + bare.count(b"{")
     if count > most:
@@ -280,25 +280,25 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         BodyTooLargeError: The body is larger than ``limit``; the rest is not read.
-        BodyMemoryError: The body does not fit into memory. It is read to its end nevertheless:
-            clients that get a response before would send it again and again.
+        BodyMemoryError: The body does not fit into memory. It is still read to its end, because
+            clients that get an early response would send it again and again.
     """
-    # A client with a declared size learns of the limit before it has sent the body.
+    # With a declared size, a client gets the error before it has sent the body.
     header = request.headers.get("content-length", "")
     declared = int(header) if header.isdecimal() else 0
     if declared > limit:
         raise body_too_large(limit)
-    # Allocated in one piece and checked first, before other requests run out of memory.
+    # Check by allocating in one piece, before other requests run out of memory.
     shortage = _memory_shortage(_MEMORY_FACTOR * declared) if declared > MAX_CONTROL_BYTES else ""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
         if size > limit:
             raise body_too_large(limit)
-        # Without memory only the first piece is kept: it has the ids of the request.
+        # Without memory, keep only the first piece, which has the ids of the request.
         if not shortage or not pieces:
             pieces.append(piece)
-    # The first bytes of a pass name its model and sequence id.
+    # The first bytes of a pass contain its model and sequence id.
     if shortage:
         raise BodyMemoryError(shortage, bytes(pieces[0][:1024]))
     return b"".join(pieces)
@@ -311,20 +311,20 @@ def _memory_shortage(size: int) -> str:
     if size > free:
         return f"{needed}, and {free >> 20} are free"
     try:
-        np.empty(size, dtype=np.uint8)  # only the allocator knows the limits of the process
+        np.empty(size, dtype=np.uint8)  # only an allocation tests the limits of the process
     except MemoryError:
         return f"{needed}, more than this process may allocate"
     return ""
 
 
 def json_body_schema(model: type[BaseModel]) -> Json:
-    """Returns ``openapi_extra`` for a route that reads ``model`` itself; see ``add_schemas``."""
+    """Returns ``openapi_extra`` for a route that parses ``model`` itself; see ``add_schemas``."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def add_schemas(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Adds the models that :func:`json_body_schema` refers to to the app's OpenAPI document."""
+    """Adds the models of :func:`json_body_schema` to the app's OpenAPI document."""
     original = app.openapi
 
     # FastAPI documents only the bodies that it parses itself.

@@ -1,6 +1,6 @@
 """Errors of requests and their HTTP statuses.
 
-The SDK retries 408, 409, 429 and 5xx for minutes, so an error that a retry cannot cure gets another
+The SDK retries 408, 409, 429 and 5xx for minutes, so an error that a retry cannot fix gets another
 status.
 """
 
@@ -18,7 +18,7 @@ SERVER_FAILED = "the server failed; its log has the reason"
 class NotFoundError(BackendError):
     """An id that does not exist or belongs to another owner: 404.
 
-    Also for sessions and requests that have ended, because clients retry 410.
+    Also used for ended sessions and requests, because clients retry 410.
     """
 
 

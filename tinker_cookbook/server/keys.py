@@ -1,8 +1,8 @@
-"""API keys, their owners, and the JSON web tokens that clients exchange them for.
+"""API keys, their owners, and JSON web tokens that clients get for a key.
 
-The first owner's checkpoints are those of the runs on this machine. Every other owner has a
-subfolder. A request writes only its owner's folder, and reads of the others only what their owners
-have published.
+The first owner owns the checkpoints of runs on this machine. Every other owner has a
+subfolder. A request writes only to its owner's folder, and reads other folders only if their owners
+have published the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 FIRST_OWNER = "local"
 TOKEN_SECONDS = 12 * 3600
-# Every JSON web token starts with this, and no key does.
+# Every JSON web token starts with this; no key does.
 TOKEN_PREFIX = "eyJ"
 
-_KEY_PREFIX = "tml-"  # the SDK refuses keys without it
+_KEY_PREFIX = "tml-"  # the SDK requires this prefix
 _USER_PREFIX = "tml:user:"
 
 
 def issue_token(owner: str, key: str, now: float | None = None) -> str:
     """Returns a token for ``owner``, valid for ``TOKEN_SECONDS``.
 
-    ``key`` signs it, so the server stores no tokens: they survive a restart and end with the key.
+    ``key`` signs the token, so the server stores none: tokens survive a restart and end with the
+    key.
     """
     issued_at = int(time.time() if now is None else now)
     claims = {
@@ -52,7 +53,7 @@ def issue_token(owner: str, key: str, now: float | None = None) -> str:
 
 
 def unverified_owner(token: str) -> str | None:
-    """Returns the owner that a token names, without a check of its signature."""
+    """Returns the owner named in a token, without verifying the signature."""
     try:
         subject = jwt.decode(token, options={"verify_signature": False}).get("sub")
     except (jwt.InvalidTokenError, ValueError, RecursionError):
@@ -63,7 +64,7 @@ def unverified_owner(token: str) -> str | None:
 def is_valid_token(token: str, key: str, now: float | None = None) -> bool:
     """Returns whether ``key`` signed the token and it has not expired."""
     try:
-        # Without PyJWT's check of the expiry, which cannot compare with ``now``.
+        # Check the expiry here: PyJWT cannot compare with a given ``now``.
         claims = jwt.decode(
             token, key, ["HS256"], {"verify_exp": False, "verify_iat": False, "require": ["exp"]}
         )
@@ -74,7 +75,7 @@ def is_valid_token(token: str, key: str, now: float | None = None) -> bool:
 
 
 def user_urn(owner: str) -> str:
-    """Returns the protocol's name of an owner."""
+    """Returns the protocol's name for an owner."""
     return f"{_USER_PREFIX}{owner}"
 
 
@@ -98,29 +99,30 @@ class KeyFile:
 
     def ensure(self, names: list[str]) -> dict[str, str]:
         """Creates a key for each owner without one; returns the new keys by owner."""
-        # Names become folders of checkpoints, so they must be valid before a key is written.
+        # Names become folder names, so validate them before a key is written.
         for name in names:
             check_name(name, "owner")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock"):  # two servers may start at once
-            # Read again under the lock: another server may have written keys meanwhile.
+        with FileLock(f"{self.path}.lock"):  # two servers may start at the same time
+            # Read again under the lock: another server may have written keys.
             keys = self._read() if self.path.exists() else self._keys
             missing = [name for name in names if name not in keys]
             new = {name: _KEY_PREFIX + secrets.token_urlsafe(32) for name in missing}
             self._set_keys(keys | new)
             if new:
                 part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-                # A crashed process with this id may have left one, which mode "x" would refuse.
+                # A crashed process with the same id may have left the file, and mode "x" would
+                # fail.
                 part.unlink(missing_ok=True)
-                # A new file with mode 600: at no time can others read it.
+                # Create the file with mode 600, so that others can never read it.
                 with open(part, "x", opener=partial(os.open, mode=0o600)) as file:
                     json.dump(self._keys, file, indent=2)
                     file.flush()
                     os.fsync(file.fileno())
-                # Renamed only when it is on the disk: a crash leaves the old keys or the new ones.
+                # Flush before the rename: a crash leaves either the old keys or the new ones.
                 part.replace(self.path)
         with contextlib.suppress(FileNotFoundError):
-            (self._root / "owners").chmod(0o700)  # older servers left it open to others
+            (self._root / "owners").chmod(0o700)  # older servers created it readable for others
         return new
 
     def _set_keys(self, keys: dict[str, str]) -> None:
@@ -128,30 +130,30 @@ class KeyFile:
         for name in keys:
             root = self._root if name == FIRST_OWNER else self._root / "owners" / name
             self._owners[name] = Owner(name, OwnerStore(root, owner=name))
-        # Each store reads what the other owners have published.
+        # Each store also reads checkpoints that other owners have published.
         for owner in self._owners.values():
             owner.store.others = [o.store for o in self._owners.values() if o is not owner]
 
     def owner_of(self, key: str) -> Owner | None:
         """Returns the owner of a key or token; None if it is invalid."""
         if key.startswith(TOKEN_PREFIX):
-            # A token names its owner, whose key is needed to verify it.
+            # A token names its owner; the owner's key verifies it.
             name = unverified_owner(key)
             known = self._keys.get(name or "")
             return self._owners[name] if name and known and is_valid_token(key, known) else None
         owner = None
-        # All keys are compared, in constant time: the duration reveals nothing about them.
+        # Compare all keys in constant time, so that the duration reveals nothing.
         for name, known in self._keys.items():
             if hmac.compare_digest(known.encode(), key.encode()):
                 owner = self._owners[name]
         return owner
 
     def owner(self, name: str) -> Owner:
-        """Returns the owner of this name."""
+        """Returns the owner with this name."""
         return self._owners[name]
 
     def token_of(self, owner: Owner) -> str:
-        """Returns a new token of an owner."""
+        """Returns a new token for an owner."""
         return issue_token(owner.name, self._keys[owner.name])
 
     @property
@@ -160,7 +162,7 @@ class KeyFile:
         return list(self._keys)
 
     def _read(self) -> dict[str, str]:
-        # Others may have read the keys of such a file already, so none of them is accepted.
+        # Others may already have read the keys in such a file, so none of them is accepted.
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if mode & 0o077:
             raise ConfigurationError(
@@ -172,10 +174,10 @@ class KeyFile:
             if not isinstance(keys, dict) or not all(
                 isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
             ):
-                raise ValueError('it is no object of "OWNER": "tml-…"')
+                raise ValueError('expected an object of "OWNER": "tml-…"')
         except ValueError as error:
             raise ConfigurationError(
-                f"{self.path}: cannot be read as a file of keys ({error}). Delete it for new ones"
+                f"{self.path}: cannot be read as a file of keys ({error}). Delete it for new keys"
             ) from error
         for name in keys:
             check_name(name, f"{self.path}: owner")

@@ -1,4 +1,4 @@
-"""Routes for training, saving and sampling: a request is acknowledged, its result fetched later."""
+"""Routes for training, saving and sampling; results are fetched by a second request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tinker_cookbook.server.requests import (
 )
 from tinker_cookbook.server.state import Model, OpenSampler, ServerState, Session
 
-# How long a response waits for the result; clients time out after 45.
+# Seconds that a response waits for the result; clients time out after 45.
 LONG_POLL_SECONDS = 35.0
 
 PROTOBUF = "application/x-protobuf"
@@ -53,7 +53,7 @@ async def retrieve_future(
     pending = state.request(owner, request_id)
     if pending is None:
         raise NotFoundError(
-            f"request {request_id!r}: not known here; its session ended, its result was "
+            f"request {request_id!r}: unknown; its session ended, its result was "
             "fetched long ago, or the server restarted"
         )
     state.session(owner, pending.session_id)  # counts as a heartbeat
@@ -63,11 +63,11 @@ async def retrieve_future(
         # The SDK repeats the request at once after a 408 with this body.
         later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return JSONResponse(later, status_code=408)
-    # From now on the result is kept for a limited time: this response may be lost.
+    # Keep the result for a limited time from now on, because this response may be lost.
     pending.fetched_at = time.monotonic()
     try:
         result = pending.future.result()
-        # The client states whether it reads protobuf; older SDKs read JSON only.
+        # The client states whether it accepts protobuf; older SDKs accept only JSON.
         binary = PROTOBUF in request.headers.get("accept", "")
         message = pending.encoder.proto(result) if binary else None
         if message is not None:
@@ -100,10 +100,10 @@ async def _wait(pending: PendingRequest, state: ServerState) -> None:
     deadline = loop.time() + LONG_POLL_SECONDS
     waits = [asyncio.ensure_future(event.wait()) for event in (done, state.stopping)]
     await asyncio.wait(waits, timeout=LONG_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    # The server is stopping and the engine works on this request: its client gets the result.
+    # While the server stops, the client still gets the result of a running request.
     if (work := pending.work) is not None and work.running():
         await asyncio.wait(waits[:1], timeout=deadline - loop.time())
-    # Tasks that still wait would otherwise remain for as long as the server runs.
+    # Otherwise waiting tasks would remain as long as the server runs.
     for wait in waits:
         wait.cancel()
 
@@ -115,9 +115,9 @@ async def create_sampling_session(
     """Creates a sampler of a base model or a checkpoint."""
     session = state.session(owner, body.session_id)
     sampler_id = session.sampler_id(body.sampling_session_seq_id)
-    # The id comes from the client's number, so a repeated request finds the same sampler.
+    # The id is derived from the client's number, so a repeated request finds the same sampler.
     if sampler_id not in session.samplers:
-        # In a thread: reading weights from the disk must not block the event loop.
+        # In a thread, because reading weights must not block the event loop.
         client = await asyncio.to_thread(
             _load_client, state, owner, body.model_path, body.base_model
         )
@@ -131,10 +131,10 @@ async def create_sampling_session(
 async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
     """Submits a sampling request; 429 if too many samples are queued."""
     try:
-        # From the bytes: three times as fast as parsing first and validating then.
+        # Validate the bytes directly, which is three times as fast as parsing first.
         body = await bodies.read_json(request, bodies.SampleBody.model_validate_json)
     except ValidationError as error:
-        # FastAPI prefixes locations in bodies that it parses itself by "body".
+        # For bodies that it parses itself, FastAPI prefixes locations with "body".
         problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(problems) from error
     if body.sampling_session_id is None or body.seq_id is None:
@@ -163,13 +163,13 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
             prompt_logprobs_last_n=body.prompt_logprobs_last_n,
         ).future()
 
-    # Clients repeat a request whose acknowledgement was lost.
+    # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
         size = body.num_samples
-        # Acquired before the request is registered: a refused one is repeated and must run then.
+        # Acquire before registering the request: a refused request is repeated and must run then.
         state.sample_quota.acquire(size)
         pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
-        # Also released if the request fails or is cancelled.
+        # Release also if the request fails or is cancelled.
         pending.future.add_done_callback(lambda _: state.sample_quota.release(size))
         state.requests[request_id] = pending
         pending.start(sample)
@@ -184,7 +184,7 @@ def _load_client(
 ) -> LocalSamplingClient:
     """Loads a checkpoint of this owner, or else a base model."""
     if model_path is not None:
-        # Before the engine loads it: a checkpoint's base model may be one that is not served.
+        # Check before the engine loads it, because the base model may not be served.
         state.require_model_of(owner, model_path)
     elif base_model is not None:
         state.require_model(base_model)
@@ -194,15 +194,15 @@ def _load_client(
 
 
 async def skip_refused(request: Request, error: Exception) -> Response:
-    """Answers 422 to a malformed body, and skips the sequence id of a refused operation.
+    """Returns 422 for a malformed body, and skips the sequence id of a refused operation.
 
-    The operations after it would otherwise wait for it.
+    Otherwise later operations would wait for it.
     """
     assert isinstance(error, RequestValidationError)
-    # Without a valid key, model id and sequence id there is nothing to skip.
+    # Without a valid key, model id and sequence id, there is nothing to skip.
     with contextlib.suppress(ValidationError, NotFoundError, HTTPException):
         operation = bodies.Operation.model_validate(error.body)
-        # The model must belong to this owner, or one owner could skip the operations of another.
+        # The model must belong to this owner, or an owner could skip another owner's operations.
         if operation.seq_id is not None:
             state, owner = await state_of(request), await owner_of(request)
             _, model = state.model(owner, operation.model_id)
@@ -215,7 +215,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
     """Creates a LoRA adapter on a base model."""
     session = state.session(owner, body.session_id)
     _require_adam(body.optimizer_config)
-    # The model does not exist yet, so an error that is raised at once leaves no gap in its ids.
+    # The model does not exist yet, so an error raised here leaves no gap in its sequence ids.
     state.require_model(body.base_model)
     lora = body.lora_config or bodies.Lora()
     spec = AdapterSpec(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
@@ -233,11 +233,13 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
 async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Json:
     """Loads a checkpoint into a model, or creates a model from it."""
 
-    # For an existing model this runs within the operation, so that an error leaves no gap.
+    # For an existing model, this runs within the operation, so that an error leaves no gap.
     def check() -> None:
         _require_adam(body.optimizer_config)
         if body.weights_access_token is not None:
-            raise BackendError("weights_access_token: this server knows none; leave it out")
+            raise BackendError(
+                "weights_access_token: this server does not support it; leave it out"
+            )
 
     if body.model_id is not None:
 
@@ -276,14 +278,14 @@ async def get_info(
 ) -> Json:
     """Returns a model's name, rank and tokenizer."""
     _, model = state.model(owner, model_id)
-    # The client sends this right after create_model, whose creation may still run.
+    # The client sends this right after create_model, which may still run.
     pending = state.requests.get(f"{model_id}:create")
     if pending is not None:
-        # Shielded: a client that disconnects must not cancel the creation.
+        # Shielded, because a disconnecting client must not cancel the creation.
         await asyncio.shield(asyncio.wrap_future(pending.future))
     info = _client(model, state).get_info().model_dump(mode="json", exclude_none=True)
     if not is_same_machine(request):
-        # A local folder is useless to a remote client and would reveal this machine's layout. By
+        # A local folder is useless to a remote client and would reveal this machine's layout. With
         # the model's name the client finds its own copy of the tokenizer.
         info["model_data"]["tokenizer_id"] = info["model_name"]
     return info
@@ -310,14 +312,14 @@ async def _submit_pass(
     try:
         body = await bodies.read_body(request, limit)
     except BodyMemoryError as error:
-        # Becomes the operation's result, so that the sequence ids have no gap.
+        # The error becomes the operation's result, so that the sequence ids have no gap.
         batch = wire.pass_without_memory(error)
     else:
         read = partial(wire.read_pass, body, content_type, encoding, limit, forward=forward)
-        # Compressed bodies are decoded in a thread: they may unpack to much more.
+        # Decode compressed bodies in a thread, because they may unpack to much more data.
         small = len(body) <= bodies.SMALL_BYTES and not encoding
         batch = read() if small else await asyncio.to_thread(read)
-    # Counted now: the callback must not keep the data in memory.
+    # Count now, so that the callback does not keep the data in memory.
     tokens = sum(map(len, batch.data))
 
     def count(done: Future[Any]) -> None:
@@ -325,7 +327,7 @@ async def _submit_pass(
             state.count_trained(tokens)
 
     def run(client: LocalTrainingClient) -> Future[Any]:
-        # The engine records the failed pass, so that an optimizer step after it fails as well.
+        # The engine records the failed pass, so that the next optimizer step fails too.
         if batch.error is not None:
             return client.fail_pass(batch.error, backward=batch.backward).future()
         submitted = client.run_pass(
@@ -347,7 +349,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
             raise BackendError(
                 f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW"
             )
-        # The error of pydantic would not list the names that exist.
+        # pydantic's error would not list the valid names.
         known = types.AdamParams.model_fields
         for name in sorted(set(body.adam_params) - set(known)):
             raise DataValidationError(
@@ -364,9 +366,9 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
 async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: StateDep) -> Json:
     """Saves a checkpoint: for training, for download, or for sampling.
 
-    Without a path, the last address creates a sampler of the current weights.
+    Without a path, the sampler route creates a sampler of the current weights.
     """
-    # The three addresses take the same body and differ only in what the client method saves.
+    # The three routes have the same body and differ only in the client method.
     kind = request.url.path.rpartition("/")[2]
     session, _ = state.model(owner, body.model_id)
     number = body.sampling_session_seq_id
@@ -415,7 +417,7 @@ def _create(
 ) -> Json:
     """Queues the creation of a model before its operations; a repeated request has no effect."""
     request_id = f"{model_id}:create"
-    # The client repeats a request whose acknowledgement was lost: the model exists then.
+    # If the acknowledgement was lost, the client repeats the request, and the model exists.
     if model_id not in session.models:
         model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
         pending = PendingRequest(request_id, session.session_id, encoder)
@@ -423,13 +425,13 @@ def _create(
 
         def begin() -> Future[Any]:
             model.client = create()
-            # Without the client as result: a retained result would keep its weights in memory.
+            # The result must not be the client: a retained result would keep its weights in memory.
             created = model.client.future()
             return chain(created, lambda: created, lambda _: None)
 
-        # Blocks: the creation reads a checkpoint.
+        # ``blocks``, because the creation may read a checkpoint.
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
-        # Written as soon as a run exists: a later crash must list it.
+        # Write as soon as a run exists, so that it is listed after a crash.
         state.write_open_runs()
     return {"request_id": request_id, "model_id": model_id}
 
@@ -443,16 +445,16 @@ def _submit(
     *,
     blocks: bool = False,
 ) -> Json:
-    """Queues an operation in order; a repeated request runs once.
+    """Queues an operation in sequence order; a repeated request runs once.
 
-    An error that ``operation`` raises becomes the result. Raised earlier, it would leave a gap in
+    An error raised by ``operation`` becomes its result. Raised earlier, it would leave a gap in
     the sequence ids, for which the later operations would wait.
     """
     session, model = state.model(owner, body.model_id)
     if body.seq_id is None:
         raise DataValidationError("seq_id: got none, expected the number of the request")
     request_id = f"{body.model_id}:{body.seq_id}"
-    # Clients repeat a request whose acknowledgement was lost.
+    # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
         pending = PendingRequest(request_id, session.session_id, encoder)
         state.requests[request_id] = pending
@@ -464,7 +466,7 @@ def _submit(
 def _client(model: Model, state: ServerState) -> LocalTrainingClient:
     """Returns the client of a model; raises the error of its creation."""
     pending = state.requests.get(f"{model.model_id}:create")
-    # Raises the error of the creation, which explains more than a missing client.
+    # Raise the creation's error, which is more informative than a missing client.
     if model.client is None and pending is not None:
         pending.future.result()
     if model.client is None:

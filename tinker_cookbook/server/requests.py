@@ -16,13 +16,13 @@ from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_ful
 
 logger = logging.getLogger(__name__)
 
-# How long an operation waits for a missing sequence id before it.
+# Seconds that an operation waits for a missing earlier sequence id.
 GAP_SECONDS = 60.0
 FIRST_SEQ_ID = 1
 
 
 class Encoder:
-    """Encoder of results. The base class encodes the SDK's own types, with constant fields."""
+    """Encoder of results. The base class encodes the SDK's types, with constant fields."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
@@ -39,7 +39,7 @@ class Encoder:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """Acknowledged request: its result or error, which is kept until the client has fetched it."""
+    """Acknowledged request with its result or error, kept until the client has fetched it."""
 
     request_id: str
     session_id: str
@@ -51,26 +51,26 @@ class PendingRequest:
 
     def start(self, begin: Callable[[], Future[Any]]) -> None:
         """Calls ``begin`` and takes its future's outcome, or the error that it raises."""
-        # The request may have been cancelled while it waited for its turn.
+        # The request may have been cancelled while it was queued.
         if self.future.cancelled():
             return
         try:
             self.work = begin()
         except Exception as error:
-            # The error becomes the result; raised here, it would stop the dispatcher.
+            # Store the error as the result; raising it here would stop the dispatcher.
             self.work = Future()
             self.work.set_exception(error)
         self.work.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         """Cancels the request if it has not ended."""
-        # Both, since work that has begun may refuse the cancellation.
+        # Cancel both, since running work may refuse the cancellation.
         self.future.cancel()
         if self.work is not None:
             self.work.cancel()
 
     def _finish(self, work: Future[Any]) -> None:
-        # The request is kept until its result is fetched, the engine's work is not.
+        # The request is kept until its result is fetched; release the engine's work now.
         self.work = None
         if work.cancelled():
             self.future.cancel()
@@ -79,15 +79,17 @@ class PendingRequest:
         if isinstance(error, CancelledError):
             self.future.cancel()
             return
-        # The client shows user errors; only errors of the server need its log.
+        # The client shows user errors; only server errors need the server's log.
         if error is not None and not _is_user_error(error):
             logger.error("%s failed", self.request_id, exc_info=error)
-        # A cancellation from another thread may come first; a second result would raise.
+        # Another thread may have cancelled it; setting a second result would raise.
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             if error is None:
                 self.future.set_result(work.result())
             else:
-                self.future.set_exception(drop_tracebacks(error))  # it is kept until it is fetched
+                self.future.set_exception(
+                    drop_tracebacks(error)
+                )  # kept until fetched, so it must not hold frames
 
 
 def error_body(error: BaseException) -> dict[str, str]:
@@ -106,7 +108,7 @@ def _is_user_error(error: BaseException) -> bool:
 
 
 class SampleQuota:
-    """Thread-safe count of requested samples that have not ended, over both APIs."""
+    """Thread-safe count of unfinished samples of both APIs."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -114,12 +116,12 @@ class SampleQuota:
         self.count = 0
 
     def acquire(self, samples: int) -> None:
-        """Adds samples; raises ``BusyError`` above the limit."""
+        """Counts new samples; raises ``BusyError`` above the limit."""
         with self._lock:
-            # A request above the limit runs on an idle server: it would otherwise never run.
+            # An idle server accepts a request above the limit, which would otherwise never run.
             if self.count and self.count + samples > self._limit:
                 raise BusyError(
-                    f"{self.count} samples wait already, of at most {self._limit} "
+                    f"{self.count} samples are already queued, the limit is {self._limit} "
                     "(max_queued_samples=); try again"
                 )
             self.count += samples
@@ -131,13 +133,13 @@ class SampleQuota:
 
 
 class OrderedDispatcher:
-    """Dispatcher that begins the operations of a model in the order of their sequence ids.
+    """Starts the operations of a model in the order of their sequence ids.
 
-    A client posts the parts of a large batch concurrently, the first of them last, and repeats a
-    request when its acknowledgement is lost. So an operation waits until those before it have
-    begun; if one never arrives, the next begins after ``GAP_SECONDS``. No operation begins while
-    another one is beginning. Operations that block, because they read a file, begin in a thread;
-    the others only submit work to the engine and begin on the event loop.
+    A client posts the parts of a large batch concurrently, the first part last, and repeats a
+    request if its acknowledgement is lost. So an operation waits until all earlier ones have
+    started; if one never arrives, the next starts after ``GAP_SECONDS``. No operation starts while
+    another one is starting. Operations that block, because they read a file, start in a thread;
+    the others only submit work to the engine and start on the event loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -149,23 +151,24 @@ class OrderedDispatcher:
         self._gap: tuple[int, asyncio.TimerHandle] | None = None  # the missing id and its timer
 
     def add(self, seq_id: int, begin: Callable[[], None], *, blocks: bool) -> None:
-        """Adds an operation; a late one begins at once."""
+        """Adds an operation; a late one starts immediately."""
         self._waiting[seq_id] = begin, blocks
         self._begin_ready()
 
     def skip(self, seq_id: int) -> None:
-        """Skips a sequence id whose request was refused: later operations do not wait for it."""
+        """Skips the sequence id of a refused request, so that later operations do not wait for
+        it."""
         if seq_id >= self._next and seq_id not in self._waiting:
             self.add(seq_id, lambda: None, blocks=False)
 
     def close(self) -> None:
-        """Drops the operations that have not begun."""
+        """Drops operations that have not started."""
         self._waiting.clear()
         self._end_gap()
 
     def _begin_ready(self) -> None:
-        """Begins the operations that are next in order; starts the timer of a missing one."""
-        # One operation at a time: while one begins in a thread, the others wait for its end.
+        """Starts the next operations in order, or the timer for a missing one."""
+        # One at a time: while an operation starts in a thread, the others wait.
         while self._waiting and self._beginning is None:
             first = min(self._waiting)
             if first > self._next:
@@ -175,7 +178,7 @@ class OrderedDispatcher:
                     timer = self._loop.call_later(GAP_SECONDS, self._pass_gap)
                     self._gap = self._next, timer
                 return
-            # A late operation does not move the next sequence id back.
+            # A late operation must not move the next sequence id back.
             self._next = max(self._next, first + 1)
             begin, blocks = self._waiting.pop(first)
             if blocks:
@@ -183,7 +186,7 @@ class OrderedDispatcher:
                 self._beginning.add_done_callback(self._end_beginning)
             else:
                 begin()
-        # No operation waits for a missing id any more.
+        # No operation is waiting for a missing id now.
         if not self._waiting:
             self._end_gap()
 
@@ -194,8 +197,8 @@ class OrderedDispatcher:
     def _pass_gap(self) -> None:
         missing, first = self._gap and self._gap[0], min(self._waiting, default=self._next)
         self._gap = None
-        if missing == self._next < first:  # else it has arrived meanwhile
-            message = "%s: request %d never came; going on with %d"
+        if missing == self._next < first:  # otherwise it has arrived meanwhile
+            message = "%s: request %d never arrived; continuing with %d"
             logger.warning(message, self._name, missing, first)
             self._next = first
         self._begin_ready()

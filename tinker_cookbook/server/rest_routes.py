@@ -1,4 +1,4 @@
-"""Routes for runs, checkpoints, sessions and accounts; metrics; and refused addresses."""
+"""Routes for runs, checkpoints, sessions and accounts; metrics; and unsupported routes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def set_ttl(
 
 @router.post(f"/{_CHECKPOINT}/publish", status_code=204)
 async def publish(path: PathDep, client: ClientDep) -> None:
-    """Lets every owner read a checkpoint; only its owner may."""
+    """Makes a checkpoint readable for every owner; only its owner may do this."""
     await client.publish_checkpoint_from_tinker_path(path)
 
 
@@ -119,7 +119,7 @@ async def unpublish(path: PathDep, client: ClientDep) -> None:
 @router.get(f"/{_CHECKPOINT}/archive", response_model=None)
 def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -> Response:
     """Redirects to a signed URL of a tar file with the adapter in PEFT's format."""
-    # An unknown checkpoint is an error here, before a URL is signed.
+    # Check the checkpoint before a URL is signed.
     owner.store.get_checkpoint(path)
     until = int(time.time()) + URL_SECONDS
     url = _signed_url(request, state, owner.name, path, _ARCHIVE, until)
@@ -154,11 +154,11 @@ def file_of(
     owner_name: str, path: PathDep, file: str, state: StateDep, until: int = 0, signature: str = ""
 ) -> Response:
     """Returns a file by its signed URL."""
-    # compare_digest takes the same time for any wrong signature.
+    # compare_digest runs in constant time.
     expected = state.signature(owner_name, path, file, until)
     if not hmac.compare_digest(expected.encode(), signature.encode()) or until < time.time():
         raise NotFoundError(
-            "this address was not signed by this server, or has expired; request a new one"
+            "this URL was not signed by this server, or has expired; request a new one"
         )
     store = state.keys.owner(owner_name).store
     if file == _ARCHIVE:
@@ -168,7 +168,7 @@ def file_of(
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Returns that the server responds, and which server it is. Needs no key."""
+    """Health check: returns the server's name. Needs no key."""
     return {"status": "ok", "server": "tinker_cookbook"}
 
 
@@ -178,7 +178,7 @@ async def client_config(owner: OwnerDep, body: Json) -> Json:
     return {
         "proto_compress_fwdbwd": False,
         "parallel_fwdbwd_chunks": True,
-        "pjwt_auth_enabled": True,  # a client reads its owner's name from the token
+        "pjwt_auth_enabled": True,  # clients read the owner's name from the token
     }
 
 
@@ -222,7 +222,7 @@ async def heartbeat(session_id: bodies.IdField, owner: OwnerDep, state: StateDep
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
 async def finish(session_id: str, body: Json, owner: OwnerDep, state: StateDep) -> None:
-    """Ends a session: its models leave memory, its checkpoints stay."""
+    """Ends a session: frees its models, keeps its checkpoints."""
     reason = body.get("reason")
     kind = reason.get("type", "finished") if isinstance(reason, dict) else "finished"
     state.end_session(state.session(owner, session_id), str(kind))
@@ -257,7 +257,7 @@ class Cursor(bodies.Body):
 
 
 class SessionSearch(bodies.Body):
-    """Conditions of a session search; ``owner`` has an effect only if it excludes the caller."""
+    """Conditions of a session search; ``owner`` can only exclude the caller."""
 
     session_id: str | None = None
     display_name: str | None = None
@@ -274,12 +274,12 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
-    # Sessions of other owners are never found, so this condition can only exclude the caller's.
+    # Sessions of other owners are never found, so this condition only excludes the caller's.
     users = body.owner.get("owner_urns") if body.owner.get("type") == "user" else None
     found = state.sessions(owner)
     if users is not None and user_urn(owner.name) not in users:
         found = []
-    # The id breaks ties of the time, so that no session is lost between two pages.
+    # The id breaks ties in time, so that no session is lost between two pages.
     keys = {(one.created_at, one.session_id): one for one in found if _matches(body, one)}
     if body.cursor is not None:
         last = (body.cursor.last_created_at, body.cursor.last_session_id)
@@ -290,7 +290,7 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     if len(ordered) > len(page):
         created, session_id = ordered[len(page) - 1]
         following = {"last_created_at": created.isoformat(), "last_session_id": session_id}
-    # In a thread, since each summary reads the checkpoints of its runs from the disk.
+    # In a thread, since each summary reads its runs' checkpoints from disk.
     summaries = await asyncio.to_thread(lambda: [_summary(one) for one in page])
     return {"sessions": summaries, "next_cursor": following}
 
@@ -299,12 +299,12 @@ def _matches(body: SessionSearch, session: Session) -> bool:
     metadata = {key: str(value) for key, value in (session.user_metadata or {}).items()}
     if not body.user_metadata.items() <= metadata.items():
         return False
-    # All stored sessions are active, so only a search that excludes active ones finds none.
+    # All stored sessions are active, so a search that excludes active ones finds none.
     if body.statuses is not None and all(one.get("type") != "active" for one in body.statuses):
         return False
     if body.session_id is None and body.display_name is None:
         return True
-    # The id, or all words of the name.
+    # Matches the id, or all words of the name.
     words = (body.display_name or "").lower().split()
     name = (session.display_name or "").lower()
     named = bool(words) and all(word in name for word in words)
@@ -314,7 +314,9 @@ def _matches(body: SessionSearch, session: Session) -> bool:
 def _summary(session: Session) -> Json:
     store = session.owner.store
     known = set(store.run_ids())
-    runs = [run for run in list(session.models) if run in known]  # others are being created
+    runs = [
+        run for run in list(session.models) if run in known
+    ]  # the others are still being created
     checkpoints = [info for run in runs for info in store.list_checkpoints(run)]
     return {
         "session_id": session.session_id,
@@ -345,17 +347,17 @@ async def telemetry(owner: OwnerDep) -> dict[str, str]:
 
 @router.post("/auth/token", tags=["account"])
 async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str, str]:
-    """Returns a token that replaces the key for some hours and names its owner."""
-    # Otherwise a token could be renewed forever and would never expire.
+    """Returns a token that replaces the key for some hours and contains the owner's name."""
+    # A token must not be exchanged for a new one, or it would never expire.
     if request.headers.get("x-api-key", "").startswith(TOKEN_PREFIX):
-        raise BackendError("auth/token: got a token, expected a key: send the one it was made from")
+        raise BackendError("auth/token: got a token, expected a key: send the key of the token")
     return {"jwt": state.keys.token_of(owner)}
 
 
 @router.get("/auth/apikey/me", tags=["account"])
 async def own_key(owner: OwnerDep) -> Json:
-    """Returns the description of a key, which ``tinker auth login`` stores."""
-    # A number that is always the same for an owner, since keys have no stored number.
+    """Returns the description of a key that ``tinker auth login`` stores."""
+    # A number derived from the owner, since keys have no stored id.
     number = int.from_bytes(hashlib.sha256(owner.name.encode()).digest()[:6])
     return {
         "key_id": number,
@@ -370,7 +372,7 @@ async def own_key(owner: OwnerDep) -> Json:
 
 async def metrics(owner: OwnerDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
-    # A new registry for each request: the collector reads the state when it is scraped.
+    # A new registry per request: the collector reads the current state.
     registry = CollectorRegistry()
     registry.register(_Collector(state))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -411,8 +413,8 @@ class _Collector:
             yield kind(f"tinker_cookbook_{name}", text, value)
 
 
-# Error messages by method and path, for addresses of the hosted service that are not supported.
-# They get 400, which clients do not retry; other unknown addresses get 404.
+# Error messages by method and path, for routes of the hosted service that are not supported.
+# They return 400, which clients do not retry; other unknown paths return 404.
 REFUSED = {
     "POST copy_weights": (
         "copying into a project: this server has no projects. To copy a run, use "
@@ -422,12 +424,12 @@ REFUSED = {
         "assigning a project: this server has no projects; leave it out"
     ),
     "GET sessions/{session_id}/trace_export": (
-        "exporting a trace: this server records none; /metrics counts what it does"
+        "exporting a trace: this server records no traces; /metrics has counters"
     ),
-    "GET audit": "audit log: this server keeps none; its output shows what it does",
-    "GET billing/usage/events": "billing: nothing is billed here; /metrics counts the tokens",
+    "GET audit": "audit log: this server has none; its output shows the operations",
+    "GET billing/usage/events": "billing: this server does not bill; /metrics counts the tokens",
     "GET billing/usage/checkpoints/current": (
-        "storage costs: nothing is billed here; `tinker checkpoint list` shows the sizes"
+        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes"
     ),
     "DELETE auth/apikey/me": (
         "deleting a key: remove it from the server's file of keys and restart the server"
@@ -438,9 +440,9 @@ REFUSED = {
     ),
     "POST retrieve_futures": "retrieve_futures: request each result with retrieve_future",
     "POST join_sampling_session": (
-        "join_sampling_session: here clones of a sampling client choose their sequence numbers"
+        "join_sampling_session: clones of a sampling client choose their sequence numbers here"
     ),
-    "POST unload_model": "unload_model: models leave memory with their session; finish that",
+    "POST unload_model": "unload_model: models are freed with their session; finish the session",
 }
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
-# How long a fetched result is retained: the client may not have received the response.
+# Seconds that a fetched result is kept, because the response may have been lost.
 RETENTION_SECONDS = 60.0
 
 
@@ -54,7 +54,7 @@ class OpenSampler:
     model_path: str | None = None
     is_snapshot: bool = False
     inflight_of: str | None = None
-    """Id of the model whose later ``inflight`` saves replace these weights."""
+    """Id of the model that replaces these weights by later ``inflight`` saves."""
     used_at: float = field(default_factory=time.monotonic)
 
 
@@ -73,33 +73,33 @@ class Session:
     samplers: dict[str, OpenSampler] = field(default_factory=dict)
 
     def model_id(self, number: int) -> str:
-        """Returns the id of a model, which the client computes too."""
+        """Returns the id of a model; the client computes the same id."""
         return f"{self.session_id}:train:{number}"
 
     def sampler_id(self, number: int) -> str:
-        """Returns the id of a sampler, which the client computes too."""
+        """Returns the id of a sampler; the client computes the same id."""
         return f"{self.session_id}:sample:{number}"
 
     def evict_idle_samplers(self, now: float) -> None:
-        """Frees the weights of idle samplers, except the ``MAX_IDLE_SAMPLERS`` used last."""
-        # Clients cannot close a sampler, and a training run creates one at every step.
+        """Frees the weights of idle samplers except the ``MAX_IDLE_SAMPLERS`` most recent ones."""
+        # Clients cannot close samplers, and a training run creates one at every step.
         loaded = [sampler for sampler in self.samplers.values() if sampler.client is not None]
         loaded.sort(key=lambda sampler: sampler.used_at, reverse=True)
         for sampler in loaded[MAX_IDLE_SAMPLERS:]:
             if now - sampler.used_at < IDLE_SECONDS:
                 continue
             sampler.client = None
-            # A snapshot is not on the disk, so it cannot be loaded again: its id ends with its
+            # A snapshot is not on disk and cannot be loaded again, so its id ends with its
             # weights.
             if sampler.is_snapshot:
                 del self.samplers[sampler.sampler_id]
 
 
 class ServerState:
-    """State that all requests share. Its methods run on the event loop only.
+    """State shared by all requests. Its methods run only on the event loop.
 
-    Requests may name the base ``models``. A session ends after ``session_seconds`` without a
-    heartbeat. ``folder`` keeps the list of open runs, which is read after a crash.
+    ``models`` are the base models that requests may use. A session ends after ``session_seconds``
+    without a heartbeat. ``folder`` has the list of open runs, which is read after a crash.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class ServerState:
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
         self._url_secret = secrets.token_bytes(32)
-        # Runs that are listed at the start were interrupted by a crash.
+        # Runs in the list at the start were interrupted by a crash.
         self._open_runs = folder / "open_runs.json"
-        # A missing or damaged file must not keep the server from starting.
+        # A missing or damaged file must not prevent the server from starting.
         try:
             self.interrupted = [str(run) for run in json.loads(self._open_runs.read_bytes())]
         except (OSError, ValueError, TypeError):
@@ -135,15 +135,15 @@ class ServerState:
         """Writes the list of the runs in memory; called when one is added or removed."""
         self._open_runs.parent.mkdir(parents=True, exist_ok=True)
         runs = [run for session in self._sessions.values() for run in session.models]
-        # Written to another file and renamed, so that a crash leaves no partial file.
+        # Write to another file and rename it, so that a crash leaves no partial file.
         part = self._open_runs.with_suffix(".part")
         part.write_text(json.dumps(runs), encoding="utf-8")
         part.replace(self._open_runs)
 
     def signature(self, owner: str, path: str, file: str, until: int) -> str:
-        """Returns the signature that gives access to one file of a checkpoint without a key.
+        """Returns the signature for access to one file of a checkpoint without a key.
 
-        It ends at ``until``, which the route checks, or with the process.
+        It expires at ``until``, which the route checks, or with the process.
         """
         text = "\n".join((owner, path, file, str(until)))
         return hmac.new(self._url_secret, text.encode(), "sha256").hexdigest()
@@ -151,7 +151,7 @@ class ServerState:
     def start_session(self, owner: Owner, metadata: dict | None, name: str | None) -> Session:
         """Creates a session."""
         session_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-        # The metadata of runs are strings in the protocol.
+        # In the protocol, the metadata of runs are strings.
         text = {key: str(value) for key, value in (metadata or {}).items()}
         service = LocalServiceClient(self.engine, owner.store, text, session_id)
         session = Session(session_id, owner, service, metadata, name)
@@ -162,10 +162,10 @@ class ServerState:
     def session(self, owner: Owner, session_id: str) -> Session:
         """Returns an open session of this owner; raises ``NotFoundError``."""
         session = self._sessions.get(session_id)
-        # An owner gets the same error for another owner's session as for one that does not exist.
+        # Another owner's session gives the same error as a missing one.
         if session is None or session.owner is not owner:
             raise NotFoundError(
-                f"session {session_id!r}: not open here. It ended, sent no heartbeat for "
+                f"session {session_id!r}: not open. It ended, sent no heartbeat for "
                 f"{self._session_seconds:g} s, or the server restarted since "
                 f"({time.strftime('%H:%M:%S', time.localtime(self.started_at))}). Checkpoints are "
                 "kept: connect again and continue with create_training_client_from_state"
@@ -208,47 +208,47 @@ class ServerState:
 
     def require_model(self, name: str, field: str = "base_model") -> str:
         """Returns a base model that is served; raises ``ModelNotFoundError`` for others."""
-        # A client must not make the server load another folder.
+        # A client must not make the server load arbitrary folders.
         if name not in self.models:
             raise ModelNotFoundError(
                 f"{field}: got {name!r}, which this server does not serve"
                 f"{nearest_sentence(name, self.models)} It serves {', '.join(self.models)}; its "
-                "operator adds others by model_name="
+                "operator can add others with model_name="
             )
         return name
 
     def require_model_of(self, owner: Owner, path: str) -> str:
-        """Returns the base model of a checkpoint if it is served. Reads files, no weights."""
+        """Returns the base model of a checkpoint if it is served. Does not read weights."""
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
 
     def count_trained(self, tokens: int) -> None:
-        """Adds to the count of trained tokens. Thread-safe."""
+        """Adds to the counter of trained tokens. Thread-safe."""
         with self._token_lock:
             self.trained_tokens += tokens
 
     def end_session(self, session: Session, reason: str) -> None:
-        """Ends a session and frees its models; checkpoints stay."""
+        """Ends a session and frees its models; keeps its checkpoints."""
         self._sessions.pop(session.session_id, None)
         num_runs = len(session.models)
         for model in session.models.values():
             model.dispatcher.close()
         session.models.clear()
         session.samplers.clear()
-        # After the models: cancelled requests must not begin.
+        # After the models, so that cancelled requests do not start.
         for pending in list(self.requests.values()):
             if pending.session_id == session.session_id:
                 del self.requests[pending.request_id]
                 pending.cancel()
         if num_runs:
             self.write_open_runs()
-        freed = f"; {num_runs} runs leave memory" if num_runs else ""
+        freed = f"; {num_runs} runs freed" if num_runs else ""
         name, session_id = session.owner.name, session.session_id
         logger.info("%s: session %s ends (%s)%s", name, session_id, reason, freed)
 
     async def sweep_forever(self) -> None:
         """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
-        # Often enough that a short ``session_seconds`` is exceeded by a quarter at most.
+        # Often enough to exceed a short ``session_seconds`` by at most a quarter.
         pause = min(5.0, self._session_seconds / 4)
         while True:
             due = time.monotonic() + pause
@@ -256,22 +256,24 @@ class ServerState:
             now = time.monotonic()
             if self.stopping.is_set():  # a stopping server reads no heartbeats
                 continue
-            # The event loop was blocked if it is late: heartbeats sent in that time are unread.
+            # If this wakes up late, the event loop was blocked, and heartbeats are still unread.
             late = now - due if now - due > pause else 0.0
-            with contextlib.suppress(Exception):  # a full disk, say, must not end the loop
+            with contextlib.suppress(
+                Exception
+            ):  # an error such as a full disk must not end the loop
                 for session in list(self._sessions.values()):
                     session.seen_at += late
                     if now - session.seen_at > self._session_seconds:
                         self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
                     else:
                         session.evict_idle_samplers(now)
-                # A result that was never fetched stays until its session ends.
+                # A result that is never fetched is kept until its session ends.
                 for one in list(self.requests.values()):
                     if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
                         del self.requests[one.request_id]
 
     def close(self) -> None:
-        """Ends all sessions after the running operation."""
+        """Ends all sessions; the running operation finishes."""
         for session in list(self._sessions.values()):
             self.end_session(session, "the server stops")
         self.engine.close()

@@ -1,4 +1,4 @@
-"""Conversion of requests and results: protobuf, and the JSON of older SDKs."""
+"""Converts requests and results: protobuf, and the JSON of older SDKs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class PassRequest:
     backward: bool
     data: list[Example] = field(default_factory=list)
     error: Exception | None = None
-    """Error in the data, which are empty then. The request fails in its turn, so that the order of
-    sequence ids has no gap."""
+    """Error in the data, which are then empty. The request fails in its turn, so that the
+    sequence ids have no gap."""
 
     def read_data(self, examples: Iterable[Example]) -> PassRequest:
         """Sets ``data``, or ``error`` at the first invalid datum; returns the request."""
@@ -55,13 +55,13 @@ class PassRequest:
 def read_pass(
     body: bytes, content_type: str, encoding: str, limit: int, *, forward: bool
 ) -> PassRequest:
-    """Decodes the request of a forward pass: JSON or else protobuf, of ``limit`` bytes at most.
+    """Decodes the request of a forward pass: JSON or protobuf, at most ``limit`` bytes.
 
-    ``forward`` is True at the older address for passes without backward. Raises
-    ``DataValidationError`` if the body is not such a request.
+    ``forward`` is True for the older route for passes without backward. Raises
+    ``DataValidationError`` if the body is invalid.
     """
     if encoding == "zstd":
-        # In a stream up to the limit: the size that a frame declares may be wrong.
+        # Decompress as a stream up to the limit, because a frame's declared size may be wrong.
         try:
             # One byte above the limit shows that the body is too large.
             with zstandard.ZstdDecompressor().stream_reader(body) as reader:
@@ -81,13 +81,13 @@ def read_pass(
         message.ParseFromString(body)
     except DecodeError as error:
         raise DataValidationError(
-            f"body: {len(body)} bytes that are no ForwardBackwardRequest ({error})"
+            f"body: {len(body)} bytes are not a ForwardBackwardRequest ({error})"
         ) from error
-    # Newer SDKs send settings that are text or numbers in a second field.
+    # Newer SDKs send settings in a second field, for text and numbers.
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.HasField("text") else value.number
-    # Newer SDKs send both kinds of pass to one address, with a flag.
+    # Newer SDKs send both kinds of pass to one route, with a flag.
     backward = not (message.forward_only or forward)
     ids = message.model_id, message.seq_id
     return PassRequest(*ids, message.loss_fn, config or None, backward).read_data(
@@ -100,7 +100,7 @@ def pass_without_memory(error: BodyMemoryError) -> PassRequest:
 
     Raises ``error`` if the first bytes do not contain model id and sequence id.
     """
-    # The message begins with these two fields. A prefix that cuts a field cannot be parsed.
+    # The message starts with these two fields. A prefix that cuts a field cannot be parsed.
     for end in range(len(error.head) + 1):
         message = pb.ForwardBackwardRequest()
         with contextlib.suppress(DecodeError):
@@ -132,7 +132,7 @@ def _pass_of_json(body: bytes, forward: bool) -> PassRequest:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         invalid = DataValidationError(f"body: {where}: {problem['msg']}")
-    # With valid ids the request fails in its turn, otherwise at once.
+    # With valid ids, the request fails in its turn, otherwise immediately.
     try:
         ids = bodies.Operation.model_validate_json(body)
     except ValidationError:
@@ -143,9 +143,9 @@ def _pass_of_json(body: bytes, forward: bool) -> PassRequest:
 
 
 def _example(datum: pb.Datum, where: str) -> Example:
-    # NumPy arrays, not lists of the SDK's types: those take ten times the memory, and their checks,
+    # Use NumPy arrays, not the SDK's types: those need ten times the memory, and their checks,
     # written in Rust, abort the process if memory runs out.
-    # Never an empty list, which np.concatenate would refuse.
+    # Never an empty list, because np.concatenate would fail.
     tokens = [np.empty(0, dtype=np.int64)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
@@ -162,7 +162,7 @@ def _tensor(message: pb.Tensor, where: str) -> np.ndarray:
     shape = list(message.shape) or None
     if message.HasField("sparse_csr"):
         rows = message.sparse_csr
-        # Without a validation, which would convert each array to a list.
+        # Skip validation, which would convert each array to a list.
         sparse = bodies.Tensor.model_construct(
             data=_array(rows.values, dtype, where),
             dtype=name,
@@ -197,7 +197,7 @@ def prompt_tokens(body: bodies.Prompt, where: str) -> list[int]:
 
 def _not_text(where: str, kind: object) -> DataValidationError:
     return DataValidationError(
-        f"{where}: holds a chunk of type {kind!r}; the engine takes text tokens only (encoded_text)"
+        f"{where}: has a chunk of type {kind!r}; the engine takes text tokens only (encoded_text)"
     )
 
 
@@ -211,7 +211,7 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
                     "sparse tensor: expected sparse_crow_indices, sparse_col_indices and a shape "
                     "of two dimensions, all three"
                 )
-            # The indices must be valid before a dense tensor is made from them.
+            # Check the indices before they are used to create a dense tensor.
             steps = np.diff(np.asarray(rows, dtype=np.int64))
             column = np.asarray(columns, dtype=np.int64)
             count = len(body.data)
@@ -219,7 +219,7 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
             if not ends or (steps < 0).any() or ((column < 0) | (column >= shape[1])).any():
                 raise DataValidationError(
                     f"sparse tensor: sparse_crow_indices must rise from 0 to {count}, the number "
-                    f"of elements, in {shape[0] + 1} steps, and sparse_col_indices name {count} "
+                    f"of elements, in {shape[0] + 1} steps, and sparse_col_indices must be {count} "
                     f"columns below {shape[1]}"
                 )
         data = np.asarray(body.data, dtype=np.int64 if body.dtype == "int64" else np.float32)
@@ -248,13 +248,13 @@ class PassEncoder(Encoder):
         }
 
     def proto(self, result: types.ForwardBackwardOutput) -> bytes:
-        """Returns the message; consecutive datums are batched if they differ only in length."""
+        """Returns the message; batches consecutive datums that differ only in length."""
         message = pb.ForwardBackwardOutput(loss_fn_output_type=_RECORD, metrics=result.metrics)
         records = [
             {name: value.to_numpy() for name, value in record.items()}
             for record in result.loss_fn_outputs
         ]
-        # A batch has one trailing shape, so that only the first dimension may differ.
+        # A batch has one trailing shape: only the first dimension may differ.
         for _, group in groupby(records, lambda r: {name: a.shape[1:] for name, a in r.items()}):
             batch = list(group)
             out = message.loss_fn_outputs.add(type_tag=_RECORD, num_datums=len(batch))

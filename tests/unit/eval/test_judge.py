@@ -95,7 +95,7 @@ def test_verdicts_that_cannot_be_read_are_errors_with_their_conversation(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"judge: {stories_model}" in printed
     assert "mt_bench: 2 answers failed and do not count in the score" in printed
-    assert "The first one: grading: EvalGradingError: " in printed
+    assert "The first error: grading: EvalGradingError: " in printed
     assert "mt_bench 2 - -" in printed  # no score without a grade
 
 

@@ -60,4 +60,4 @@ def test_verdicts_in_words():
     assert "before 0.0%, after 50.0%: difference +50.0%" in lines[1]
     assert len(lines) == 3
     equal = compare_rewards([[1.0]] * 3, [[1.0]] * 3)
-    assert "no number of examples" in comparison_lines("gsm8k", equal)[-1]
+    assert "no difference to detect" in comparison_lines("gsm8k", equal)[-1]

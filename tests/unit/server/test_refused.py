@@ -44,7 +44,7 @@ def test_a_wrong_method_of_a_known_address_gets_405(caller, method, path, allowe
     response = http.request(method, http.base_url.join(path))
     assert response.status_code == 405
     assert response.headers["allow"] == allowed
-    message = f"{method} {path}: this address exists for {allowed} only"
+    message = f"{method} {path}: this path exists for {allowed} only"
     if path.startswith("/oai"):
         assert response.json()["error"]["message"] == message
         assert response.json()["error"]["type"] == "invalid_request_error"

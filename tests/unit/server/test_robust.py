@@ -213,7 +213,7 @@ def test_kill_9_loses_nothing_saved_and_a_lapsed_client_frees_its_run(own_server
         time.sleep(0.5)
     assert mine.train(again, 2)[0] == 404
     assert own_server.stop() == 0
-    assert _is_said(own_server, "(no heartbeat for 2 s); 1 runs leave memory")
+    assert _is_said(own_server, "(no heartbeat for 2 s); 1 runs freed")
 
 
 def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stories_model):

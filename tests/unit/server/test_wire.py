@@ -97,7 +97,7 @@ def test_what_is_no_datum_is_named(datum, said):
 
 def test_bodies_that_are_none_are_refused():
     for body, kind, encoding, said in [
-        (b"\xff\xff\xff", "application/x-protobuf", "", "no ForwardBackwardRequest"),
+        (b"\xff\xff\xff", "application/x-protobuf", "", "not a ForwardBackwardRequest"),
         (b"{}", "application/json", "", "model_id"),
         (b'{"model_id": "m"}', "application/json", "", "forward_backward_input"),
         (b"abc", "application/x-protobuf", "zstd", "zstd"),

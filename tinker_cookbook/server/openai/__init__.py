@@ -1,6 +1,6 @@
 """OpenAI-compatible API of the engine, under ``/oai/api/v1`` and ``/v1``.
 
-It has models, completions, chat and responses, and vLLM's route of tokens.
+It has models, completions, chat and responses, and vLLM's ``generate`` route for tokens.
 
 Unsupported parameters are refused, never ignored.
 """
@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from tinker_cookbook.server.openai import completions, generate, models, responses
 
 PREFIX = "/oai/api/v1"
-# Clients of vLLM's server find its API here, and ``/inference/v1/generate`` in the folder above.
+# Clients of vLLM use ``/v1``; ``/inference/v1/generate`` is relative to its parent path.
 ROOT_PREFIX = "/v1"
 ERROR_PREFIXES = (PREFIX, f"{ROOT_PREFIX}/", "/inference/", "/oai/api/inference/")
 

@@ -52,12 +52,12 @@ async def completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> R
 
 
 def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody) -> ResponseWriter:
-    max_tokens = 16 if body.max_tokens is None else body.max_tokens  # as in OpenAI's API
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default
     if max_tokens == 0 and not body.echo:
         raise ApiError("max_tokens: got 0, expected at least 1 without echo", param="max_tokens")
     if not body.prompt and not isinstance(body.prompt, str):
         raise ApiError("prompt: got an empty list, expected a prompt", param="prompt")
-    # One prompt, a string or token ids, or a list of prompts.
+    # A string or token ids is one prompt; otherwise a list of prompts.
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts: Any = [body.prompt] if single else body.prompt
     model = loader.load(owner, body.model)
@@ -67,7 +67,7 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     # The tokenizer adds its BOS token to a string.
     encode = model.codec.tokenizer.encode
     tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
-    # Log-probabilities of the prompt are part of the response only if the prompt is.
+    # The response has log-probabilities of the prompt only if it has the prompt.
     score = bool(body.echo) and options.top_logprobs is not None
     choices = []
     for prompt, ids in zip(prompts, tokens, strict=True):
@@ -101,7 +101,7 @@ class CompletionChoice(Choice):
     def __init__(
         self, index: int, options: SamplingOptions, prompt: list[int], text: str, echo: bool
     ) -> None:
-        """``text`` is that of the prompt; empty if the request has only its tokens."""
+        """``text`` is the text of the prompt; empty if the request has only token ids."""
         super().__init__(index, options)
         self._prompt, self._prompt_text, self._echo = prompt, text, echo
         self._prompt_chars = 0
@@ -116,13 +116,13 @@ class CompletionChoice(Choice):
         tokens = [SampledToken(token, None) for token in prompt]
         if scores is not None and scores.prompt_logprobs_np is not None:
             topk = scores.topk_prompt_logprobs_np
-            # The first token has no log-probability: nothing precedes it.
+            # The first token has no context, so it has no log-probability.
             for i in range(1, len(tokens)):
                 top = None if topk is None else (topk.token_ids[i], topk.logprobs[i])
                 tokens[i] = SampledToken(prompt[i], float(scores.prompt_logprobs_np[i]), top)
         detokenizer = IncrementalDetokenizer(self._options.model.codec, (), ())
         decoded = detokenizer.add(tokens) + detokenizer.finish()
-        # A BOS token, and the space that some vocabularies start with, are not part of the text.
+        # A BOS token and a leading space of the vocabulary are not part of the text.
         self._text = text or decoded
         extra = len(decoded) - len(self._text)
         for token in detokenizer.take_tokens():
@@ -131,7 +131,7 @@ class CompletionChoice(Choice):
         return [self.whole()]
 
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:
-        """Returns a chunk with the text that is certain now, or None."""
+        """Returns a chunk with the text that can no longer change, or None."""
         self._has_tokens = True
         text = self._detokenizer.add(tokens)
         return self._chunk(text) if text else None
@@ -139,7 +139,7 @@ class CompletionChoice(Choice):
     def end(self, stop_reason: str) -> list[Json]:
         """Returns a chunk with the rest of the text and the finish reason."""
         text = self._detokenizer.finish()
-        # Without requested tokens the engine's one token is dropped, and so is its stop reason.
+        # If no tokens were requested, drop the engine's single token and its stop reason.
         stopped = self._has_tokens and (self._detokenizer.stopped or stop_reason == "stop")
         self._finish_reason = "stop" if stopped else "length"
         return [self._chunk(text)]
@@ -169,7 +169,7 @@ class CompletionChoice(Choice):
                 "top_logprobs": [self._top_logprobs(t) for t in tokens],
                 "text_offset": [t.offset for t in tokens],
             }
-        # The prompt's tokens have their own field, with and without echo.
+        # The prompt's tokens have a separate field, with and without echo.
         num_echoed = len(self._prompt) if self._echo and tokens is self._tokens else 0
         body = self._json({"text": text}, logprobs, tokens[num_echoed:])
         if self._options.token_ids and tokens is self._tokens:
@@ -206,8 +206,8 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
     calls = CallPolicy.of(body, renderer)
     mask = chat_mask(body, calls, renderer, model.eos_ids)
-    # Without a limit as many as the context has space for.
-    # OpenAI renamed max_tokens; the newer name has precedence.
+    # Default: as many tokens as the context has space for.
+    # OpenAI renamed max_tokens; the newer name takes precedence.
     newer = body.max_completion_tokens
     max_tokens = body.max_tokens if newer is None else newer
     if body.top_logprobs and not body.logprobs:
@@ -215,7 +215,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     top = (body.top_logprobs or 0) if body.logprobs else None
     stop = renderer.get_stop_sequences()
     options = SamplingOptions.of(body, model, max_tokens, top, stop, mask)
-    # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
+    # Not a ``response_parser``, which parses tokens: a stop string may end within a token.
     choices = [
         ChatChoice(i, options, renderer.message_reader(), calls) for i in range(options.num_samples)
     ]
@@ -228,9 +228,9 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
 def prompt_tokens(
     renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> list[int]:
-    """Returns the generation prompt of a conversation in OpenAI's form."""
+    """Returns the generation prompt of a conversation in OpenAI's format."""
     if not messages:
-        raise ApiError("messages: got none, expected one at least", param="messages")
+        raise ApiError("messages: got none, expected at least one", param="messages")
     converted = [_convert(message, f"messages[{i}]") for i, message in enumerate(messages)]
     # Some chat formats write the function's name in a tool result; OpenAI's messages have only
     # the id of the call.
@@ -254,7 +254,7 @@ def prompt_tokens(
 
 
 def _convert(message: Mapping[str, Any], where: str) -> Json:
-    # Fields with an effect must not be ignored; clients send others empty.
+    # Fields with an effect must not be ignored; clients send unused ones empty.
     for field, value in message.items():
         if field not in _MESSAGE_FIELDS and value not in (None, [], {}):
             raise ApiError(f"{where}.{field}: this server does not support it", param=where)
@@ -270,7 +270,7 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
             if kind != "text" or not isinstance(part.get("text"), str):
                 raise ApiError(
                     f"{where}.content[{i}]: got a part of type {kind!r}, expected text: the engine "
-                    "takes text alone",
+                    "supports only text",
                     param=f"{where}.content[{i}]",
                 )
         converted["content"] = "".join(part["text"] for part in content)
@@ -292,7 +292,7 @@ class ChatChoice(Choice):
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:
-        """Returns a chunk with the new text and thinking, or None. Tool calls follow at the end."""
+        """Returns a chunk with new text and thinking, or None. Tool calls follow at the end."""
         # The detokenizer cuts stop strings first, so the reader never sees them.
         text = self._detokenizer.add(tokens)
         delta = _delta(self._reader.feed(text)) if text else {}
@@ -323,7 +323,7 @@ class ChatChoice(Choice):
             for call in found
         ]
         content, whole_text = message["content"], get_text_content(message) + unparsed
-        # As in OpenAI's API: a message of calls alone has null as content.
+        # As in OpenAI's API, a message with only calls has null as content.
         fields = {"content": whole_text if whole_text or not calls else None, "refusal": None}
         self._message = {"role": "assistant", **fields}
         if not isinstance(content, str):
@@ -334,7 +334,7 @@ class ChatChoice(Choice):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         ready = self._take_tokens()
         chunks = [self._chunk(delta, ready)] if delta or ready else []
-        # A response that was cut at max_tokens reports that even if it contains a call.
+        # A response truncated at max_tokens reports ``length`` even if it contains a call.
         stopped = self._detokenizer.stopped or stop_reason == "stop"
         self._finish_reason = ("tool_calls" if calls else "stop") if stopped else "length"
         return [*chunks, self._chunk({}, [])]

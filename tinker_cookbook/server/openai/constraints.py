@@ -1,4 +1,4 @@
-"""What a request demands of an answer: JSON, a schema, tool calls; and the mask that ensures it."""
+"""Constraints of a request on its answer (JSON, a schema, tool calls), and the mask for them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tinker_cookbook.structured_output import (
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """Which tool calls an answer may have: ``tools`` that may be called, and how many.
+    """Tool calls that an answer may have: the allowed ``tools``, and the number of calls.
 
-    ``untyped``: the chat format writes arguments without types, so that those of the schema hold.
+    ``untyped``: the chat format writes arguments without types, so the schema's types are used.
     """
 
     use: ToolUse = "auto"
@@ -79,7 +79,7 @@ class CallPolicy:
         return bool(self.tools) and (self.use != "auto" or strict)
 
     def split(self, calls: Sequence[ToolCall]) -> tuple[Sequence[ToolCall], str]:
-        """Returns the calls of an answer that the request allows, and the text of forbidden ones.
+        """Returns the allowed calls of an answer, and the text of forbidden calls.
 
         Calls after the first are dropped without ``parallel``.
         """
@@ -121,7 +121,7 @@ def chat_mask(
     text = _text_rule(body)
     if text is None and not calls.constrains:
         return None
-    # Where text is forbidden to be a call but calls have no grammar, they are returned as text.
+    # If calls are forbidden but the format has no call grammar, calls are returned as text.
     if calls.use == "none" and renderer.answer_form().calls is None:
         calls = CallPolicy()
         if text is None:
@@ -132,7 +132,7 @@ def chat_mask(
         return answer_mask(renderer, rule, eos_ids)
     except GrammarError as error:
         param, reason = text[0] if text else "tools", error
-        # Each tool alone shows which of them has the invalid schema.
+        # Try each tool separately to find the one with the invalid schema.
         for tool, pair in zip(calls.tools, tools, strict=True):
             try:
                 answer_mask(renderer, AnswerRule(None, [pair]), eos_ids)
@@ -143,8 +143,8 @@ def chat_mask(
 
 
 def _arguments(tool: Tool, use: ToolUse) -> Schema:
-    """Returns the schema of a tool's arguments; only that of a strict one is binding, unless a
-    call is demanded."""
+    """Returns the schema of a tool's arguments; it is enforced only for a strict tool or if a
+    call is required."""
     parameters = tool.function.parameters
     binding = tool.function.strict or use == "required"
     return parameters if parameters and binding else ANY_OBJECT
@@ -162,7 +162,7 @@ def completion_mask(body: SamplingBody, model: LoadedModel) -> GrammarMask | Non
 
 
 def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
-    """Returns the parameter that constrains the text, and the rule that it gives."""
+    """Returns the parameter that constrains the text, and its grammar rule."""
     given = [
         *_of_response_format(body.response_format),
         ("guided_json", None if body.guided_json is None else _json_rule(body.guided_json)),
@@ -179,7 +179,7 @@ def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
     found = [(param, rule) for param, rule in given if rule]
     if len(found) > 1:
         names = " and ".join(param for param, _ in found)
-        raise ApiError(f"{found[1][0]}: got {names}, expected one of them", param=found[1][0])
+        raise ApiError(f"{found[1][0]}: got {names}, expected only one of them", param=found[1][0])
     return found[0] if found else None
 
 

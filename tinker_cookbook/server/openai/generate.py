@@ -1,7 +1,7 @@
-"""``POST /inference/v1/generate``: tokens in, tokens out, as vLLM's server has it.
+"""``POST /inference/v1/generate``: tokens in, tokens out, compatible with vLLM's server.
 
-Training loops of others (verifiers, prime-rl) sample with it: they render the prompt themselves and
-need exactly the sampled tokens, each with its log-probability.
+Other training libraries (verifiers, prime-rl) sample through it: they render the prompt themselves
+and need exactly the sampled tokens, each with its log-probability.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tinker_cookbook.server.openai.text import SampledToken
 
 router = APIRouter(tags=["openai"])
 
-# Fields that change nothing here: the cache is shared anyway, and requests run as they arrive.
+# Fields without an effect: the prefix cache is always shared, and requests have no priorities.
 _WITHOUT_EFFECT = ("cache_salt", "priority")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"features": ({},), "content_parts": ([],)}
 
-# Sampling parameters about text and experts, which tokens of these models do not have.
+# Sampling parameters about text and experts, which do not apply here.
 _PARAMS_WITHOUT_EFFECT = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -96,7 +96,7 @@ class GenerateBody(BaseModel):
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Parses a JSON body; raises ``ApiError`` as :meth:`SamplingBody.parse` does."""
+        """Parses a JSON body; raises ``ApiError`` like :meth:`SamplingBody.parse`."""
         try:
             body = cls.model_validate_json(raw)
         except ValidationError as error:
@@ -106,7 +106,7 @@ class GenerateBody(BaseModel):
         return body
 
     def sampling_body(self) -> SamplingBody:
-        """Returns the request with the names that all endpoints share."""
+        """Returns the request with the common names of all endpoints."""
         common = set(SamplingBody.model_fields)
         params = self.sampling_params.model_dump(include=common, exclude_none=True)
         return SamplingBody(
@@ -125,7 +125,7 @@ async def generate(request: Request, owner: OwnerDep, loader: LoaderDep) -> Resp
 def _prepare(loader: ModelLoader, owner: Owner, body: GenerateBody) -> ResponseWriter:
     model, params = loader.load(owner, body.model), body.sampling_params
     sampling = body.sampling_body()
-    # Without a limit as many tokens as the context has space for, as in chat.
+    # Default: as many tokens as the context has space for, as in chat.
     options = SamplingOptions.of(sampling, model, params.max_tokens, params.logprobs)
     choices = [TokenChoice(i, options) for i in range(options.num_samples)]
     samples = SampleStream(loader.state.sample_quota, options, [body.token_ids])
@@ -137,7 +137,7 @@ def _prepare(loader: ModelLoader, owner: Owner, body: GenerateBody) -> ResponseW
 
 
 class _GenerateWriter(ResponseWriter):
-    """Writer of a response that names its request."""
+    """Writer of a response with the request's id."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments[:-1])
@@ -145,10 +145,10 @@ class _GenerateWriter(ResponseWriter):
 
 
 class TokenChoice(Choice):
-    """Choice of tokens alone."""
+    """Choice that has only tokens."""
 
     def begin(self, scores: types.SampleResponse | None) -> list[Json]:
-        """Returns no chunk: nothing precedes the first token."""
+        """Returns no chunks."""
         return []
 
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:

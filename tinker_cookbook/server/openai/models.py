@@ -41,8 +41,8 @@ router = APIRouter()
 
 @router.get("/models")
 def list_models(owner: OwnerDep, state: StateDep) -> Json:
-    """Lists the base models, then the checkpoints for sampling, newest first: the caller's, and
-    those that other owners have published."""
+    """Lists the base models, then the sampler checkpoints, newest first: the caller's, and
+    published ones of other owners."""
     lengths = dict(state.engine.available_models())
     entries = [_entry(lengths, name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
@@ -61,7 +61,7 @@ def list_models(owner: OwnerDep, state: StateDep) -> Json:
 
 @router.get("/models/{name:path}")
 def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
-    """Returns one model; also a checkpoint for training, which can be sampled too."""
+    """Returns one model; training checkpoints are allowed, since they can be sampled too."""
     lengths = dict(state.engine.available_models())
     if not name.startswith(SCHEME):
         return _entry(lengths, state.require_model(name, "model"), state.started_at)
@@ -70,7 +70,7 @@ def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
 
 
 def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[CheckpointInfo, RunInfo]:
-    """Returns a checkpoint and its run, whose base model is served; raises ``ApiError``."""
+    """Returns a checkpoint and its run if the base model is served, else raises ``ApiError``."""
     try:
         info = owner.store.get_checkpoint(path)
         run = owner.store.get_run(info.path.run_id).info
@@ -87,9 +87,9 @@ def _entry(
     owner: str = "tinker_cookbook",
     parent: str | None = None,
 ) -> Json:
-    """Returns a model; ``lengths`` are the contexts of the base models, in tokens."""
+    """Returns a model's entry; ``lengths`` are the base models' contexts in tokens."""
     entry: Json = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
-    # vLLM's name; clients check the length of a prompt by it before they send it.
+    # vLLM's name. Clients use it to check the length of a prompt.
     entry["max_model_len"] = lengths.get(parent or name) or None
     return entry if parent is None else {**entry, "parent": parent}
 
@@ -105,15 +105,15 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     renderer_name: str | None = None
-    """Chat format that the checkpoint was trained with, if its metadata contain it."""
+    """Chat format of the checkpoint's training, if recorded in its metadata."""
 
 
 class ModelLoader:
-    """Cache of the models used last. ``load`` blocks, so it needs ``run``."""
+    """Cache of recently used models. ``load`` blocks, so call it through ``run``."""
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
-        # A separate thread pool: requests of other models continue while weights are read.
+        # A separate thread pool, so that requests for other models continue while weights are read.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="openai")
         self._lock = threading.Lock()
         self._models: OrderedDict[_Key, Future[LoadedModel]] = OrderedDict()
@@ -128,8 +128,8 @@ class ModelLoader:
         if not model.startswith(SCHEME):
             base_model = self.state.require_model(model, "model")
         else:
-            # Checked in the store at every request: a checkpoint may be deleted, expire, or be
-            # replaced by another one of the same name.
+            # Check the store at every request: a checkpoint may be deleted, expire, or be
+            # replaced by another one with the same name.
             try:
                 info, run = _checkpoint(self.state, owner, model)
             except ApiError:
@@ -141,12 +141,12 @@ class ModelLoader:
         key = (owner.name, model, created)
         with self._lock:
             is_new = key not in self._models
-            # The future is stored before the load, so that concurrent requests wait for it.
+            # Store the future before loading, so that concurrent requests wait for it.
             future = self._models.setdefault(key, Future())
             self._models.move_to_end(key)
             while len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
-        # Concurrent requests share one load. It is outside the lock: other models are served.
+        # Load outside the lock, so that other models are served meanwhile.
         if is_new:
             try:
                 client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
@@ -155,7 +155,7 @@ class ModelLoader:
                 loaded = LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
                 future.set_result(loaded)
             except BaseException as error:
-                # A failed load is not cached: the next request tries again.
+                # A failed load is not cached, so the next request retries.
                 self._drop(owner, model)
                 future.set_exception(error)
         return future.result()
@@ -171,7 +171,7 @@ def renderer_of(
 ) -> Renderer:
     """Returns the requested renderer, else the checkpoint's, else the base model's.
 
-    ``options`` are those of the chat format. ``enable_thinking``, which chat templates have, also
+    ``options`` are options of the chat format. ``enable_thinking``, known from chat templates, also
     chooses between a renderer and its variant without thinking. Raises ConfigurationError.
     """
     name = requested or model.renderer_name
@@ -194,7 +194,7 @@ def _renderer_with(base_model: str, name: str | None, options: dict[str, Any]) -
     quiet = base.replace("_disable_thinking", "") + "_disable_thinking"
     if base != "template" and "enable_thinking" in options and quiet in get_renderer_names():
         thinks = options.pop("enable_thinking")
-        # The base name thinks, and the longer one does not; options of the name stay.
+        # The base name has thinking, the longer name disables it. Keep the name's options.
         wanted = quiet.removesuffix("_disable_thinking") if thinks else quiet
         name = name.replace(base, wanted, 1)
     return get_renderer(name, get_tokenizer(base_model), **options)
@@ -207,7 +207,7 @@ def _renderer(base_model: str, name: str | None) -> Renderer:
 
 
 async def _loader(request: Request) -> ModelLoader:
-    # Async: in threads, two first requests could create one loader each.
+    # Async, because in threads two first requests could create two loaders.
     app = request.app.state
     if not hasattr(app, "openai_loader"):
         app.openai_loader = ModelLoader(app.server)

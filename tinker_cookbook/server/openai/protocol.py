@@ -20,7 +20,7 @@ from tinker_cookbook.server.errors import SERVER_FAILED, status_of
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
-# Field name at the start of the package's error messages.
+# The package's error messages start with a field name.
 _FIELD = re.compile(
     r"(model|prompt|max_tokens|min_tokens|temperature|top_p|top_k|min_p|seed|stop|n|renderer_name"
     r"|presence_penalty|frequency_penalty|repetition_penalty|logit_bias|response_format"
@@ -28,7 +28,7 @@ _FIELD = re.compile(
 )
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
-# Parameters without an effect on the text.
+# Parameters that do not affect the text.
 _WITHOUT_EFFECT = (
     "user",
     "metadata",
@@ -40,8 +40,8 @@ _WITHOUT_EFFECT = (
     "prediction",
 )
 
-# Unsupported parameters with the values at which they have no effect: OpenAI's, and those of vLLM's
-# server, whose clients send them with their defaults.
+# Unsupported parameters with their neutral values: OpenAI's parameters, and those of vLLM's
+# server, because its clients send the defaults.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
@@ -79,7 +79,7 @@ _INSTEAD = {
 
 
 class ApiError(Exception):
-    """Error in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+    """Error in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
@@ -112,13 +112,13 @@ def as_api_error(error: Exception) -> ApiError:
     status = status_of(error)
     if status >= 500:
         return ApiError(SERVER_FAILED, status=500)
-    # OpenAI's clients show ``param``; the package's messages start with the field's name.
+    # OpenAI's clients show ``param``, so use the field name of the package's message.
     field = _FIELD.match(str(error))
     return ApiError(str(error), status=status, param=field[0] if field else None)
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream; ``include_usage`` adds a last chunk with token counts."""
+    """Options of a stream; ``include_usage`` adds a final chunk with token counts."""
 
     include_usage: bool = False
 
@@ -127,7 +127,7 @@ Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StructuredOutputs(BaseModel):
-    """Constraint of the text in vLLM's form; one field at most is set."""
+    """Constraint of the text in vLLM's format; at most one field is set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -138,7 +138,7 @@ class StructuredOutputs(BaseModel):
 
 
 class SamplingBody(BaseModel):
-    """Fields of all kinds of request; those that OpenAI lacks are vLLM's, and ``renderer_name``."""
+    """Common fields of all requests: OpenAI's, vLLM's extensions, and ``renderer_name``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -180,7 +180,7 @@ class SamplingBody(BaseModel):
 
 
 def first_problem(error: ValidationError) -> ApiError:
-    """Returns the first problem of a body: OpenAI's form of an error has one parameter."""
+    """Returns the first problem of a body, because OpenAI's error format has one parameter."""
     problem = error.errors()[0]
     where = ".".join(map(str, problem["loc"])) or "body"
     param = str(problem["loc"][0]) if problem["loc"] else None
@@ -190,9 +190,9 @@ def first_problem(error: ValidationError) -> ApiError:
 def check_extra(
     body: BaseModel, neutral_values: Mapping[str, tuple[Any, ...]], ignored: Sequence[str]
 ) -> None:
-    """Raises ``ApiError`` for the first parameter that is no field and would have an effect.
+    """Raises ``ApiError`` for the first unknown parameter that would have an effect.
 
-    ``neutral_values`` has the values at which a parameter has none; ``ignored`` never have one.
+    ``neutral_values`` has values without an effect; parameters in ``ignored`` never have one.
     """
     for name, value in (body.model_extra or {}).items():
         neutral = neutral_values.get(name, ())
@@ -200,7 +200,7 @@ def check_extra(
             continue
         message = f"{name}: got {json.dumps(value)[:80]}, "
         if name in _INSTEAD:
-            message += f"which this server cannot do: {_INSTEAD[name]}"
+            message += f"which this server does not support: {_INSTEAD[name]}"
         elif neutral:
             expected = json.dumps(neutral[0])
             message += f"expected {expected}, or leave it out: other values are not supported"

@@ -1,7 +1,7 @@
-"""``POST /responses``: the next message in OpenAI's newer form, for text and function tools.
+"""``POST /responses``: the next message in OpenAI's newer API, for text and function tools.
 
-A request becomes one of chat; its answer becomes output items: reasoning, a message, calls.
-Responses are not stored.
+A request is converted to a chat request, and its answer to output items: reasoning, a message,
+calls. Responses are not stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 _LOGPROBS = "message.output_text.logprobs"
-# Without an effect here: responses are not stored, and reasoning is not encrypted.
+# Ignored fields: responses are not stored, and reasoning is not encrypted.
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -55,7 +55,7 @@ def _prepare(loader: ModelLoader, owner: Owner, body: ResponsesBody) -> Response
 
 
 def as_chat_body(body: ResponsesBody) -> ChatBody:
-    """Returns the request as one of chat; raises ``ApiError`` for what has no form there."""
+    """Converts to a chat request; raises ``ApiError`` for fields that chat cannot express."""
     for name in body.include or []:
         if name not in _INCLUDABLE:
             raise ApiError(
@@ -96,7 +96,7 @@ def _tool(tool: Json, where: str) -> Json:
 
 
 def _messages(body: ResponsesBody) -> list[Json]:
-    """Returns the input as messages of chat."""
+    """Converts the input to chat messages."""
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -104,7 +104,7 @@ def _messages(body: ResponsesBody) -> list[Json]:
         return [*messages, {"role": "user", "content": body.input}]
 
     def answer() -> Json:
-        # Reasoning, text and calls of one answer are separate items here.
+        # Reasoning, text and calls of one answer are separate items in this API.
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         return messages[-1]
@@ -112,7 +112,7 @@ def _messages(body: ResponsesBody) -> list[Json]:
     for i, item in enumerate(body.input):
         where, kind = f"input[{i}]", item.get("type", "message")
         if kind == "message" and item.get("role") == "assistant":
-            # A new text begins a new answer, unless the last one has only reasoning.
+            # A new text starts a new answer, unless the last answer has only reasoning.
             if messages and messages[-1].get("content"):
                 messages.append({"role": "assistant", "content": ""})
             answer()["content"] += _text(item.get("content"), where)
@@ -148,7 +148,7 @@ def _text(content: Any, where: str) -> str:
         if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise ApiError(
                 f"{where}.content[{j}]: got a part of type {kind!r}, expected text: the engine "
-                "takes text alone",
+                "supports only text",
                 param=f"{where}.content[{j}]",
             )
         texts.append(part["text"])
@@ -157,7 +157,7 @@ def _text(content: Any, where: str) -> str:
 
 @dataclass
 class _ResponsesWriter(ResponseWriter):
-    """Writer of a response as output items, whole or as events."""
+    """Writer of a response as output items, complete or as events."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +190,7 @@ class _ResponsesWriter(ResponseWriter):
     def _response(
         self, responses: Sequence[types.SampleResponse] | None, items: Sequence[Json]
     ) -> Json:
-        """Returns the response object; without ``responses`` it is in progress."""
+        """Returns the response object; without ``responses``, its status is in progress."""
         if responses is None:
             return {**self._envelope, "status": "in_progress", "output": [], "usage": None}
         cut = self.choices[0].whole()["finish_reason"] == "length"
@@ -242,14 +242,14 @@ class _ResponsesWriter(ResponseWriter):
             kind = "completed" if whole["status"] == "completed" else "incomplete"
             yield stream.event(f"response.{kind}", response=whole)
         except Exception as error:
-            # The status has been sent: clients look for an error in the stream.
+            # The status was already sent, so report the error in the stream.
             logger.exception("a stream ends with an error")
             problem = as_api_error(error).body()["error"]
             yield stream.event("error", error=problem, **problem)
 
 
 def _items(choice: Json) -> list[Json]:
-    """Returns the output items of a whole choice of chat."""
+    """Converts a complete chat choice to output items."""
     message, stream = choice["message"], _ItemStream()
     delta = {name: message.get(name) for name in ("reasoning_content", "content")}
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
@@ -260,7 +260,7 @@ def _items(choice: Json) -> list[Json]:
 
 @dataclass
 class _ItemStream:
-    """Output items built from the chunks of a chat response, with the events of their growth."""
+    """Builds output items from the chunks of a chat response, with the events of each change."""
 
     items: list[Json] = field(default_factory=list)
     _open: str | None = None
@@ -268,7 +268,7 @@ class _ItemStream:
 
     def event(self, kind: str, **fields: Any) -> str:
         """Returns a server-sent event."""
-        # Fields come first: an error's own "type" must not replace the event's.
+        # Put the fields first, so that an error's "type" does not replace the event's.
         body = {**fields, "type": kind, "sequence_number": self._number}
         self._number += 1
         return f"event: {kind}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n"
@@ -286,7 +286,7 @@ class _ItemStream:
             yield from self._add_call(call)
 
     def finish(self) -> Iterator[str]:
-        """Closes the last item; a response without any has an empty message."""
+        """Closes the last item; a response without items gets an empty message."""
         if not self.items:
             yield from self._grow("message", "", [])
         yield from self._close()

@@ -1,4 +1,4 @@
-"""Sampling for the OpenAI API, and its responses: whole, or as server-sent events."""
+"""Sampling for the OpenAI API, and its responses: complete, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 # New tokens by the index of their choice.
 TokenBatch: TypeAlias = dict[int, list[SampledToken]]
 
-# Stands for minus infinity, which JSON does not have.
+# Replaces minus infinity, which JSON does not have.
 LOWEST_LOGPROB = -9999.0
 
 
@@ -52,14 +52,14 @@ class SamplingOptions:
     params: types.SamplingParams
     num_samples: int
     top_logprobs: int | None
-    """Number of alternatives at each token; None for no log-probabilities."""
+    """Number of alternatives per token; None: no log-probabilities."""
     logit_options: LogitOptions = field(default_factory=LogitOptions)
     best_of: int | None = None
-    """Number of samples of which the ``num_samples`` most probable are returned."""
+    """Number of samples; the ``num_samples`` most probable ones are returned."""
     token_ids: bool = False
-    """Whether choices have ``token_ids``: every sampled token, stop tokens included."""
+    """Whether choices have ``token_ids``: all sampled tokens, including stop tokens."""
     tokens_as_ids: bool = False
-    """Whether log-probabilities name a token ``token_id:ID`` instead of by its text."""
+    """Whether log-probabilities name a token as ``token_id:ID`` instead of by its text."""
 
     @classmethod
     def of(
@@ -81,8 +81,8 @@ class SamplingOptions:
         )
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if "" in strings:
-            raise ApiError("stop: got an empty text, which would end every answer", param="stop")
-        # The SDK's type has either tokens or strings; the local engine takes both.
+            raise ApiError("stop: got an empty string, which would end every answer", param="stop")
+        # The SDK's type allows either tokens or strings; the local engine supports both.
         stops = [*strings, *(body.stop_token_ids or []), *stop]
         params = params.model_copy(update={"stop": stops or None})
         top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
@@ -92,7 +92,7 @@ class SamplingOptions:
             body.n or 1,
             top,
             _logit_options(body, mask),
-            # Parameters of vLLM's server; /responses has neither.
+            # Parameters of vLLM's server, which /responses does not have.
             token_ids=bool(getattr(body, "return_token_ids", None)),
             tokens_as_ids=bool(getattr(body, "return_tokens_as_token_ids", None)),
         )
@@ -139,14 +139,14 @@ class SampleStream:
         """Submits the requests; raises ``BusyError`` if too many samples are queued."""
         options = self.options
         num_samples = options.best_of or options.num_samples
-        # All samples of the call count at once: a refused call has not started a part of them.
+        # Acquire all samples of the call at once, so that a refused call starts none of them.
         size = num_samples * len(self.prompts)
         self.quota.acquire(size)
         self._num_queued = size
         loop, queue = asyncio.get_running_loop(), self._queue
 
-        # These functions run on the engine's threads. They refer to the queue only: a reference to
-        # the stream would be a cycle with its requests.
+        # These functions run on the engine's threads. They refer only to the queue: a reference to
+        # the stream would create a reference cycle with its requests.
         def put(item: tuple[int, SampledToken] | None) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, item)
@@ -156,14 +156,15 @@ class SampleStream:
             put((first + index, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
 
         top = options.top_logprobs or 0
-        # A stream sends the scored prompt before the first token, so a separate request scores it.
+        # A stream sends the scored prompt before the first token, so score it in a separate
+        # request.
         scores_apart = streamed and self.score_prompts
         score = self.score_prompts and not scores_apart
         sample = options.model.client.sample
         for index, prompt in enumerate(self.prompts):
             tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
-                # The engine samples at least one token, and scores the prompt in the same pass.
+                # The engine samples at least one token, and also scores the prompt in that pass.
                 params = options.params.model_copy(update={"max_tokens": 1})
                 scored = sample(tokens, 1, params, True, top, top)
                 self._score_futures.append(scored.future())
@@ -177,12 +178,12 @@ class SampleStream:
                 sampling_options=options.logit_options,
                 on_token=partial(put_token, index * num_samples) if streamed else None,
             ).future()
-            # Ends the stream of this prompt; it comes after all of its tokens.
+            # Marks the end of this prompt's stream, after all of its tokens.
             future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
 
     async def prompt_scores(self) -> list[types.SampleResponse | None]:
-        """Returns for each prompt of a stream the response with its log-probabilities, or None."""
+        """Returns the response with log-probabilities for each prompt of a stream, or None."""
         if not self._score_futures:
             return [None] * len(self.prompts)
         return await asyncio.gather(*map(asyncio.wrap_future, self._score_futures))
@@ -195,7 +196,7 @@ class SampleStream:
         """Yields new tokens as they arrive, until all requests are done; raises their errors."""
         running = len(self._futures)
         while running:
-            # Waits for one token, then takes all that have arrived: one chunk for each choice.
+            # Wait for one token, then take all that have arrived, for one chunk per choice.
             arrived = [await self._queue.get()]
             while not self._queue.empty():
                 arrived.append(self._queue.get_nowait())
@@ -216,7 +217,7 @@ class SampleStream:
         """Cancels the requests that have not ended. May be called more than once."""
         for future in (*self._futures, *self._score_futures):
             future.cancel()
-        # Zero afterwards: a second call must not release the samples again.
+        # Set to zero, so that a second call does not release the samples again.
         self.quota.release(self._num_queued)
         self._num_queued = 0
 
@@ -226,7 +227,7 @@ def _mean_logprob(sequence: types.SampledSequence) -> float:
 
 
 def json_safe_logprob(logprob: float) -> float:
-    """Returns the log-probability as a number that JSON has."""
+    """Clamps a log-probability to a finite number for JSON."""
     return max(float(logprob), LOWEST_LOGPROB)
 
 
@@ -237,7 +238,7 @@ async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    # Both tasks end here in any case, also when the server cancels the request.
+    # Both tasks end here in any case, also if the server cancels the request.
     task = asyncio.ensure_future(work)
     disconnect = asyncio.create_task(disconnected())
     try:
@@ -274,7 +275,7 @@ class Choice(ABC):
 
     @abstractmethod
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:
-        """Adds tokens; returns a chunk with the text that is certain now, or None."""
+        """Adds tokens; returns a chunk with the text that can no longer change, or None."""
 
     @abstractmethod
     def end(self, stop_reason: str) -> list[Json]:
@@ -282,7 +283,7 @@ class Choice(ABC):
 
     @abstractmethod
     def whole(self) -> Json:
-        """Returns the choice of a response that is not streamed."""
+        """Returns the choice for a non-streamed response."""
 
     def _json(
         self, fields: Json, logprobs: Json | None, tokens: Sequence[SampledToken] = ()
@@ -294,13 +295,13 @@ class Choice(ABC):
         return body
 
     def _name(self, token: int) -> str | None:
-        """Returns the name of a token in log-probabilities, or None if it is its text."""
+        """Returns the name of a token in log-probabilities; None: use its text."""
         return f"token_id:{token}" if self._options.tokens_as_ids else None
 
 
 @dataclass
 class ResponseWriter:
-    """Writer of a response, whole or streamed."""
+    """Writer of a response, complete or streamed."""
 
     body: SamplingBody
     id_prefix: str
@@ -311,7 +312,7 @@ class ResponseWriter:
     discard_tokens: bool = False
     """Whether no tokens were requested; the engine samples at least one."""
     first_fields: Json = field(default_factory=dict)
-    """Fields of the response that a stream has only in its first chunk."""
+    """Fields of the response that are only in the first chunk of a stream."""
 
     def __post_init__(self) -> None:
         options = self.body.stream_options
@@ -322,7 +323,7 @@ class ResponseWriter:
             "created": int(time.time()),
             "model": self.body.model,
         }
-        # What changed the sampling; log-probabilities are the model's own nevertheless.
+        # Options that changed the sampling; log-probabilities are still the model's own.
         if adjustments := self.samples.options.logit_options.in_effect:
             self._envelope["sampling_adjustments"] = list(adjustments)
 
@@ -334,7 +335,7 @@ class ResponseWriter:
             if self.body.stream:
                 chunks = self._begin(await until_disconnect(request, samples.prompt_scores()))
                 batches = samples.token_batches()
-                # The status can show an error of the engine only before the first chunk.
+                # The status can report an error of the engine only before the first chunk.
                 chunks += self._add(await until_disconnect(request, anext(batches, {})))
                 return _EventStream(self._events(chunks, batches), samples)
             responses = await until_disconnect(request, samples.responses())
@@ -343,7 +344,7 @@ class ResponseWriter:
             raise
         samples.close()
         self._begin(responses)
-        # The same choices build a whole response, from all tokens at once.
+        # The same choices build a complete response, from all tokens at once.
         for choice, one in self._sequences(responses):
             if not self.discard_tokens:
                 assert one.logprobs is not None
@@ -357,7 +358,7 @@ class ResponseWriter:
         return JSONResponse(self._whole(responses))
 
     def _whole(self, responses: Sequence[types.SampleResponse]) -> Json:
-        """Returns the body of a response that is not streamed; its choices are complete."""
+        """Returns the body of a non-streamed response from complete choices."""
         return self._envelope | {
             **self.first_fields,
             "object": self.object_name,
@@ -385,7 +386,7 @@ class ResponseWriter:
         options = self.samples.options
         sequences = [sequence for response in responses for sequence in response.sequences]
         if options.best_of:
-            # The highest mean log-probability of a token, as in OpenAI's API.
+            # Highest mean log-probability per token, as in OpenAI's API.
             sequences = [
                 sequence
                 for response in responses
@@ -398,7 +399,8 @@ class ResponseWriter:
     async def _events(
         self, chunks: list[Json], batches: AsyncIterator[TokenBatch]
     ) -> AsyncIterator[str]:
-        """Yields server-sent events: ``chunks``, those of all further tokens, and the usage."""
+        """Yields server-sent events: the given ``chunks``, chunks of all further tokens, the
+        usage."""
 
         def event(body: Json) -> str:
             return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
@@ -411,12 +413,12 @@ class ResponseWriter:
 
         try:
             for i, chunk in enumerate(chunks):
-                # After the choices' first chunk the fields would only repeat.
+                # Send the fields only in the first chunk of the choices.
                 yield chunk_event([chunk], fields=self.first_fields if i == 0 else {})
             async for batch in batches:
                 for chunk in self._add(batch):
                     yield chunk_event([chunk])
-            # The reason of the end is known only now, from the whole responses.
+            # The stop reason is known only now, from the complete responses.
             responses = await self.samples.responses()
             for choice, sequence in self._sequences(responses):
                 for chunk in choice.end(sequence.stop_reason):
@@ -424,10 +426,10 @@ class ResponseWriter:
             if self._include_usage:
                 yield chunk_event([], self._usage(responses))
         except Exception as error:
-            # The status has been sent: clients look for an error in the stream.
+            # The status was already sent, so report the error in the stream.
             logger.exception("a stream ends with an error")
             yield event(as_api_error(error).body())
-        # Clients read until this line.
+        # Clients read up to this line.
         yield "data: [DONE]\n\n"
 
     def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:
@@ -454,7 +456,7 @@ class _EventStream(StreamingResponse):
         self._samples = samples
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not in the generator, which never runs if the client has disconnected before.
+        # Not in the generator, which never runs if the client disconnects early.
         try:
             await super().__call__(scope, receive, send)
         finally:

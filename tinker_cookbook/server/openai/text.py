@@ -17,7 +17,7 @@ TopLogprobs: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 
 @dataclass(frozen=True)
 class SampledToken:
-    """Token with its log-probability, which is None for the first token of a prompt."""
+    """Token with its log-probability (None for the first token of a prompt)."""
 
     token: int
     logprob: float | None
@@ -30,7 +30,7 @@ class IncrementalDetokenizer:
     """Detokenizer of a stream of tokens.
 
     It holds back characters that span tokens, and text that may be the start of a stop string, so
-    that the pieces form the same text however the tokens are split.
+    that the concatenated text does not depend on how tokens are split into calls.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class IncrementalDetokenizer:
         min_tokens: int = 0,
         all_tokens: bool = False,
     ) -> None:
-        """``all_tokens``: ``take_tokens`` also returns stop tokens and those of stop strings."""
+        """``all_tokens``: ``take_tokens`` also returns stop tokens and tokens of stop strings."""
         self._decoder = Utf8TokenDecoder(codec)
         self._stop_tokens, self._stop_strings = stop_tokens, tuple(stop_strings)
         self._held_text = ""  # decoded, but possibly the start of a stop string
         self._all_tokens = all_tokens
-        self._unstopped = min_tokens  # tokens in whose text stop strings do not count
+        self._unstopped = min_tokens  # number of first tokens without stop strings
         self._num_chars = 0  # characters returned
         self._held_tokens: list[SampledToken] = []
         self._ready_tokens: list[SampledToken] = []
         self.stopped = False
 
     def add(self, tokens: Sequence[SampledToken]) -> str:
-        """Adds tokens; returns the text that is certain now."""
+        """Adds tokens; returns the text that can no longer change."""
         text = ""
         for token in tokens:
             if self.stopped:
                 break
             if token.token in self._stop_tokens:
-                # Held text is certain now: no text follows a stop token, which has none itself.
+                # A stop token has no text and no text follows it, so held text is final.
                 text += self.finish()
                 self.stopped = True
                 if self._all_tokens:
@@ -77,7 +77,7 @@ class IncrementalDetokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the rest after the last token; half a character becomes U+FFFD."""
+        """Returns the rest after the last token; an incomplete character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._add_text(self._decoder.flush())
@@ -95,7 +95,7 @@ class IncrementalDetokenizer:
 
     def _add_text(self, text: str) -> str:
         text = self._held_text + text
-        # The text ends at the first stop string; before it, a possible start of one is held back.
+        # End the text at the first stop string, and hold back a possible start of one.
         stops = self._stop_strings if self._unstopped < 0 else ()
         found = [at for stop in stops if (at := text.find(stop)) >= 0]
         if found:
@@ -105,7 +105,7 @@ class IncrementalDetokenizer:
             cut = len(text) - partial_at_end(text, stops)
             self._held_text = text[cut:]
         self._num_chars += cut
-        # Tokens are returned with the text that they start in, never before it.
+        # Return tokens together with the text in which they start, never earlier.
         while self._held_tokens and self._held_tokens[0].offset < self._num_chars:
             self._ready_tokens.append(self._held_tokens.pop(0))
         return text[:cut]

@@ -1,4 +1,4 @@
-"""The chat page at ``/``: three files, without a key, since the page has a field for it.
+"""Chat page at ``/``: three files that need no key, since the page has a field for it.
 
 The page calls the OpenAI API of this server with the key that the user enters.
 """
@@ -14,14 +14,14 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FOLDER = Path(__file__).parent
 
 _HEADERS = {
-    # The page has no inline code and connects to this server alone, so that text of a model or of a
+    # The page has no inline code and connects only to this server, so that text of a model or a
     # checkpoint's name cannot run code or send the key elsewhere.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # A page of an older version would call this one.
+    # A cached page of an older version would call this server.
     "Cache-Control": "no-cache",
 }
 

@@ -59,7 +59,7 @@ def test_samples_of_the_openai_api_leave_no_room_for_the_sdk(sdk, oai, stories_m
     next(iter(stream))
     status, said = sdk(0, 60)
     assert status == 429
-    assert "60 samples wait already, of at most 64" in said["detail"]
+    assert "60 samples are already queued, the limit is 64" in said["detail"]
     stream.close()
 
 
@@ -76,7 +76,7 @@ def test_training_passes_are_no_samples(sdk):
 def test_one_request_may_ask_for_more_than_may_wait():
     quota = SampleQuota(4)
     quota.acquire(9)
-    with pytest.raises(BusyError, match="9 samples wait already, of at most 4"):
+    with pytest.raises(BusyError, match="9 samples are already queued, the limit is 4"):
         quota.acquire(1)
     quota.release(9)
     quota.acquire(4)
