@@ -4,7 +4,7 @@
     python -m tinker_cookbook.chat model_path=tinker://RUN/sampler_weights/NAME,base temperature=0
     echo 'Why is the sky blue?' | python -m tinker_cookbook.chat model_name=Qwen/Qwen3-0.6B
 
-Several models answer side by side. ``/help`` in the chat lists its commands. From a pipe, each line
+Several models answer side by side. ``/help`` in the chat lists the commands. From a pipe, each line
 is a message of one conversation.
 """
 
@@ -42,31 +42,32 @@ class Config(BackendSettings):
 
     model_path: str | None = chz.field(
         default=None,
-        doc="tinker:// path of a checkpoint; several, separated by commas, answer side by side; "
-        f"'{_BASE}' is the base model of the first",
+        doc="tinker:// path of a checkpoint; several, comma-separated, answer side by side; "
+        f"'{_BASE}' is the base model of the first one",
     )
     model_name: str | None = chz.field(
-        default=None, doc="Base model, Hub name or local folder; default: that of model_path"
+        default=None, doc="Base model, Hub name or local folder; default: from model_path"
     )
     renderer_name: str | None = chz.field(
-        default=None, doc="Chat format; default: the one that the run recorded, else the model's"
+        default=None, doc="Chat format; default: the run's, else the model's"
     )
-    system_prompt: str = chz.field(default="", doc="System message at the beginning")
-    max_tokens: int = number(512, "Most tokens of an answer", low=1)
-    temperature: float = number(0.7, "Sampling temperature; 0 takes the most probable token")
+    system_prompt: str = chz.field(default="", doc="System message of the conversation")
+    max_tokens: int = number(512, "Maximum tokens of an answer", low=1)
+    temperature: float = number(0.7, "Sampling temperature; 0 is greedy")
     top_p: float = chz.field(
         default=0.9,
         validator=at_least(0, 1 + 1e-9),
-        doc="Total probability of the tokens that are sampled from; 1 is off",
+        doc="Nucleus sampling: total probability of the candidate tokens; 1 is off",
     )
-    seed: int | None = chz.field(default=None, doc="Seed of the answers; default: a random one")
+    seed: int | None = chz.field(default=None, doc="Seed of the answers; default: random")
 
     def models(self) -> list[SamplingModelSettings]:
-        """Returns the settings of each model; ``base`` without a name has neither path nor name."""
+        """Returns the settings of each model; ``base`` without model_name has no path and no name
+        yet."""
         paths: list[str | None] = [part.strip() for part in (self.model_path or "").split(",")]
         names: list[str | None] = [self.model_name]
         if self.model_path is None:
-            # Without checkpoints model_name may have several base models.
+            # Without checkpoints, model_name may list several base models.
             names = [part.strip() for part in (self.model_name or "").split(",")]
             pairs = [(None, name) for name in names if name]
         else:
@@ -80,13 +81,13 @@ class Config(BackendSettings):
                 base_url=self.base_url,
                 device=self.device,
                 dtype=self.dtype,
-                sampler="builtin",  # vLLM would start for minutes before the first answer
+                sampler="builtin",  # starting vLLM would delay the first answer by minutes
             )
             for path, name in pairs
         ]
 
     def check(self) -> None:
-        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        """Raises ConfigurationError for an invalid setting; opens no connection."""
         models = self.models()
         if not models:
             raise ConfigurationError(
@@ -96,7 +97,7 @@ class Config(BackendSettings):
         for one in models:
             if one.model_path is not None or one.model_name is not None:
                 one.check()
-        # The base model has the name of a checkpoint's, which is known after connecting.
+        # ``base`` is the base model of a checkpoint, whose name is known after connecting.
         if all(one.model_path is None and one.model_name is None for one in models):
             raise ConfigurationError(
                 f"model_path: got {self.model_path}, expected a checkpoint too, or model_name="
@@ -108,7 +109,7 @@ async def _open(
 ) -> ChatSession:
     settings = config.models()
     opened: dict[int, SamplingModel] = {}
-    # Checkpoints first: they name the base model.
+    # Open checkpoints first: they name the base model.
     order = sorted(range(len(settings)), key=lambda i: settings[i].model_path is None)
     for i in order:
         one = settings[i]
@@ -139,7 +140,7 @@ def main(config: Config) -> None:
     console = get_console() if interactive else Console(force_terminal=False, no_color=True)
 
     def inform(text: str) -> None:
-        # Standard output has only the answers where a program may read it.
+        # If a program reads standard output, it gets only the answers.
         if interactive:
             console.print(Text(text, style="dim"))
         else:

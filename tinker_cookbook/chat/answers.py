@@ -1,4 +1,4 @@
-"""Models to chat with: each answers a conversation, token by token where its backend streams."""
+"""Models of a chat. They answer a conversation, token by token if the backend streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     tinker = lazy_module("tinker")
 
-_OPENAI_PREFIX = "/oai/api/v1"  # of the OpenAI API of tinker_cookbook.server
+_OPENAI_PREFIX = "/oai/api/v1"  # OpenAI API of tinker_cookbook.server
 _PROBE_SECONDS = 5.0
 
 Show: TypeAlias = Callable[[ContentDelta], None]
@@ -52,7 +52,7 @@ class SamplingChoices:
 
 @dataclass(frozen=True)
 class AnswerToken:
-    """Token of an answer: its UTF-8 bytes, which may be a part of a character, and its
+    """Token of an answer: its UTF-8 bytes (possibly part of a character) and its
     log-probability in nats at temperature 1."""
 
     raw: bytes
@@ -61,7 +61,7 @@ class AnswerToken:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a model, and how it ended."""
+    """Answer of a model, and its stop reason."""
 
     message: Message
     ending: Literal["stop", "length", "interrupted"]
@@ -77,13 +77,14 @@ class Answer:
 class ChatModel:
     """Model that answers through the SDK's sampling client.
 
-    The bundled engine reports tokens as they are sampled; another client has whole answers only.
+    The bundled engine reports tokens as they are sampled; other clients return only complete
+    answers.
     """
 
     model: SamplingModel
     label: str
     context_length: int | None
-    """Tokens of prompt and answer together, if the backend reports it."""
+    """Maximum tokens of prompt and answer together, if the backend reports it."""
     streams: bool = False
 
     def prompt(self, messages: Sequence[Message]) -> tinker.ModelInput:
@@ -93,7 +94,7 @@ class ChatModel:
     async def answer(
         self, messages: Sequence[Message], choices: SamplingChoices, show: Show
     ) -> Answer:
-        """Samples one answer and calls ``show`` with its pieces as they become certain.
+        """Samples one answer and calls ``show`` with its pieces as they become final.
 
         Cancelling the task ends the sampling and returns the answer so far, as ``interrupted``.
         """
@@ -123,7 +124,7 @@ class ChatModel:
             show(delta)
         if ending == "stop" and len(tokens) >= choices.max_tokens and not parser.termination:
             ending = "length"
-        # The parser of a subclass of Renderer may build another message than the pieces.
+        # A custom Renderer may parse a message that differs from the streamed pieces.
         message, _ = renderer.parse_response([token for token, _ in tokens])
         codec = renderer.codec
         named = [AnswerToken(bytes(token_bytes(codec, t)), logprob) for t, logprob in tokens]
@@ -142,15 +143,15 @@ class ChatModel:
         def put_token(_: int, sample: Any) -> None:
             put((sample.tokens[-1], sample.logprobs[-1]))
 
-        client: Any = self.model.client  # on_token is an addition of the local client
+        client: Any = self.model.client  # only the local client has on_token
         future = client.sample(prompt, 1, params, on_token=put_token).future()
         future.add_done_callback(lambda _: put(None))
         try:
             while (item := await queue.get()) is not None:
                 take([item])
-            future.result()  # raises the error that ended the request
+            future.result()  # raises the request's error
         finally:
-            future.cancel()  # does nothing after its end
+            future.cancel()  # no effect if it has ended
 
     async def _sample_whole(
         self, prompt: tinker.ModelInput, params: types.SamplingParams, take: Callable[..., None]
@@ -165,16 +166,16 @@ class ChatModel:
 
 @dataclass
 class StreamedChatModel(ChatModel):
-    """Model of a ``tinker_cookbook.server``, whose OpenAI API streams."""
+    """Model of a ``tinker_cookbook.server``, streamed through its OpenAI API."""
 
     url: str = ""
-    """Address of the OpenAI API."""
+    """URL of the OpenAI API."""
     key: str = field(default="", repr=False)
 
     async def answer(
         self, messages: Sequence[Message], choices: SamplingChoices, show: Show
     ) -> Answer:
-        """Samples one answer, as :meth:`ChatModel.answer` does."""
+        """Samples one answer like :meth:`ChatModel.answer`."""
         body = {
             "model": self.model.name,
             "messages": [openai_message(message) for message in messages],
@@ -218,7 +219,7 @@ class StreamedChatModel(ChatModel):
 
 
 class _Received:
-    """Chunks of a stream of the OpenAI API, put together."""
+    """Assembles the chunks of an OpenAI API stream."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -227,7 +228,7 @@ class _Received:
         self.finish_reason: str | None = None
 
     def add(self, chunk: dict[str, Any]) -> None:
-        """Adds one chunk; raises ``BackendError`` for an error of the server."""
+        """Adds one chunk; raises ``BackendError`` for a server error."""
         if "error" in chunk:
             raise BackendError(chunk["error"]["message"])
         for choice in chunk["choices"]:
@@ -246,7 +247,7 @@ class _Received:
             self.finish_reason = choice["finish_reason"] or self.finish_reason
 
     def message(self) -> Message:
-        """Returns the message; its content is a string where there is no thinking."""
+        """Returns the message; its content is a string if there is no thinking."""
         message = Message(role="assistant", content=self._text)
         if self._thinking:
             thinking = ThinkingPart(type="thinking", thinking=self._thinking)
@@ -265,9 +266,9 @@ def _message_of(body: str, status: int) -> str:
 
 
 async def chat_models(connection: Connection, models: Sequence[SamplingModel]) -> list[ChatModel]:
-    """Returns the models with their labels, each with the fastest way to its tokens.
+    """Returns the models with their labels, streamed where the backend supports it.
 
-    Raises ``ConfigurationError`` for a model that is named twice.
+    Raises ``ConfigurationError`` if a model is given twice.
     """
     names = [model.name for model in models]
     for name in names:
@@ -289,10 +290,10 @@ async def chat_models(connection: Connection, models: Sequence[SamplingModel]) -
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Returns a short label for each model: the last part of its name, with more parts in front
-    where that is not unique."""
+    """Returns a short label for each model: the last part of its name, or more parts
+    if that is not unique."""
     parts = [name.removeprefix("tinker://").split("/") for name in names]
-    # The kind of weights is the same in most names.
+    # Skip the kind of weights, which is the same in most names.
     parts = [[word for word in words if word not in ("sampler_weights", "")] for words in parts]
     return [
         next(
@@ -308,7 +309,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 async def _context_lengths(connection: Connection) -> dict[str, int]:
     service: Any = connection.service
     with warnings.catch_warnings():
-        # The newer name does not exist in all versions of the SDK.
+        # Not all versions of the SDK have the newer name.
         warnings.simplefilter("ignore", FutureWarning)
         capabilities = await service.get_server_capabilities_async()
     return {
@@ -319,12 +320,12 @@ async def _context_lengths(connection: Connection) -> dict[str, int]:
 
 
 async def _openai_api(connection: Connection) -> dict[str, Any] | None:
-    """Returns address and key of the OpenAI API if the server is a ``tinker_cookbook.server``."""
+    """Returns URL and key of the OpenAI API if the server is a ``tinker_cookbook.server``."""
     import httpx
     from tinker.lib.base_url import resolve_base_url
 
     key = os.environ.get("TINKER_API_KEY")
-    if not key:  # a stored login, which only the hosted service has
+    if not key:  # a stored login exists only for the hosted service
         return None
     _, url, *_ = connection.target
     address = resolve_base_url(url).rstrip("/") + _OPENAI_PREFIX

@@ -1,4 +1,4 @@
-"""Reads the lines of a chat: messages and commands, from a terminal or from a pipe."""
+"""Reads messages and commands of a chat from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from tinker_cookbook.exceptions import DataError, TinkerCookbookError, nearest_s
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 HELP = """\
-/reset          begin a new conversation; the system prompt stays
-/system TEXT    set the system prompt; without TEXT show it, /system "" removes it
+/reset          start a new conversation with the same system prompt
+/system TEXT    set the system prompt; without TEXT, show it; /system "" removes it
 /save FILE      add the conversation to a JSONL file, which recipes.sl_basic trains on
 /tokens         show the tokens of the last answer, coloured by probability
 /tokens numbers show their log-probabilities in a table
 /retry          sample the last answer again
-/undo           take the last turn back
+/undo           remove the last turn
 /help           show this list
 /quit           end the program; so does Ctrl-D
 
-A line that ends with \\ continues in the next. A message that begins with / is typed as //.
-Ctrl-C ends an answer."""
+A line that ends with \\ continues in the next line. Type // to send a message that begins with /.
+Ctrl-C stops an answer."""
 
 _COMMANDS = ("reset", "system", "save", "tokens", "retry", "undo", "help", "quit", "exit")
-# readline needs these marks around codes that take no space.
+# readline needs these marks around codes without a width.
 _PROMPT, _PLAIN_PROMPT = "\001\x1b[1;32m\002> \001\x1b[0m\002", "> "
 
 
 class ChatLoop:
-    """Loop over the lines of a chat.
+    """Main loop over the lines of a chat.
 
-    ``runner`` runs the answers. ``inform`` gets texts that are no answers.
+    ``runner`` runs the answers. ``inform`` prints texts that are not answers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ChatLoop:
         self._labels = [model.label for model in session.models]
 
     def run_terminal(self) -> None:
-        """Reads from a terminal until ``/quit`` or Ctrl-D; errors are shown and do not end it."""
+        """Reads from a terminal until ``/quit`` or Ctrl-D; prints errors and continues."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (input() then has editing and a history)
         while True:
@@ -76,7 +76,7 @@ class ChatLoop:
                 if not self.handle(line):
                     return
             except KeyboardInterrupt:
-                self._inform("\n[stopped; the message is taken back]")
+                self._inform("\n[stopped; the message was removed]")
             except Exception as error:
                 ours = isinstance(error, TinkerCookbookError)
                 message = str(error) if ours else server_error_message(error)
@@ -85,13 +85,13 @@ class ChatLoop:
                 self._inform(message)
 
     def run_pipe(self, lines: IO[str]) -> None:
-        """Reads messages and commands from a file, one a line; the first error is raised."""
+        """Reads messages and commands from a file, one per line; raises the first error."""
         for line in lines:
             if not self.handle(line.rstrip("\n")):
                 return
 
     def handle(self, line: str) -> bool:
-        """Handles a message or command; returns whether the chat goes on."""
+        """Handles a message or command; returns whether the chat continues."""
         text = line.strip()
         if not text:
             return True
@@ -101,8 +101,8 @@ class ChatLoop:
         command, _, rest = text.removeprefix("/").partition(" ")
         if command not in _COMMANDS:
             raise DataError(
-                f"/{command} is no command{nearest_sentence(command, _COMMANDS)} /help lists them; "
-                "a message that begins with / is typed as //"
+                f"/{command} is not a command{nearest_sentence(command, _COMMANDS)} See /help; "
+                "type // to send a message that begins with /"
             )
         if command in ("quit", "exit"):
             return False
@@ -115,7 +115,7 @@ class ChatLoop:
         with screen:
             answers = self._runner.run(session.send(text, screen.show, screen.end))
         if all(answer.is_empty for answer in answers):
-            self._inform("the message is taken back")
+            self._inform("the message was removed")
         if self._console.is_terminal:
             return
         self._console.print()  # an empty line ends a plain answer
@@ -123,7 +123,7 @@ class ChatLoop:
             if note := ending_note(answer, session.choices.max_tokens):
                 self._inform(f"{label}: {note}")
             if answer.ending == "interrupted":
-                raise KeyboardInterrupt  # a program in a pipe ends at Ctrl-C
+                raise KeyboardInterrupt  # in a pipe, Ctrl-C ends the program
 
     def _reset(self, rest: str) -> None:
         self.session.reset()
@@ -144,7 +144,7 @@ class ChatLoop:
     def _tokens(self, rest: str) -> None:
         answers: list[Answer] = self.session.answers
         if not answers:
-            raise DataError("there is no answer yet whose tokens could be shown")
+            raise DataError("there is no answer yet to show tokens of")
         numbers = rest == "numbers" or not self._console.is_terminal
         for label, answer in zip(self._labels, answers, strict=True):
             if len(answers) > 1:
@@ -163,13 +163,13 @@ class ChatLoop:
         try:
             self._send(text)
         finally:
-            # After an error, or an interruption before the first token, there is no new answer.
+            # There is no new answer after an error or an interruption before the first token.
             if len(session.histories[0]) < len(before[0][0]):
                 session.histories, session.answers = before
-                self._inform("the earlier answer stays")
+                self._inform("the earlier answer was kept")
 
     def _undo(self, rest: str) -> None:
-        self._inform(f"taken back: {self.session.undo()}")
+        self._inform(f"removed: {self.session.undo()}")
 
     def _help(self, rest: str) -> None:
         self._inform(HELP)

@@ -21,22 +21,22 @@ _COLUMN_WIDTH = 36  # a narrower column is hard to read
 _REFRESHES_PER_SECOND = 12
 _DIM, _LABEL, _NOTE = "dim", "bold cyan", "yellow"
 
-# Lower bounds of the probability, with the style of such tokens.
+# Lower bounds of the probability, and the styles of tokens above them.
 _STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
 
-# Control characters of an answer could move the cursor or change the terminal's settings. Their
-# pictures (U+2400 and following) are shown instead.
+# Control characters in an answer could move the cursor or change the terminal's settings. Their
+# symbols (U+2400 and following) are shown instead.
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def printable(text: str) -> str:
-    """Returns text without control characters, which a terminal would obey."""
+    """Replaces control characters, which a terminal would execute."""
     return text.translate(_PICTURES)
 
 
 def ending_note(answer: Answer, max_tokens: int) -> str:
-    """Returns the mark of an answer that the model did not end itself, else an empty text."""
+    """Returns a note for an answer that the model did not end itself, else an empty text."""
     if answer.ending == "interrupted":
         return "[stopped]"
     if answer.ending == "length":
@@ -47,11 +47,11 @@ def ending_note(answer: Answer, max_tokens: int) -> str:
 
 
 class Screen(ABC):
-    """Output of the answers of one turn; a context that shows them while they are sampled."""
+    """Output of one turn's answers; a context manager that shows them while they are sampled."""
 
     def __init__(self, console: Console, labels: Sequence[str], max_tokens: int) -> None:
         self.console, self.labels, self._max_tokens = console, labels, max_tokens
-        self._thinking = ["" for _ in labels]  # the last piece, where that is thinking
+        self._thinking = ["" for _ in labels]  # the last piece, if it is thinking
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,7 @@ class Screen(ABC):
         """Returns the function that shows pieces of the answer of model ``index``."""
 
         def show(delta: ContentDelta) -> None:
-            # Files get the text as it is, and no thinking, which only colours tell from it.
+            # Files get the plain text without thinking, because only colours distinguish thinking.
             plain, safe = not self.console.is_terminal, self.console.file.isatty()
             if isinstance(delta, StreamingThinkingDelta):
                 if not plain:
@@ -102,7 +102,7 @@ class Screen(ABC):
 
 
 class StreamScreen(Screen):
-    """Answers one after the other: the first while it is sampled, then the others."""
+    """Prints answers one after the other: the first while it is sampled, then the others."""
 
     def __init__(self, console: Console, labels: Sequence[str], max_tokens: int) -> None:
         super().__init__(console, labels, max_tokens)
@@ -117,7 +117,7 @@ class StreamScreen(Screen):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType
     ) -> None:
-        if error is not None:  # its message begins a new line
+        if error is not None:  # start a new line for its message
             self.console.print()
 
     def add(self, index: int, piece: Text) -> None:
@@ -128,7 +128,7 @@ class StreamScreen(Screen):
             self._waiting[index].append_text(piece)
 
     def ended(self, index: int) -> None:
-        """Prints the next answers as far as they are there."""
+        """Prints the available pieces of the next answers."""
         self._has_ended[index] = True
         while self._current < len(self.labels) and self._has_ended[self._current]:
             self.console.print()
@@ -145,7 +145,7 @@ class StreamScreen(Screen):
 
     def _print(self, piece: Text) -> None:
         if self.console.is_terminal:
-            # The terminal wraps lines: rich does not know at which column a piece begins.
+            # Let the terminal wrap lines: rich does not know the column at which a piece begins.
             self.console.print(piece, end="", soft_wrap=True)
             return
         self.console.file.write(piece.plain)  # rich would replace tabs
@@ -153,7 +153,7 @@ class StreamScreen(Screen):
 
 
 class ColumnScreen(Screen):
-    """Answers in columns, which show their last lines while they are sampled."""
+    """Shows answers in columns, with their last lines while they are sampled."""
 
     def __init__(self, console: Console, labels: Sequence[str], max_tokens: int) -> None:
         super().__init__(console, labels, max_tokens)
@@ -172,20 +172,20 @@ class ColumnScreen(Screen):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType
     ) -> None:
-        # The live part disappears and the whole answers are printed, also those of a failed turn.
+        # Replace the live display by the complete answers, also after an error.
         self._live.stop()
         if any(self._texts):
             self.console.print(self._table(self._texts))
 
     def add(self, index: int, piece: Text) -> None:
-        """Appends a piece to a column; the display refreshes a few times a second."""
+        """Appends a piece to a column; the display refreshes a few times per second."""
         self._texts[index].append_text(piece)
 
     def ended(self, index: int) -> None:
         """Does nothing: columns are independent."""
 
     def _tail(self) -> RenderableType:
-        # A live display must not be higher than the terminal: it could not be replaced.
+        # A live display higher than the terminal could not be replaced.
         height = max(1, self.console.height - 4)
         width = self.column_width(self.console, len(self.labels))
         tails = []
@@ -205,7 +205,7 @@ class ColumnScreen(Screen):
 
     @staticmethod
     def column_width(console: Console, count: int) -> int:
-        """Returns the width of each of ``count`` columns, which two blanks separate."""
+        """Returns the width of each of ``count`` columns with two blanks between them."""
         return (console.width - 2 * count) // count
 
     @classmethod
@@ -215,7 +215,7 @@ class ColumnScreen(Screen):
 
 
 def screen_of(console: Console, labels: Sequence[str], max_tokens: int) -> Screen:
-    """Returns columns for several models on a wide terminal, else one answer after the other."""
+    """Returns columns for several models on a wide terminal, else sequential output."""
     columns = len(labels) > 1 and ColumnScreen.fits(console, len(labels))
     kind = ColumnScreen if columns else StreamScreen
     return kind(console, labels, max_tokens)
@@ -224,7 +224,7 @@ def screen_of(console: Console, labels: Sequence[str], max_tokens: int) -> Scree
 def tokens_text(tokens: Sequence[AnswerToken]) -> Text:
     """Returns the tokens of an answer, coloured by their probability.
 
-    The tokens of one character are joined; it has the probability of all of them.
+    The tokens of one character are joined; its probability is their product.
     """
     text = Text()
     for piece, logprob in _whole_characters(tokens):
@@ -233,7 +233,7 @@ def tokens_text(tokens: Sequence[AnswerToken]) -> Text:
 
 
 def tokens_legend() -> Text:
-    """Returns the meaning of the colours."""
+    """Returns the legend of the colours."""
     legend = Text.assemble(("probability at temperature 1: ", _DIM))
     for bound, style in _STYLES:
         legend.append(f"≥ {bound:g}" if bound else f"< {_STYLES[-2][0]:g}", style=style)
@@ -255,7 +255,7 @@ def tokens_table(tokens: Sequence[AnswerToken]) -> Table:
 
 
 def _whole_characters(tokens: Sequence[AnswerToken]) -> list[tuple[str, float]]:
-    """Returns text and log-probability of the shortest runs of tokens with whole characters."""
+    """Returns text and log-probability of the shortest token runs that are whole characters."""
     pieces: list[tuple[str, float]] = []
     raw, logprob = b"", 0.0
     for i, token in enumerate(tokens):
@@ -263,7 +263,7 @@ def _whole_characters(tokens: Sequence[AnswerToken]) -> list[tuple[str, float]]:
         try:
             piece = raw.decode()
         except UnicodeDecodeError:
-            # A character has four bytes at most, so longer runs are no part of one.
+            # A character has at most four bytes, so a longer run cannot become a character.
             if len(raw) < 4 and i + 1 < len(tokens):
                 continue
             piece = raw.decode(errors="replace")
@@ -274,5 +274,5 @@ def _whole_characters(tokens: Sequence[AnswerToken]) -> list[tuple[str, float]]:
 
 def _style(logprob: float) -> str:
     probability = math.exp(logprob)
-    # NaN, of a backend without log-probabilities, has no colour.
+    # NaN (a backend without log-probabilities) has no colour.
     return next((style for bound, style in _STYLES if probability >= bound), "")

@@ -1,4 +1,4 @@
-"""State of a chat: a history for each model, the system prompt, and what a turn changes."""
+"""State of a chat: a history per model, the system prompt, and the last turn."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.utils.run_folder.jsonl import encode_row, read_rows
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
-# The share of the context that stays free for an answer of max_tokens.
+# Share of the context that stays free for an answer.
 _ANSWER_SHARE = 4
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Prompt messages that fit into the context, and how many messages were left out."""
+    """Prompt messages that fit into the context, and the number of dropped messages."""
 
     messages: list[Message]
     max_tokens: int
@@ -34,10 +34,10 @@ class Fitted:
 def fit_context(
     model: ChatModel, system: Sequence[Message], history: Sequence[Message], max_tokens: int
 ) -> Fitted:
-    """Leaves out the oldest turns until prompt and answer fit into the model's context.
+    """Drops the oldest turns until prompt and answer fit into the model's context.
 
-    An answer keeps ``max_tokens``, or a quarter of the context if that is less. The last message
-    always stays: raises ``DataError`` if it does not fit alone.
+    ``max_tokens`` are reserved for the answer, at most a quarter of the context. The last message
+    is always kept: raises ``DataError`` if it does not fit alone.
     """
     context, dropped = model.context_length, 0
     while True:
@@ -46,12 +46,12 @@ def fit_context(
         if context is None or length + min(max_tokens, context // _ANSWER_SHARE) <= context:
             room = max_tokens if context is None else min(max_tokens, context - length)
             return Fitted(messages, room, dropped)
-        # A turn is a message of the user and the answer to it.
+        # A turn is a user message and the answer to it.
         following = (i for i in range(dropped + 1, len(history)) if history[i]["role"] == "user")
         after = next(following, None)
         if after is not None:
             dropped = after
-        elif length < context:  # a short answer is better than none
+        elif length < context:  # a short answer is better than no answer
             return Fitted(messages, context - length, dropped)
         else:
             raise DataError(
@@ -62,7 +62,7 @@ def fit_context(
 
 @dataclass
 class ChatSession:
-    """Conversation with one or several models, which answer the same messages of the user.
+    """Conversation with one or several models that answer the same user messages.
 
     ``note`` is called with texts for the user.
     """
@@ -78,7 +78,7 @@ class ChatSession:
     def __post_init__(self) -> None:
         self.histories = [[] for _ in self.models]
         self._num_sampled = 0
-        self._unfinished: list[Message] = []  # answers that were cut or stopped
+        self._unfinished: list[Message] = []  # truncated or interrupted answers
         self._dropped = [0] * len(self.models)
 
     async def send(
@@ -87,7 +87,7 @@ class ChatSession:
         show: Callable[[int], Show],
         done: Callable[[int, Answer], None] = lambda index, answer: None,
     ) -> list[Answer]:
-        """Returns the answers to a message; both are then part of the histories.
+        """Samples the answers to a message, and adds both to the histories.
 
         ``show(i)`` gets the pieces of the answer of model i, and ``done(i, answer)`` its end.
         Cancelling the task ends the answers early. After an error, or if nothing was sampled before
@@ -101,7 +101,7 @@ class ChatSession:
             fitted.append(fit_context(model, system, turns, self.choices.max_tokens))
         self._note_dropped(fitted)
         seed = self.choices.seed
-        # Each answer has another seed, or /retry would sample the same one again.
+        # Use a new seed for each answer, or /retry would repeat the same answer.
         seed = None if seed is None else seed + self._num_sampled
         self._num_sampled += 1
 
@@ -116,11 +116,11 @@ class ChatSession:
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            # Cancelled answers return what was sampled.
+            # Cancelled answers return the tokens sampled so far.
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        # All are read, since asyncio reports an error that was never read.
+        # Read all results, since asyncio reports errors that are never read.
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
             raise errors[0]
@@ -138,19 +138,19 @@ class ChatSession:
         """Removes the last turn and returns the user's message; DataError if there is none."""
         texts = {self._pop(history) for history in self.histories if history}
         if not texts:
-            raise DataError("the conversation is empty: there is no turn to take back")
+            raise DataError("the conversation is empty: there is no turn to remove")
         self.answers = []
         return texts.pop()
 
     def reset(self) -> None:
-        """Begins a new conversation with the same system prompt."""
+        """Starts a new conversation with the same system prompt."""
         self.histories = [[] for _ in self.models]
         self.answers, self._dropped = [], [0] * len(self.models)
 
     def save(self, file: str) -> str:
-        """Adds the conversation to a JSONL file of messages, a row for each model.
+        """Adds the conversation to a JSONL file of messages, one row per model.
 
-        Rows that this conversation continues are replaced. Returns a sentence on what was written.
+        Replaces earlier rows of this conversation. Returns a sentence that describes the result.
         Raises ``ConfigurationError`` if the file cannot be written, and ``DataError`` if there is
         nothing to save.
         """
@@ -173,8 +173,10 @@ class ChatSession:
         rows = f"{len(kept) + len(new)} conversation{'s' if len(kept) + len(new) > 1 else ''}"
         saved = [message for history in self.histories for message in history]
         count = sum(any(message is one for one in self._unfinished) for message in saved)
-        # A model that trains on half an answer learns to end there.
-        warning = f"; {count} of its answers were cut or stopped (/retry, /undo)" if count else ""
+        # A model trained on a truncated answer learns to stop there.
+        warning = (
+            f"; {count} of its answers were truncated or stopped (/retry, /undo)" if count else ""
+        )
         return f"saved to {path}, which has {rows} now{warning}"
 
     def _pop(self, history: list[Message]) -> str:
@@ -186,14 +188,14 @@ class ChatSession:
             if one.dropped > self._dropped[i]:
                 self.note(
                     f"{model.label}: the conversation exceeds the context of "
-                    f"{model.context_length:,} tokens; the oldest {one.dropped} messages are left "
-                    "out of the prompt"
+                    f"{model.context_length:,} tokens; the oldest {one.dropped} messages were "
+                    "dropped from the prompt"
                 )
             self._dropped[i] = one.dropped
 
 
 def _continues(row: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether ``new`` is the same conversation as ``row``, or a longer one."""
+    """Returns whether ``new`` is the conversation of ``row``, possibly extended."""
     messages = row.get("messages")
     same = isinstance(messages, list) and messages == new["messages"][: len(messages)]
     return same and row.get("model") == new["model"]

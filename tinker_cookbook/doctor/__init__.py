@@ -1,1 +1,1 @@
-"""Says what this machine can do: device, memory, models that fit, packages, and what to install."""
+"""Reports the capabilities of this machine: device, memory, models that fit, packages."""

@@ -4,8 +4,8 @@
     python -m tinker_cookbook.doctor device=cpu dtype=float32
     python -m tinker_cookbook.doctor --json
 
-Exit status 1: the engine does not compute here what transformers computes, or the device is not
-there. Packages that are not installed are no failure.
+The exit status is 1 if the engine's results differ from transformers on this machine, or the device
+is missing. Missing packages are not a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 @chz.chz
 class Config:
-    """Settings of the examination."""
+    """Settings of the command."""
 
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
     dtype: str = chz.field(default="auto", doc="auto, float32, bfloat16 or float16")
@@ -29,7 +29,7 @@ class Config:
 
 
 def main(config: Config) -> None:
-    """Prints the report; ends with status 1 if something that is needed fails."""
+    """Prints the report; exits with status 1 if a required check fails."""
     # Imports torch, which ``--help`` does not need.
     from tinker_cookbook.doctor import report
 
@@ -42,6 +42,6 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    # The usual spelling of other programs, beside key=value.
+    # Also accept the usual flag, in addition to key=value.
     sys.argv[1:] = ["json=true" if word == "--json" else word for word in sys.argv[1:]]
     run_entrypoint(main)

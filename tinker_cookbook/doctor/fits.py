@@ -1,4 +1,4 @@
-"""Which known models fit, from the memory arithmetic that the engine itself uses."""
+"""Computes which known models fit, with the engine's own memory estimates."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ASSUMPTIONS = (
     f"SFT: one row of {ROW_TOKENS} tokens; a longer row needs more",
     f"sampling: {SEQUENCES} sequences of {ROW_TOKENS} tokens in the KV cache",
     "RL: both at once, with one copy of the base model",
-    "memory: what is free now",
+    "memory: currently free memory",
 )
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a model needs for each kind of work; ``sft_recomputed`` has activation
-    checkpointing, which the engine turns on by itself and costs a third more time."""
+    """Bytes that a model needs for each task; ``sft_recomputed`` uses activation
+    checkpointing, which the engine enables automatically and which takes a third more time."""
 
     sft: int
     sft_recomputed: int
@@ -40,7 +40,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest known model that fits for one kind of work; ``None``: not even the smallest."""
+    """The largest known model that fits for one task; ``None``: not even the smallest fits."""
 
     work: str
     model: str | None
@@ -48,14 +48,14 @@ class Fit:
 
 
 def needs_of(shape: ModelShape, itemsize: int, device_type: str) -> Needs:
-    """Returns the bytes that a model needs on a kind of device."""
+    """Returns the bytes that a model needs on a device type."""
     weights, adapter = shape.weights_bytes(itemsize), shape.adapter_bytes(RANK)
     kv_cache = SEQUENCES * ROW_TOKENS * shape.kv_bytes_per_token(itemsize)
     on_cpu = device_type == "cpu"
     logits = 2 * LOGITS_BYTES["cpu" if on_cpu else "gpu"]
     whole = ROW_TOKENS * shape.activation_bytes_per_token(itemsize)
     recomputed = ROW_TOKENS * shape.activation_bytes_per_token(itemsize, recompute=True)
-    # A CPU micro-batch has a fixed size; a row of more than four times that is recomputed.
+    # CPU micro-batches have a fixed size; rows above four times that size are checkpointed.
     if on_cpu and whole > 4 * CPU_MICRO_BATCH_BYTES:
         whole = max(CPU_MICRO_BATCH_BYTES, recomputed)
     training = weights + adapter + logits

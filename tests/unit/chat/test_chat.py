@@ -149,10 +149,10 @@ def test_retry_samples_another_answer_and_undo_removes_the_turn(opened):
     with pytest.raises(DataError, match="has 512"):
         chat.loop.handle("/retry")
     assert chat.session.histories[0][1]["content"] == second
-    assert chat.notes[-1] == "the earlier answer stays"
+    assert chat.notes[-1] == "the earlier answer was kept"
     chat.loop.handle("/undo")
     assert chat.session.histories == [[]]
-    with pytest.raises(DataError, match="no turn to take back"):
+    with pytest.raises(DataError, match="no turn to remove"):
         chat.loop.handle("/undo")
 
 
@@ -221,7 +221,7 @@ def test_an_interruption_keeps_what_was_sampled(tokenizer_folder):
     (answer,) = asyncio.run(send_and_interrupt())
     assert (answer.ending, answer.message["content"]) == ("interrupted", "Half an ans")
     assert chat.session.histories[0][-1]["content"] == "Half an ans"
-    # Nothing sampled: the turn is taken back.
+    # Nothing sampled: the turn is removed.
     chat.session.models[0].model.client.tokens = []
     assert asyncio.run(send_and_interrupt())[0].is_empty
     assert len(chat.session.histories[0]) == 2
@@ -289,7 +289,7 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
     chat.loop.handle("/reset")
     chat.loop.handle("Another one")
     chat.loop.handle(f"/save {path}")
-    assert "2 conversations now; 1 of its answers were cut or stopped" in chat.notes[-1]
+    assert "2 conversations now; 1 of its answers were truncated or stopped" in chat.notes[-1]
     assert read_conversations(path)[0] == saved
     with pytest.raises(ConfigurationError, match="cannot be written"):
         chat.loop.handle("/save /proc/nothing/chats.jsonl")

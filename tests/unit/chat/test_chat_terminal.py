@@ -98,7 +98,7 @@ def test_a_person_chats_in_a_terminal(settings, tmp_path):
     terminal.type(f"/save {file}\r")
     assert "1 conversation" in terminal.until(PROMPT)
     terminal.type("/nothing\r")
-    assert "/nothing is no command" in terminal.until(PROMPT)
+    assert "/nothing is not a command" in terminal.until(PROMPT)
     terminal.type("\x04")
     assert terminal.process.wait(SECONDS) == 0
     assert file.read_text().startswith('{"messages": [{"role": "user", "content": "Once upon')

@@ -351,7 +351,9 @@ def test_what_cannot_be(stories_model, monkeypatch):
     class Sandboxed(Sums):
         requires_sandbox = True
 
-    with pytest.raises(ConfigurationError, match="a judge model grades the answers; set judge_sampling_client"):
+    with pytest.raises(
+        ConfigurationError, match="a judge model grades the answers; set judge_sampling_client"
+    ):
         run(Judged(), Scripted(right))
 
     def no_sandbox() -> None:
