@@ -1,4 +1,4 @@
-"""Datasets of distillation: prompts without reference answers, and the teacher of each dataset."""
+"""Datasets for distillation: prompts without reference answers, and a teacher for each dataset."""
 
 from __future__ import annotations
 
@@ -71,25 +71,25 @@ HUB_PROMPTS: Mapping[str, str] = {
     "deepmath": "zwhe99/DeepMath-103K",
     "tulu3": "allenai/tulu-3-sft-mixture",
 }
-"""Names of prompt sets, with the Hub dataset that each is the ``train`` split of."""
+"""Name of a prompt set -> its Hub dataset, of which the ``train`` split is used."""
 
 _EXPECTED = '{"prompt": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}'
 
 
 @chz.chz
 class TeacherConfig:
-    """Teacher: a base model, saved weights if any, and its prompt.
+    """Teacher: a base model, optional saved weights, and its prompt.
 
-    By default the teacher scores exactly the student's tokens. The last four settings give it its
-    own prompt (on-policy distillation only).
+    By default, the teacher scores exactly the student's tokens. The last four settings give it a
+    separate prompt (on-policy distillation only).
     """
 
     base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
     load_checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's own weights on it"
+        default=None, doc="tinker:// path of the teacher's weights"
     )
     renderer_name: str | None = chz.field(
-        default=None, doc="The teacher's chat format; default: the student's"
+        default=None, doc="Chat format of the teacher; default: the student's"
     )
     system_prompt: str | None = chz.field(default=None, doc="System prompt of the teacher only")
     convo_prefix: list[Message] | None = chz.field(
@@ -108,7 +108,7 @@ class TeacherConfig:
         return bool(self.system_prompt or self.convo_prefix or self.answer_hint)
 
     def check(self, where: str) -> None:
-        """Raises ``ConfigurationError`` for settings that cannot work."""
+        """Raises ``ConfigurationError`` for invalid settings."""
         check_tinker_path(
             f"{where}.load_checkpoint_path",
             self.load_checkpoint_path,
@@ -124,12 +124,12 @@ async def open_teacher(
 ) -> SamplingClient:
     """Returns a client of the teacher's weights; ``where`` names its settings in errors.
 
-    Raises ``CheckpointError`` if the weights are missing or of another model than ``base_model``.
+    Raises ``CheckpointError`` if the weights are missing or belong to another base model.
     """
     path = teacher.load_checkpoint_path
     if path is not None:
         try:
-            # Checked here, so that the error names the teacher's setting rather than the run's.
+            # Check here, so that the error names the teacher's setting and not the run's.
             model = SimpleNamespace(model_name=teacher.base_model)
             await check_weights(session.connection.service, path, model)
         except CheckpointError as error:
@@ -139,34 +139,34 @@ async def open_teacher(
 
 @chz.chz
 class DistillationDatasetConfig:
-    """Dataset with the teacher that scores the student's answers."""
+    """Dataset, and the teacher that scores the student's answers."""
 
-    dataset_builder: RLDatasetBuilder = chz.field(doc="The prompts, or problems with rewards")
+    dataset_builder: RLDatasetBuilder = chz.field(doc="Prompts, or problems with rewards")
     teacher_config: TeacherConfig = chz.field(doc="Teacher of this dataset")
-    groups_per_batch: int = chz.field(doc="Groups of a batch that come from this dataset")
+    groups_per_batch: int = chz.field(doc="Number of groups of this dataset in a batch")
 
 
 class CompositeDataset(RLDataset):
-    """Batch i is batch i of each dataset, one after the other, up to the end of the shortest.
+    """Concatenates batch i of all datasets; ends with the shortest dataset.
 
-    ``groups_per_batch_list`` has the groups in a batch of each dataset; the last may be smaller.
+    ``groups_per_batch_list`` has each dataset's groups per batch; its last batch may be smaller.
     """
 
     def __init__(self, datasets: Sequence[RLDataset], groups_per_batch_list: Sequence[int]) -> None:
         if not datasets or len(datasets) != len(groups_per_batch_list):
             raise ConfigurationError(
                 f"dataset_configs: got {len(datasets)} datasets and {len(groups_per_batch_list)} "
-                "numbers of groups, expected one for each dataset, and one dataset at least"
+                "numbers of groups, expected one for each dataset, and at least one dataset"
             )
         self.datasets = list(datasets)
         self.groups_per_batch_list = list(groups_per_batch_list)
 
     def __len__(self) -> int:
-        # Ends with the shortest dataset, so that every batch has groups of every teacher.
+        # End with the shortest dataset, so that every batch has groups of every teacher.
         return min(len(dataset) for dataset in self.datasets)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Returns the groups of batch ``index``, those of the first dataset first."""
+        """Returns the groups of batch ``index``, in the order of the datasets."""
         return [group for part in self.get_parts(index) for group in part]
 
     def get_parts(self, index: int) -> list[list[EnvGroupBuilder]]:
@@ -192,7 +192,7 @@ class CompositeDataset(RLDataset):
 
 
 class PromptOnlyEnv(ProblemEnv):
-    """Single-turn environment without a reward: the only signal is the teacher."""
+    """Single-turn environment without a reward: the teacher is the only signal."""
 
     def __init__(
         self, prompt: str, renderer: Renderer, convo_prefix: Sequence[Message] | None = None
@@ -222,10 +222,10 @@ class PromptOnlyEnv(ProblemEnv):
 
 
 class PromptOnlyDataset(ProblemDataset[list[Message]]):
-    """Batches of prompts without rewards: texts of the user, or conversations that end with one.
+    """Batches of prompts without rewards: user texts, or conversations that end with the user.
 
-    ``convo_prefix`` comes before each prompt and is seen by the student too. Prompts of more than
-    ``max_prompt_tokens``, rendered with it, are left out. ``dataset_name`` tags the metrics.
+    ``convo_prefix`` is put before each prompt, also for the student. Prompts of more than
+    ``max_prompt_tokens``, rendered with it, are skipped. ``dataset_name`` tags the metrics.
     ``tokenizer`` is not used, since the renderer has one.
     """
 
@@ -243,24 +243,25 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
         self.group_size, self.renderer, self.dataset_name = group_size, renderer, dataset_name
         self.convo_prefix = convo_prefix or []
         talks = [[Message(role="user", content=p)] if isinstance(p, str) else p for p in prompts]
-        # Before batches are formed, so that long prompts leave no gaps in them.
+        # Filter before forming batches, so that skipped prompts leave no gaps.
         talks = fitting(talks, renderer, self.convo_prefix, max_prompt_tokens, dataset_name)
         super().__init__(talks, self._group, batch_size)
 
     def _group(self, prompt: list[Message]) -> EnvGroupBuilder:
-        # All but the last message is context; the last is the question.
+        # The last message is the question, the others are context.
         prefix = [*self.convo_prefix, *prompt[:-1]]
         env = partial(PromptOnlyEnv, get_text_content(prompt[-1]), self.renderer, prefix)
         return ProblemGroupBuilder(env, self.group_size, self.dataset_name)
 
 
 def load_deepmath_prompts(split: Literal["train", "test"] = "train") -> list[str] | None:
-    """Loads the questions of DeepMath from the Hub; warns and returns None on failure."""
+    """Loads the questions of DeepMath from the Hub; logs a warning and returns None on failure."""
     return _first_questions("deepmath", split)
 
 
 def load_tulu3_prompts() -> list[str] | None:
-    """Loads the first user message of each Tulu 3 conversation; on failure None, with a warning."""
+    """Loads the first user message of each Tulu 3 conversation; logs a warning and returns None on
+    failure."""
     return _first_questions("tulu3", "train")
 
 
@@ -278,22 +279,22 @@ def _first_questions(name: str, split: str) -> list[str] | None:
 class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     """Prompts from the Hub or from a local file, without rewards.
 
-    A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}`` whose prompt is
+    A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}``; its prompt is
     everything before the last answer.
     """
 
     dataset_name: str = chz.field(doc=f"{', '.join(HUB_PROMPTS)}, or a JSONL file of prompts")
-    groups_per_batch: int = chz.field(validator=at_least(1), doc="Prompts a step")
-    group_size: int = chz.field(validator=at_least(1), doc="Answers to each")
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
+    groups_per_batch: int = chz.field(validator=at_least(1), doc="Prompts per step")
+    group_size: int = chz.field(validator=at_least(1), doc="Answers per prompt")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     convo_prefix: list[Message] | None = chz.field(
-        default=None, doc="Messages before each prompt, which the student sees too"
+        default=None, doc="Messages before each prompt, also for the student"
     )
     max_prompt_tokens: int | None = number(
-        1024, "Prompts of more tokens are left out; None: all are kept", low=1
+        1024, "Skip prompts with more tokens; None: keep all", low=1
     )
-    max_prompts: int | None = number(None, "Maximum prompts, the first ones of the dataset", low=1)
+    max_prompts: int | None = number(None, "Number of prompts, from the first; None: all", low=1)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a chat format or dataset that does not exist."""
@@ -307,7 +308,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
             )
 
     async def __call__(self) -> tuple[RLDataset, None]:
-        """Reads the prompts; raises ``DataError``, with file and line, for a line that is none."""
+        """Reads the prompts; raises ``DataError``, with file and line, for an invalid line."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         prompts = load_prompts(self.dataset_name, self.max_prompts)
@@ -324,21 +325,21 @@ def load_prompts(name: str, most: int | None = None, split: str = "train") -> li
     """Loads up to ``most`` prompts as conversations that end with the user.
 
     ``name`` is one of ``HUB_PROMPTS``, with its ``split``, or a file (also ``.jsonl.gz``). Raises
-    ``DataError`` if the dataset cannot be loaded or, with file and line, for a line that is none.
+    ``DataError`` if the dataset cannot be loaded or, with file and line, for an invalid line.
     """
     rows: Iterable[tuple[str, Any]]
     if name in HUB_PROMPTS:
         found = load_hf_dataset(
             HUB_PROMPTS[name],
             split,
-            instead="Give prompts of your own with a JSONL file in the place of its name",
+            instead="Give your own prompts as a JSONL file instead of its name",
         )
         rows = ((f"{name}, row {i}", found[i]) for i in range(len(found)))
     else:
         rows = json_lines(Path(name).expanduser(), f"lines like {_EXPECTED}")
     prompts = [prompt_of(row, where) for where, row in itertools.islice(rows, most)]
     if not prompts:
-        raise DataValidationError(f"{name}: got no prompt; expected lines like {_EXPECTED}")
+        raise DataValidationError(f"{name}: got no prompts; expected lines like {_EXPECTED}")
     return prompts
 
 
@@ -366,13 +367,13 @@ def prompt_of(row: Any, where: str) -> list[Message]:
     parts = itertools.chain.from_iterable(c for c in contents if isinstance(c, list))
     if any(part["type"] not in ("text", "thinking") for part in parts):
         raise DataFormatError(f"{where}: got images or audio, expected text as in {_EXPECTED}")
-    # The student is to answer the last user message: what follows it in the data is dropped.
+    # The student answers the last user message: drop everything after it.
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users or not get_text_content(messages[users[-1]]).strip():
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise DataFormatError(
-            f"{where}: got messages of roles {roles}, expected one of the user's with text, which "
-            "the student is to answer"
+            f"{where}: got messages of roles {roles}, expected a user message with text, which "
+            "the student can answer"
         )
     return messages[: users[-1] + 1]
 
@@ -388,11 +389,11 @@ def fitting(
 
     Raises ``DataValidationError`` if none fits.
     """
-    # Long prompts are skipped, because a truncated one has another meaning.
+    # Skip long prompts, because a truncated prompt has another meaning.
     if max_tokens is None or not prompts:
         return list(prompts)
-    # A token has at least one byte, so most prompts of a large dataset need not be rendered. The
-    # slack of 8 tokens is for spaces that tokenizers insert.
+    # A token has at least one byte, so most prompts of a large dataset need no rendering. The
+    # margin of 8 tokens covers spaces that tokenizers insert.
     around = renderer.build_generation_prompt([*prefix, Message(role="user", content="x")]).length
     lengths: list[int] = []
     for prompt in prompts:
@@ -404,7 +405,7 @@ def fitting(
     if not kept:
         raise DataValidationError(
             f"max_prompt_tokens: got {max_tokens}, but the shortest of {len(prompts)} prompts in "
-            f"{name} has {min(lengths)} tokens as the student sees it; raise it"
+            f"{name} has {min(lengths)} tokens for the student; raise it"
         )
     if len(kept) < len(prompts):
         logger.warning(

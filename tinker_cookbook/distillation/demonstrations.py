@@ -1,8 +1,8 @@
-"""Data of self-distillation: questions with a good answer that only the teacher sees.
+"""Data for self-distillation: questions with a good answer that only the teacher sees.
 
-They come from a file of conversations (``DemonstrationBuilder``), or batch by batch from user code
-as environments in which the student answers (``SDFTBatchProvider``). ``DemonstrationTexts`` and
-``ProvidedTexts`` turn a batch of either into answers to train on.
+They come from a file of conversations (``DemonstrationBuilder``), or, batch by batch, from user
+code as environments in which the student answers (``SDFTBatchProvider``). ``DemonstrationTexts``
+and ``ProvidedTexts`` convert such a batch to answers to train on.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ DEFAULT_DEMO_TEMPLATE = (
     "{golden_answer}\n\n"
     "Now respond in your own words, with your reasoning if there is any."
 )
-"""Text of the teacher's question."""
+"""Template of the teacher's question."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Prompt that ends with the user's question, and the answer to show to the teacher."""
+    """Prompt that ends with the user's question, and the answer shown to the teacher."""
 
     prompt: list[Message]
     answer: str
 
     @classmethod
     def of(cls, conversation: Sequence[Message], row: int) -> Demonstration:
-        """Splits a conversation into prompt and last answer."""
+        """Splits a conversation into its prompt and its last answer."""
         last = max(i for i, message in enumerate(conversation) if message["role"] == "assistant")
         prompt, answer = list(conversation[:last]), get_text_content(conversation[last])
         roles = ", ".join(message["role"] for message in conversation)
         if not prompt or prompt[-1]["role"] != "user" or not answer.strip():
             raise DataFormatError(
                 f"row {row} of the demonstrations: got messages of roles {roles}, expected a user "
-                "message and after it, as the last answer, one with text"
+                "message followed by an assistant message with text"
             )
         return cls(prompt, answer)
 
@@ -73,7 +73,7 @@ class Demonstration:
     ) -> tinker.ModelInput:
         """Renders the prompt with the demonstration in its last message."""
         question = get_text_content(self.prompt[-1])
-        # In the last message, so that the teacher reads it as part of the question.
+        # In the last message, as part of the question.
         shown = demo_template.format(question=question, golden_answer=self.answer)
         messages = [*self.prompt[:-1], Message(role="user", content=shown)]
         if system_prompt and messages[0]["role"] != "system":
@@ -88,14 +88,14 @@ def build_sdft_teacher_prompt(
     system_prompt: str | None = None,
     demo_template: str = DEFAULT_DEMO_TEMPLATE,
 ) -> tinker.ModelInput:
-    """Renders the teacher's prompt, after which it scores the student's answer."""
+    """Renders the teacher's prompt; the student's answer is scored after it."""
     demonstration = Demonstration([Message(role="user", content=question)], golden_answer)
     return demonstration.teacher_prompt(renderer, system_prompt, demo_template)
 
 
 def check_demo_template(template: str) -> None:
     """Raises ``ConfigurationError`` unless the template has exactly its two fields."""
-    # Filled with marks that no template has, to see which fields it uses.
+    # Fill the template with unique marks to see which fields it uses.
     marks = {"question": "\x00Q\x00", "golden_answer": "\x00A\x00"}
     try:
         filled = template.format(**marks)
@@ -104,7 +104,7 @@ def check_demo_template(template: str) -> None:
         raise ConfigurationError(
             f"demo_template: got {template!r}, which cannot be filled in "
             f"({error}){nearest(name, marks) if name else ''}; expected the fields {{question}} "
-            "and {golden_answer}, other braces doubled"
+            "and {golden_answer}; double all other braces"
         ) from error
     missing = [f"{{{name}}}" for name, mark in marks.items() if mark not in filled]
     if missing:
@@ -115,25 +115,25 @@ def check_demo_template(template: str) -> None:
 
 @chz.chz
 class DemonstrationBuilder(FromConversationFileBuilder):
-    """Conversations of a JSONL file, the last answer of each as the demonstration."""
+    """Conversations of a JSONL file with the last answer as the demonstration."""
 
     @property
     def train_on_what(self) -> TrainOnWhat:
-        """The last answer alone."""
+        """Trains only on the last answer."""
         return TrainOnWhat.LAST_ASSISTANT_MESSAGE
 
     @cached_property
     def demonstrations(self) -> list[Demonstration]:
-        """Training demonstrations, by the number that their datums carry."""
+        """Training demonstrations, by the number in their datums."""
         return [Demonstration.of(row, i) for i, row in enumerate(self._split[0])]
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Builds numbered datums of the demonstrations; test data have no numbers."""
+        """Builds numbered datums of the demonstrations; test datums have no numbers."""
         self.common_config.check()
         batch_size, max_length = self.common_config.batch_size, self.common_config.max_length
         train, test = self._split
 
-        # The number of its row leads from a datum back to its demonstration.
+        # The row number links a datum to its demonstration.
         def datum(row: int) -> tinker.Datum:
             made = conversation_to_datum(train[row], self.renderer, max_length, self.train_on_what)
             return numbered(made, row)
@@ -155,10 +155,10 @@ def _up_to_answer(conversation: list[Message]) -> list[Message]:
 
 @runtime_checkable
 class SDFTBatchProvider(Protocol):
-    """Questions with a golden answer each, in batches."""
+    """Batches of questions with golden answers."""
 
     def get_batch(self, index: int) -> tuple[Sequence[EnvGroupBuilder], list[str], list[str]]:
-        """Returns environments, questions and golden answers: one of each for every problem."""
+        """Returns environments, questions and golden answers, one of each per problem."""
         ...
 
     def __len__(self) -> int:
@@ -182,28 +182,28 @@ class ProvidedEnvironments(RLDataset):
 
 
 Texts: TypeAlias = tuple[list["tinker.Datum"], list["tinker.ModelInput"], dict[str, float]]
-"""Answers as datums with a ``mask``, the teacher's prompt of each, and metrics."""
+"""Answers as datums with a ``mask``, the teacher's prompt for each answer, and metrics."""
 
 GetPolicy: TypeAlias = Callable[[], TokenCompleter]
-"""Returns the student with its current weights."""
+"""Function that returns the student with its current weights."""
 
 
 class DemonstrationTexts:
-    """Answers of the student to the questions of demonstrations, or the demonstrations."""
+    """Texts to train on: the student's answers to the questions, or the demonstrations."""
 
     def __init__(self, config: Config) -> None:
         assert isinstance(config.dataset_builder, DemonstrationBuilder)
         self._config, self._builder = config, config.dataset_builder
 
     def teacher_prompt(self, row: int) -> tinker.ModelInput:
-        """Returns the question with the demonstration."""
+        """Returns the teacher's prompt: the question with the demonstration."""
         return self._builder.demonstrations[row].teacher_prompt(
             self._builder.renderer, self._config.system_prompt, self._config.demo_template
         )
 
     def check(self) -> None:
-        """Raises ``DataValidationError`` where a teacher's prompt leaves no room for an answer."""
-        # The student's prompt, which lacks the demonstration, is never longer.
+        """Raises ``DataValidationError`` if a teacher's prompt leaves no room for an answer."""
+        # The student's prompt has no demonstration, so it is never longer.
         limit = self._config.context
         lengths = [self.teacher_prompt(i).length for i in range(len(self._builder.demonstrations))]
         long = [row for row, length in enumerate(lengths) if length >= limit]
@@ -211,15 +211,15 @@ class DemonstrationTexts:
             raise DataValidationError(
                 f"{self._builder.file_path}: the teacher's prompt of {len(long)} of {len(lengths)} "
                 f"demonstrations (the first is row {long[0]}, {lengths[long[0]]} tokens) leaves no "
-                f"room for an answer within {limit} tokens; shorten these or take them out, or "
-                "raise max_context_length where the model's context allows it"
+                f"room for an answer within {limit} tokens; shorten or remove these, or "
+                "raise max_context_length if the model's context allows it"
             )
 
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
-        """Returns ``group_size`` answers to each question, a function of the seed and the step."""
+        """Returns ``group_size`` answers per question; deterministic given seed and step."""
         rows = [number_of(datum) for datum in data]
         if not self._config.on_policy:
-            # The demonstrations are the answers; their weights mark the answer's tokens.
+            # The demonstrations are the answers; their weights mark the answers' tokens.
             answers = [
                 masked_datum(
                     datum.model_input,
@@ -234,22 +234,23 @@ class DemonstrationTexts:
 
         async def one(place: int, row: int) -> list[tinker.Datum]:
             prompt = renderer.build_generation_prompt(self._builder.demonstrations[row].prompt)
-            # The seed follows from step and position, so a resumed run samples the same answers.
+            # Derive the seed from step and position, so that a resumed run samples the same
+            # answers.
             samples = await student.derived(step, place).sample_many(
                 prompt, renderer.get_stop_sequences(), size
             )
             return [answer_datum(prompt, sample.tokens) for sample in samples]
 
-        # All questions are sampled at the same time, so that the backend forms large batches.
+        # Sample all questions concurrently, so that the backend forms large batches.
         groups = await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
         prompts = [self.teacher_prompt(row) for row in rows for _ in range(size)]
         return [datum for group in groups for datum in group], prompts, {}
 
 
 class ProvidedTexts(SupervisedDataset):
-    """Samples of the student in a provider's environments.
+    """The student's samples in a provider's environments.
 
-    For the loop over batches it is a dataset whose batch i holds only the number i.
+    For the batch loop it is a dataset in which batch i contains only the number i.
     """
 
     def __init__(
@@ -263,12 +264,12 @@ class ProvidedTexts(SupervisedDataset):
         return len(self._provider)
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns one datum that has the index of the batch as its number."""
+        """Returns one datum with the batch index as its number."""
         return [numbered(datum_from_tokens_weights([0, 0], [0.0, 1.0]), index)]
 
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
         """Runs the rollouts of a batch; returns answers, teacher prompts and metrics."""
-        # In a thread, because a provider is code of the user and may block.
+        # In a thread, because a provider is user code and may block.
         builders_P, questions_P, golden_P = await asyncio.to_thread(
             self._provider.get_batch, number_of(data[0])
         )
@@ -279,7 +280,7 @@ class ProvidedTexts(SupervisedDataset):
                 f"{len(questions_P)} questions and {len(golden_P)} golden answers, expected one of "
                 "each for every problem"
             )
-        # Each group samples with its own seed, which follows from the step and its position.
+        # Each group has its own seed, derived from step and position.
         student = policy()
         groups_P = await asyncio.gather(
             *(
@@ -290,7 +291,7 @@ class ProvidedTexts(SupervisedDataset):
         answers: list[tinker.Datum] = []
         prompts: list[tinker.ModelInput] = []
         for group, question, golden in zip(groups_P, questions_P, golden_P, strict=True):
-            # All turns of a group are scored after the same prompt with the golden answer.
+            # Score all turns of a group after the same prompt with the golden answer.
             prompt = self._teacher_prompt(question, golden)
             made = [
                 datum

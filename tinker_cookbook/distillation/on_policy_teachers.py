@@ -1,12 +1,12 @@
-"""Teachers of on-policy distillation: they score the student's samples by the reverse KL.
+"""Teachers of on-policy distillation score the student's samples by the reverse KL.
 
-With ``d = logprob of the student - logprob of its teacher`` at each sampled token, whose
-expectation is the reverse KL(student || teacher) (Agarwal et al. 2023, arXiv 2306.13649; Gu et al.
-2023, arXiv 2306.08543)::
+With ``d = logprob of the student - logprob of its teacher`` at each sampled token, the
+expectation of ``d`` is the reverse KL(student || teacher) (Agarwal et al. 2023, arXiv 2306.13649;
+Gu et al. 2023, arXiv 2306.08543)::
 
     advantages += -coef * mask * d
 
-Training is on the student's own samples, so every token at which it differs from the teacher gives
+The student trains on its own samples, so every token at which it differs from the teacher has
 a signal.
 
 ``d`` is positive on average, so most sampled tokens have a negative advantage. Subtracting a
@@ -15,14 +15,14 @@ https://doi.org/10.1007/BF00992696)::
 
     advantages += coef * mask * (mean(d) - d)
 
-The sampled token alone gives a noisy estimate. With ``n_teacher_targets`` = K the loss is the KL
+The sampled token alone is a noisy estimate. With ``n_teacher_targets`` = K the loss is the KL
 itself over the teacher's top K, with all other tokens as one more outcome (generalised knowledge
 distillation, arXiv 2306.13649, on samples of the student)::
 
     loss = coef * sum over positions t, outcomes k of  p_tk * (log p_tk - log q_tk)
 
-The metric ``teacher_kl`` is the mean of ``d`` in nats, ``teacher_kl/dataset_i`` the same over the
-groups of one dataset, and ``teacher_kl/per_episode`` the mean over episodes of its sum
+The metric ``teacher_kl`` is the mean of ``d`` in nats, ``teacher_kl/dataset_i`` the same mean over
+the groups of one dataset, and ``teacher_kl/per_episode`` the mean over episodes of its sum
 (docs/04-rl-metrics.md).
 """
 
@@ -81,7 +81,7 @@ _IDS, _PROBABILITIES = "teacher_ids", "teacher_probabilities"
 class Teacher:
     """Teacher that scores samples of the student.
 
-    ``endings`` is for a teacher with another prompt or chat format than the student. With ``k``
+    ``endings`` is for a teacher with another prompt or chat format than the student's. With ``k``
     above 0, :meth:`score` also attaches the teacher's ``k`` most probable tokens at each position
     to the datum, for :class:`TopKSignal`; ``vocab_size`` is the student's.
     """
@@ -95,7 +95,8 @@ class Teacher:
         """Returns the log-probabilities [N] of each trajectory's trained tokens."""
         data_of = [data for _, data in trajectories]
         if self.endings is not None:
-            # The teacher scores the same answer in its own chat format, after its own prompt.
+            # A teacher with another prompt scores the answer in its own chat format, after that
+            # prompt.
             translated = [self.endings.to_teacher(trajectory) for trajectory, _ in trajectories]
             data_of = [trajectory_to_data(each, 0.0) for each in translated]
         data_D = [datum for data in data_of for datum in data]
@@ -110,7 +111,7 @@ class Teacher:
                 f"the teacher could not score the student's answers (the longest has {longest} "
                 f"tokens with its prompt): {error}"
             ) from error
-        # Back to one array for each trajectory.
+        # Convert back to one array per trajectory.
         # A trajectory has several datums if its context was rewritten between turns.
         ends = np.cumsum([len(data) for data in data_of], dtype=np.int64).tolist()
         scores = [
@@ -127,7 +128,7 @@ class Teacher:
     async def _attach_topk(self, datum: tinker.Datum) -> _Array:
         """Attaches the top ``k`` [T, k] to the datum; returns the log-probabilities [T]."""
         topk, logprobs = await score_with_topk(self.client, whole_sequence(datum), self.k)
-        # Only action tokens are trained, so the others get no targets.
+        # Only action tokens are trained, so other tokens get no targets.
         trained = datum.loss_fn_inputs["mask"].to_numpy() != 0
         rows = topk[trained].within(self.vocab_size)
         ids = np.zeros((len(trained), self.k), np.int64)
@@ -139,7 +140,7 @@ class Teacher:
 
 
 class TeacherSignal(AdvantageAdjuster):
-    """Advantages from the scores of ``teachers``, one for each of the run's datasets.
+    """Computes advantages from the scores of ``teachers``, one teacher per dataset.
 
     ``Config`` of ``train_on_policy`` documents the settings.
     """
@@ -160,7 +161,7 @@ class TeacherSignal(AdvantageAdjuster):
     async def adjust(self, rollouts: RolloutData) -> Adjustment:
         """Scores all trajectories with their teachers and changes the advantages."""
         data_D = rollouts.data_D
-        # A trajectory may have several datums, but a teacher reads it as a whole.
+        # A trajectory may have several datums, but the teacher scores it as a whole.
         trajectories: dict[tuple[int, int], TrajectoryData] = {}
         for origin, datum in zip(rollouts.origins_D, data_D, strict=True):
             member = (origin.group, origin.member)
@@ -172,18 +173,18 @@ class TeacherSignal(AdvantageAdjuster):
 
         async def score_dataset(number: int) -> None:
             own = [i for i, other in enumerate(dataset_of) if other == number]
-            # A teacher scores only the trajectories of its dataset.
+            # Each teacher scores only the trajectories of its dataset.
             values = await self._teachers[number].score([items[i] for i in own])
             scores.update(zip(own, values, strict=True))
 
-        # All teachers score at the same time.
+        # All teachers score concurrently.
         await asyncio.gather(*map(score_dataset, sorted(set(dataset_of))))
-        # So far the advantages hold the environments' rewards alone: weigh these first.
+        # So far, the advantages are only from the environments' rewards: weight these first.
         if self._reward_coef != 1:
             for datum, values in zip(data_D, advantages_of(data_D), strict=True):
                 weighed = (self._reward_coef * values).astype(np.float32)
                 datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(weighed)
-        # Without rewards, a teacher that agrees with the student leaves nothing to train on.
+        # Without rewards, there is no signal if the teacher agrees with the student.
         has_rewards = any(values.any() for values in advantages_of(data_D))
         means, added = add_reverse_kl(
             data_D,
@@ -209,17 +210,17 @@ def add_reverse_kl(
 ) -> tuple[dict[str, Mean], _Array]:
     """Adds ``-coef * d``, or with ``center`` ``coef * (mean(d) - d)``, to the advantages.
 
-    ``teacher_logprobs`` [N] are for the trained tokens of all data in order. Changes ``data_D``;
-    returns ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
+    ``teacher_logprobs`` [N] belong to the trained tokens of all data, in order. Changes ``data_D``;
+    returns ``teacher_kl`` and ``teacher_kl/dataset_i``, and the added values [N].
     """
-    # One sampled token per position: an unbiased estimate of the reverse KL there.
+    # One sampled token per position is an unbiased estimate of the reverse KL at that position.
     difference = sampled_logprobs(data_D) - teacher_logprobs
-    # Trained tokens of each datum, to assign the flat arrays [N] to datums and datasets.
+    # Number of trained tokens per datum, to map the flat arrays [N] to datums and datasets.
     counts = [np.count_nonzero(datum.loss_fn_inputs["mask"].to_numpy()) for datum in data_D]
     baseline = np.zeros_like(difference)
     if center:
-        # Teachers differ in their mean KL. With a common mean all answers of one dataset, good ones
-        # too, would have a negative advantage.
+        # Teachers differ in their mean KL. With a common mean, all answers of one dataset, good
+        # ones too, would have a negative advantage.
         dataset_of = np.repeat(np.asarray(dataset_indices_D, dtype=np.int64), counts)
         for number in np.unique(dataset_of):
             own = dataset_of == number
@@ -229,7 +230,7 @@ def add_reverse_kl(
     parts = np.split(difference, np.cumsum(counts)[:-1])
     for number, part in zip(dataset_indices_D, parts, strict=True):
         if part.size:
-            # Sums with counts, so that the means of minibatches can be joined by token.
+            # Keep sums and counts, so that the means of minibatches can be combined per token.
             mean = Mean(float(part.sum()), part.size)
             for name in ("teacher_kl", f"teacher_kl/dataset_{number}"):
                 means[name] = means.get(name, Mean()) + mean
@@ -237,21 +238,21 @@ def add_reverse_kl(
 
 
 class TopKSignal(TeacherSignal):
-    """Trains on the top-K distributions that :meth:`Teacher.score` attached.
+    """Trains on the top-K distributions attached by :meth:`Teacher.score`.
 
-    The metrics and advantages are those of the sampled tokens, as with any other teacher.
+    Metrics and advantages are computed from the sampled tokens, as with any other teacher.
     """
 
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
     ) -> Future[types.ForwardBackwardOutput]:
-        """Queues one pass under autograd."""
+        """Queues one pass with autograd."""
         data = []
         for datum in data_D:
             inputs = datum.loss_fn_inputs
             q = inputs[_PROBABILITIES].to_numpy()
-            # The sampled token is one more target [T, K + 1], of weight 0: its log-probability is
-            # for the metrics.
+            # The sampled token is an additional target [T, K + 1] with weight 0: its
+            # log-probability is only for the metrics.
             sampled = inputs["target_tokens"].to_numpy()[:, None]
             fields = {
                 "target_tokens": np.concatenate([inputs[_IDS].to_numpy(), sampled], axis=1),
@@ -269,7 +270,7 @@ class TopKSignal(TeacherSignal):
 class TopKReverseKL:
     """The top-K loss above, for ``forward_backward_custom``; ``weights`` [T, K] are ``q``."""
 
-    # The loss is a sum over datums that reads trained positions only.
+    # The loss is a sum over datums that reads only trained positions.
     group_size = 1
     trained_only = True
 
@@ -283,15 +284,15 @@ class TopKReverseKL:
         total = logprobs[0].new_zeros(())
         for datum, log_p_all in zip(data, logprobs, strict=True):
             weights = datum.loss_fn_inputs["weights"].to_torch().to(log_p_all.device)
-            # Rows without any target are tokens of prompts and observations.
+            # Rows without a target belong to prompts and observations.
             at = (weights > 0).any(-1)
             q, present = weights[at], weights[at] > 0
-            # An entry without a target has the id of another token: it must not count.
+            # An entry without a target has the id of another token, so mask it.
             log_p = log_p_all[at].masked_fill(~present, 0.0)
             # p is over the whole vocabulary, so its remainder is a real probability.
             p = log_p.exp() * present
             inside = (p * (log_p - torch.where(present, q, 1.0).log())).sum()
-            # All tokens outside the top K count as one more outcome.
+            # All tokens outside the top K form one additional outcome.
             p_rest = (1 - p.sum(-1)).clamp_min(PROBABILITY_ROUNDING)
             q_rest = (1 - q.sum(-1)).clamp_min(PROBABILITY_ROUNDING)
             total = total + inside + (p_rest * (p_rest / q_rest).log()).sum()

@@ -4,13 +4,13 @@
         dataset_builder=tinker_cookbook.distillation.sdft:DemonstrationBuilder dataset_builder.KEY=…
     python -m tinker_cookbook.distillation.sdft --help
 
-The teacher is the model as training began, with a good answer in its prompt. The student sees the
-question alone, answers it, and is trained towards the teacher's distribution at each token of that
-answer (Shenfeld et al. 2026, arXiv 2601.19897). So it learns the content of the demonstrations in
-its own words, and forgets less than by fine-tuning on them.
+The teacher is the initial model with a good answer in its prompt. The student sees only the
+question, answers it, and is trained towards the teacher's distribution at each token of its
+answer (Shenfeld et al. 2026, arXiv 2601.19897). The student learns the content of the
+demonstrations in its own words, and forgets less than with fine-tuning on them.
 
-It is an objective of ``supervised.batch_loop``. ``demonstrations`` has the questions and answers,
-``sdft_targets`` the teacher's targets for them.
+SDFT is an objective of ``supervised.batch_loop``. ``demonstrations`` has the questions and answers,
+``sdft_targets`` the teacher's targets.
 """
 
 from __future__ import annotations
@@ -84,27 +84,29 @@ __all__ = [
 
 @chz.chz
 class SDFTSettings:
-    """Settings of self-distillation itself, which recipes take over."""
+    """Settings of self-distillation, shared with recipes."""
 
     on_policy: bool = chz.field(
-        default=True, doc="The student writes the answers; else the demonstrations are the texts"
+        default=True, doc="Train on the student's answers; False: on the demonstrations"
     )
-    group_size: int = number(1, "Answers of the student to a question", low=1)
+    group_size: int = number(1, "Answers per question", low=1)
     max_tokens: int = number(2048, "Maximum tokens of an answer", low=1)
-    temperature: float = chz.field(default=1.0, doc="Of the student's answers")
-    topk: int = chz.field(default=20, doc="Targets a position: the teacher's most probable tokens")
+    temperature: float = chz.field(default=1.0, doc="Sampling temperature of the student")
+    topk: int = chz.field(
+        default=20, doc="Targets per position: the teacher's most probable tokens"
+    )
     reverse: bool = chz.field(
-        default=False, doc="Reverse KL over the teacher's top K in place of cross-entropy"
+        default=False, doc="Use the reverse KL over the teacher's top K instead of cross-entropy"
     )
     demo_template: str = chz.field(
-        default=DEFAULT_DEMO_TEMPLATE, doc="The teacher's question, of {question}, {golden_answer}"
+        default=DEFAULT_DEMO_TEMPLATE, doc="Teacher's question, with {question} and {golden_answer}"
     )
     system_prompt: str | None = chz.field(
-        default=None, doc="The teacher's system message, where the conversation has none"
+        default=None, doc="Teacher's system message if the conversation has none"
     )
-    skip_first_n_tokens: int = number(3, "First tokens of an answer that are not trained on")
+    skip_first_n_tokens: int = number(3, "Number of first tokens of an answer without training")
     teacher_sync_every: int | None = chz.field(
-        default=None, doc="Steps after which the teacher takes the student's weights; None: never"
+        default=None, doc="Steps after which the teacher gets the student's weights; None: never"
     )
     teacher_concurrency: int = number(64, "Answers that the teacher scores concurrently", low=1)
     max_context_length: int = number(
@@ -117,28 +119,28 @@ class Config(SDFTSettings, BatchConfig):
     """Settings of a run of self-distillation."""
 
     dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Demonstrations; leave it out where main is given a provider"
+        default=None, doc="Demonstrations; None if main gets a provider"
     )
 
     learning_rate: float = peak_rate(2e-5)
     lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
     num_substeps: int = chz.field(
-        default=1, doc="Only 1 is possible: a batch is one optimizer step"
+        default=1, doc="Only 1 is supported: one optimizer step per batch"
     )
     loss_fn: str = chz.field(
-        default="importance_sampling", doc="Has no effect: topk=0, which it was for, is not offered"
+        default="importance_sampling", doc="Has no effect: it is for topk=0, which is not supported"
     )
-    eval_every: int = number(20, "Steps between evaluations; 0 is never")
+    eval_every: int = number(20, "Steps between evaluations; 0: never")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""
+        """Raises ``ConfigurationError`` for the first invalid setting; loads no model."""
         super().check()
         if self.dataset_builder is not None and not isinstance(
             self.dataset_builder, DemonstrationBuilder
         ):
             raise ConfigurationError(
                 f"dataset_builder: got {type(self.dataset_builder).__name__}, expected a "
-                "DemonstrationBuilder, which knows the demonstration of each example"
+                "DemonstrationBuilder, which has the demonstration of each example"
             )
         if self.num_substeps != 1:
             raise ConfigurationError(
@@ -152,17 +154,17 @@ class Config(SDFTSettings, BatchConfig):
             )
         check_top_k("topk", self.topk, len(get_tokenizer(self.model_name)))
         check_demo_template(self.demo_template)
-        # A resumed run opens the teacher from a checkpoint of the run, so there must be one.
+        # A resumed run loads the teacher from a checkpoint of the run, so one must exist.
         every = self.teacher_sync_every
         if every is not None and (every < 1 or self.save_every < 1 or every % self.save_every):
             raise ConfigurationError(
                 f"teacher_sync_every: got {every}, expected a multiple of save_every "
-                f"({self.save_every}): a run that is resumed takes the teacher from the checkpoint "
+                f"({self.save_every}): a resumed run loads the teacher from the checkpoint "
                 "of that step"
             )
 
     def server_needs(self) -> list[Need]:
-        """Returns what a server must be able to do: the teacher's distributions and their loss."""
+        """Returns the required server features: the teacher's distributions and the loss."""
         setting = f"topk={self.topk}"
         loss = Need("custom_loss", "reverse=True", "set reverse=False")
         return [
@@ -173,7 +175,7 @@ class Config(SDFTSettings, BatchConfig):
 
     @property
     def context(self) -> int:
-        """Maximum tokens that the teacher reads; the API samples one more."""
+        """Maximum input tokens of the teacher; the API samples one more."""
         context = model_info.resolve_max_length(self.model_name, None)
         most = self.max_context_length
         return min(most, context - 1) if context else most
@@ -184,17 +186,17 @@ async def main(
     sdft_dataset: SDFTBatchProvider | None = None,
     test_dataset: RLDataset | SDFTBatchProvider | None = None,
 ) -> None:
-    """Trains, or continues the run in ``cfg.log_path``.
+    """Trains, or resumes the run in ``cfg.log_path``.
 
-    ``sdft_dataset`` has questions with golden answers, in place of ``cfg.dataset_builder``; its
-    batch k is trained at step k. ``test_dataset`` has environments for evaluation.
+    ``sdft_dataset`` has questions with golden answers, instead of ``cfg.dataset_builder``; its
+    batch k is used at step k. ``test_dataset`` has environments for evaluation.
     """
     cfg.check()
     if (sdft_dataset is None) == (cfg.dataset_builder is None):
         got = "neither" if sdft_dataset is None else "both"
         raise ConfigurationError(
-            f"sdft_dataset, dataset_builder: got {got}, expected one of them: where the questions "
-            "and their golden answers come from"
+            f"sdft_dataset, dataset_builder: got {got}, expected one source of questions "
+            "and golden answers"
         )
     if sdft_dataset is None:
         source = DemonstrationTexts(cfg)
@@ -224,7 +226,7 @@ async def main(
 class SelfDistillation(Objective):
     """Cross-entropy, or reverse KL, to the teacher's distributions on the answers.
 
-    Metrics are those of ``distance_metrics``, ``demonstrated_targets`` and
+    Metrics: those of ``distance_metrics``, ``demonstrated_targets`` and
     ``reverse_kl_custom_loss``; and ``sdft/answer_tokens``, the mean length of the answers.
     """
 
@@ -240,7 +242,7 @@ class SelfDistillation(Objective):
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """Samples answers with the weights after ``step`` updates; the teacher scores them."""
         config = self._config
-        # Demonstrations as texts need no samples, so no snapshot of the weights either.
+        # Training on demonstrations needs no samples, and so no snapshot of the weights.
         client = await self._session.sampling_client() if config.on_policy else None
 
         def policy() -> TokenCompleter:
@@ -278,9 +280,9 @@ class SelfDistillation(Objective):
         return Batch([each.datum for each in soft], (soft, rollout_metrics | metrics))
 
     async def _teacher_at(self, step: int) -> SamplingClient:
-        """Returns the teacher: the weights before training, or of its last update."""
+        """Returns the teacher: the initial weights, or the weights of its last update."""
         config, every = self._config, self._config.teacher_sync_every
-        # The last step at which the teacher took over the student's weights; 0 is before training.
+        # Last step at which the teacher got the student's weights; 0: before training.
         since = 0 if every is None else step // every * every
         if self._teacher is not None and self._teacher[0] == since:
             return self._teacher[1]
@@ -289,7 +291,7 @@ class SelfDistillation(Objective):
         elif since == step:
             client = await self._session.sampling_client()
         else:
-            # A resumed run: the teacher's weights are older than the student's.
+            # In a resumed run, the teacher's weights are older than the student's.
             paths = [
                 record.state_path
                 for record in load_checkpoints_file(config.log_path)
@@ -297,7 +299,7 @@ class SelfDistillation(Objective):
             ]
             if not paths:
                 raise CheckpointError(
-                    f"teacher_sync_every: the teacher is to have the weights of step {since}, but "
+                    f"teacher_sync_every: the teacher needs the weights of step {since}, but "
                     f"{config.log_path}/checkpoints.jsonl lists no checkpoint of that step; start "
                     "afresh, or resume with the save_every and teacher_sync_every that the run "
                     "began with"
@@ -307,21 +309,21 @@ class SelfDistillation(Objective):
         return client
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """Queues a pass with the backend's cross-entropy, or with the reverse KL under autograd."""
+        """Queues a pass with the backend's cross-entropy, or with the reverse KL by autograd."""
         if self._config.reverse:
-            # Backends have cross-entropy built in; the reverse KL needs autograd.
+            # Cross-entropy is built into backends; the reverse KL needs autograd.
             return client.forward_backward_custom(batch.data, ReverseKL())
         return client.forward_backward(batch.data, "cross_entropy")
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Returns metrics of the answers, of the teacher and of the distance to it."""
+        """Returns metrics of the answers, the teacher, and the distance between them."""
         soft: list[SoftDatum]
         soft, found = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         distance = distance_metrics(soft, logprobs, "sdft")
         distance.pop("sdft/entropy", None)  # sdft/mean_teacher_entropy is the same
         _, reverse = reverse_kl_custom_loss(batch.data, [lp.to_torch() for lp in logprobs])
-        # Where no answer is long enough, nothing was trained and there is no mean.
+        # If no answer is long enough, nothing was trained and there is no mean.
         return {self.shown: 0.0, **found, **distance, **reverse}
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:

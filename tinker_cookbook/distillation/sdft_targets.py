@@ -1,6 +1,6 @@
 """Targets of self-distillation: the teacher scores the student's answers after its own prompt.
 
-The student has answered a prompt. The teacher reads the same answer after a prompt that holds a
+The student has answered a prompt. The teacher reads the same answer after a prompt with a
 demonstration, and predicts each of the answer's tokens.
 """
 
@@ -32,7 +32,7 @@ else:
     torch = lazy_module("torch")
 
 _CONCURRENCY = 64
-"""Answers that the teacher scores concurrently."""
+"""Number of answers that the teacher scores concurrently."""
 
 
 def masked_datum(
@@ -51,7 +51,7 @@ def masked_datum(
 
 
 def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Datum:
-    """Returns the masked datum of a prompt and an answer to it."""
+    """Returns the masked datum of a prompt and its answer."""
     tokens = [*prompt.to_ints(), *answer]
     mask = np.zeros(len(tokens) - 1, np.float32)
     # Position i predicts token i + 1: the prompt's last position predicts the first answer token.
@@ -64,28 +64,28 @@ def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Dat
 class _TeacherText:
     """An answer after the teacher's prompt.
 
-    The answer goes from the first token with ``mask`` > 0 to the end of the datum. It may hold
-    tokens with mask 0 (observations between actions, actions that do not count): the teacher reads
-    them, so that each action keeps its distance from the start, but they get no targets.
+    The answer is everything from the first token with ``mask`` > 0 to the end of the datum. It may
+    have tokens with mask 0 (observations between actions, actions that do not count): the teacher
+    reads them as context, but they get no targets.
     """
 
     tokens: tinker.ModelInput
-    """The teacher's prompt and as much of the answer as fits."""
+    """The teacher's prompt and the part of the answer that fits."""
     positions: npt.NDArray[np.int64]
-    """The datum's positions [N] with ``mask`` > 0 whose tokens fit."""
+    """Positions [N] in the datum with ``mask`` > 0 and tokens that fit."""
     rows: npt.NDArray[np.int64]
-    """For each position the index [N] of its token in the answer."""
+    """Index [N] of each position's token in the answer."""
     cut: bool
-    """Whether the end of the answer does not fit."""
+    """Whether the answer was truncated."""
 
     @classmethod
     def of(cls, datum: tinker.Datum, prompt: tinker.ModelInput, most: int) -> _TeacherText:
-        """Returns the text, with at most ``most`` tokens unless the prompt alone has more."""
-        # Tokens before the first action are the student's prompt, which the teacher does not read.
+        """Returns the text with at most ``most`` tokens, unless the prompt alone is longer."""
+        # Tokens before the first action are the student's prompt, which the teacher must not read.
         masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
         start = int(masked[0]) if masked.size else datum.model_input.length
         answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
-        # A long answer loses its end, so the tokens that remain have their full context.
+        # Truncate a long answer at its end, so that the remaining tokens have their full context.
         kept = answer[: max(0, most - prompt.length)].tolist()
         positions = masked[masked - start < len(kept)]
         tokens = prompt.append(tinker.EncodedTextChunk(tokens=kept)) if kept else prompt
@@ -104,24 +104,24 @@ async def demonstrated_targets(
 ) -> tuple[list[SoftDatum], dict[str, float]]:
     """Returns the data with the teacher's top ``topk`` as targets, and metrics.
 
-    The data have ``target_tokens`` [T] and ``mask`` [T], which may have several segments of
+    The data have ``target_tokens`` [T] and ``mask`` [T], possibly with several segments of
     actions. There are no targets on the first ``skip_first_n_tokens`` tokens with mask 1, on tokens
-    beyond ``max_context_length`` tokens of teacher prompt and answer, and of ids that the student
-    does not have (``vocab_size``).
+    beyond ``max_context_length`` tokens of teacher prompt and answer, and for token ids that the
+    student does not have (``vocab_size``).
 
-    Metrics are the numbers of answers (``sdft/num_datums``), of those without any target
-    (``sdft/num_without_targets``) and of those that are too long
-    (``sdft/teacher_truncated_count``, should be 0); of tokens without a distribution in the
-    teacher's response (``sdft/teacher_missing_count``, should be 0) and of tokens with targets
+    Metrics are the numbers of answers (``sdft/num_datums``), answers without any target
+    (``sdft/num_without_targets``) and truncated answers
+    (``sdft/teacher_truncated_count``, should be 0); the numbers of tokens without a distribution in
+    the teacher's response (``sdft/teacher_missing_count``, should be 0) and with targets
     (``sdft/total_completion_tokens``); and ``sdft/mean_teacher_entropy`` of the targets, in nats.
     """
     limit = asyncio.Semaphore(concurrency)
 
     async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[SoftDatum, bool, int]:
         text = _TeacherText.of(datum, prompt, max_context_length)
-        # No targets on the first tokens: the teacher tends to mention the demonstration there.
+        # Skip the first tokens, in which the teacher tends to mention the demonstration.
         positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
-        # Without room for the teacher's prompt the answer gets no targets at all.
+        # If the teacher's prompt fills the context, the answer gets no targets.
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
         missing = 0
         if prompt.length <= max_context_length:
@@ -129,7 +129,7 @@ async def demonstrated_targets(
                 every, _ = await score_with_topk(
                     teacher, text.tokens, topk, first=prompt.length, complete=False
                 )
-            # A token without a distribution in the response is left out and counted.
+            # A token without a distribution in the response is skipped and counted.
             present = every.present[at]
             positions, at, missing = positions[present], at[present], int((~present).sum())
             rows = every[at].within(vocab_size)
@@ -140,8 +140,8 @@ async def demonstrated_targets(
 
 
 def _target_metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, float]:
-    """Metrics of datums, each with whether it is cut and its number of missing distributions."""
-    # Rows of zeros have no targets. The others hold q, which adds up to 1.
+    """Computes metrics from (datum, whether it is truncated, number of missing distributions)."""
+    # Rows of zeros have no targets. Other rows are q, which sums to 1.
     weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft, _, _ in done]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
@@ -212,10 +212,10 @@ async def compute_sdft_advantages(
     teacher_prompts_P: list[tinker.ModelInput],
     max_context_length: int = 32768,
 ) -> dict[str, float]:
-    """Replaces ``advantages`` by the teacher's log-probability minus the student's, token by token.
+    """Replaces ``advantages`` by the teacher's log-probability minus the student's, per token.
 
-    With ``importance_sampling`` as loss this is the estimate of KL(student || teacher) from the
-    sampled tokens alone. ``data_D`` is changed in place; it has ``target_tokens``, ``mask`` and
+    With the loss ``importance_sampling``, this minimises the estimate of KL(student || teacher)
+    from the sampled tokens. ``data_D`` is changed in place; it has ``target_tokens``, ``mask`` and
     ``logprobs`` [T], the student's in nats. Tokens beyond ``max_context_length`` get advantage 0.
 
     Returns ``sdft/num_datums``, ``sdft/teacher_truncated_count`` and, as sums over scored tokens
@@ -231,18 +231,18 @@ async def compute_sdft_advantages(
             async with limit:
                 received = (await teacher_client.compute_logprobs(text.tokens))[prompt.length :]
         scores = np.array(received, np.float64)
-        # The teacher may have sent fewer scores than there are tokens.
+        # The teacher may have returned fewer scores than tokens.
         scored = text.rows < len(scores)
         positions = text.positions[scored]
         teacher = scores[text.rows[scored]]
-        # A token whose score is None counts as certain, as in the official package.
+        # A score of None counts as log-probability 0, as in the official package.
         teacher = np.where(np.isnan(teacher), 0.0, teacher)
         inputs = datum.loss_fn_inputs
         student = inputs["logprobs"].to_numpy()[positions]
         advantages = np.zeros(datum.model_input.length, np.float32)
         advantages[positions] = teacher - student
         inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
-        # An answer without room after the teacher's prompt was not scored and is not in the means.
+        # An answer without room after the teacher's prompt has no score and is excluded from means.
         count = inputs["mask"].to_numpy().sum() if text.tokens.length > prompt.length else 0.0
         return text.cut, [float(v) for v in (advantages.sum(), teacher.sum(), student.sum(), count)]
 
@@ -271,25 +271,25 @@ def reverse_kl_custom_loss(
 
         loss = sum over positions t, tokens k of  p_tk * (log p_tk - log q_tk)
 
-    The forward KL makes the student cover all of the teacher's distribution; this one makes it
-    avoid what is improbable for the teacher. ``sdft/reverse_kl_mean`` is the loss a position, at
+    The forward KL makes the student cover all of the teacher's distribution; this loss makes it
+    avoid what is improbable for the teacher. ``sdft/reverse_kl_mean`` is the loss per position, at
     step 0 the effect of the demonstration; near 0 ``sdft/student_entropy_mean`` (of ``p``, in
     nats) all answers to a prompt are the same.
     """
     total = torch.zeros(())
     entropy, count = 0.0, 0
     for datum, logprobs in zip(data, logprobs_list, strict=True):
-        # The weights hold the teacher's probabilities; rows of zeros are not trained.
+        # The weights are the teacher's probabilities; rows of zeros are not trained.
         q = datum.loss_fn_inputs["weights"].to_torch().to(logprobs.device)
         at = (q > 0).any(-1)
         present = q[at] > 0
-        # A token that is no target takes no part: neither in the sum nor in the gradient.
+        # Mask tokens that are not targets, in the sum and in the gradient.
         log_p = logprobs[at].masked_fill(~present, -torch.inf).log_softmax(-1)
         log_p = log_p.masked_fill(~present, 0.0)
         p = log_p.exp() * present
         log_q = torch.where(present, q[at], 1.0).log()
         total = total.to(logprobs.device) + (p * (log_p - log_q)).sum()
-        # Only a metric, so it is detached from the gradient.
+        # Detached, because it is only a metric.
         entropy -= float((p * log_p).sum().detach())
         count += int(at.sum())
     metrics = {"sdft/reverse_kl_loss": float(total.detach())}
@@ -300,9 +300,9 @@ def reverse_kl_custom_loss(
 
 
 class ReverseKL:
-    """The loss for the training client, datum by datum: without means, which do not add up."""
+    """Loss for the training client as a sum over datums, without means, which are not additive."""
 
-    # The loss is a sum over datums that reads trained positions only.
+    # The loss is a sum over datums that reads only trained positions.
     group_size = 1
     trained_only = True
 

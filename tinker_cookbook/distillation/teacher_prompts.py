@@ -1,8 +1,8 @@
-"""Teachers of on-policy distillation that read another prompt than the student.
+"""Teachers of on-policy distillation with another prompt than the student's.
 
-A teacher may have another chat format than the student, or its own prompt: a system prompt,
+A teacher may have another chat format than the student, or another prompt: a system prompt,
 examples, a hint at the answer. It scores the student's tokens after that prompt. Only the tokens
-that end an answer are translated, because each chat format has its own.
+that end an answer are translated, because they depend on the chat format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tinker_cookbook.tokenizer_utils import decode_exactly
 
 _TAG = "dataset_"
 
-_LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
+_LONGEST_TOKEN = 64  # characters; text may follow the stop string within its last token
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class TeacherView:
     answer_hint: str | None = None
 
     def render(self, answer: str, messages: Sequence[Message]) -> Observation:
-        """Renders the teacher's prompt; ``answer`` is put into the hint."""
+        """Renders the teacher's prompt; ``answer`` fills the hint."""
         return self.renderer.build_generation_prompt(self.messages(answer, messages))
 
     def messages(self, answer: str, messages: Sequence[Message]) -> list[Message]:
-        """Returns the conversation with the teacher's own messages."""
-        # The teacher's system prompt comes before the conversation's own, in one message with it;
+        """Returns the conversation with the teacher's additional messages."""
+        # The teacher's system prompt is put before the conversation's, in one message;
         # then the teacher's messages, and the rest of the conversation.
         rest = list(messages)
         head: list[Message] = []
@@ -58,14 +58,14 @@ class TeacherView:
             own = Message(role="system", content=self.system_prompt)
             head = [_append_text(own, f"\n\n{get_text_content(head[0])}") if head else own]
         if self.answer_hint is not None:
-            # The hint is about the question that the student answers now.
+            # The hint is for the question that the student currently answers.
             last = max((i for i, m in enumerate(rest) if m["role"] == "user"), default=None)
             if last is not None:
                 rest[last] = _append_text(rest[last], self.answer_hint.replace(ANSWER, answer))
         return [*head, *self.convo_prefix, *rest]
 
     def attach_to(self, env: Env) -> Env:
-        """Makes an environment render its conversation for the teacher too."""
+        """Makes an environment also render its conversation for the teacher."""
         answer = ""
         if self.answer_hint is not None and ANSWER in self.answer_hint:
             get_answer = getattr(env, "get_reference_answer", None)
@@ -88,7 +88,7 @@ def _append_text(message: Message, text: str) -> Message:
 
 
 class AnswerEndings:
-    """Translation of end-of-answer tokens to the teacher's chat format; other tokens stay."""
+    """Translates end-of-answer tokens to the teacher's chat format; keeps other tokens."""
 
     def __init__(self, student: Renderer, teacher: Renderer) -> None:
         self._student, self._teacher = student, teacher
@@ -96,16 +96,16 @@ class AnswerEndings:
         self._same = self._stops == teacher.get_stop_sequences()
 
     def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Returns the number of tokens that end an answer, and the teacher's tokens for them."""
+        """Returns the number of end-of-answer tokens, and the teacher's tokens for them."""
         if self._same or not tokens:
             return 0, []
-        # A stop token is exactly one token at the end.
+        # A stop token is exactly the last token.
         if tokens[-1] in self._stops:
             return 1, self._ending("")
-        # If the stop is text, its first token may also hold the end of the answer; then the
+        # If the stop is a string, its first token may also contain the end of the answer. Then the
         # teacher's tokens begin with that text.
         texts = [stop for stop in self._stops if isinstance(stop, str)]
-        # The loop decodes ever longer endings; a longer one than this cannot begin with a stop.
+        # Decode endings of increasing length; a longer ending cannot begin with a stop string.
         longest = max(map(len, texts), default=0) + _LONGEST_TOKEN
         for count in range(1, len(tokens) + 1):
             tail = decode_exactly(self._student.tokenizer, tokens[-count:])
@@ -130,14 +130,14 @@ class AnswerEndings:
             if turn.ac.tokens and turn.teacher_ob is None:
                 raise DataValidationError(
                     "a turn has no teacher prompt: it was sampled before the teacher had one; "
-                    "start a new run, or use the teacher settings of that time"
+                    "start a new run, or use the earlier teacher settings"
                 )
             count, ending = self.translate(turn.ac.tokens)
-            # The teacher does not expect the stop token of another format: untranslated, the ending
-            # would have a large KL whatever the answer is.
+            # The teacher does not expect the stop token of another format: without translation, the
+            # ending would have a large KL for every answer.
             tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
             ob = turn.ob if turn.teacher_ob is None else turn.teacher_ob
-            # The teacher's log-probabilities are computed later; the zeros only fill the field.
+            # Placeholder zeros: the teacher's log-probabilities are computed later.
             action = TokensWithLogprobs(tokens, [0.0] * len(tokens))
             turns.append(replace(turn, ob=ob, ac=action))
         return Trajectory(turns, trajectory.final_ob)
@@ -145,7 +145,7 @@ class AnswerEndings:
     def to_student(
         self, trajectory: Trajectory, values: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Maps scores of the teacher's tokens to the tokens of the student's ``trajectory``."""
+        """Maps scores of the teacher's tokens to the student's tokens in ``trajectory``."""
         out = [np.empty(0)]
         start = 0
         for turn in trajectory.transitions:
@@ -156,7 +156,7 @@ class AnswerEndings:
             out.append(values[start : start + body])
             start += body
             if count:
-                # An ending may have another number of tokens in the teacher's format. So the
+                # An ending may have a different number of tokens in the teacher's format. So the
                 # difference between student and teacher over the whole ending is divided evenly
                 # among the student's tokens.
                 sampled = np.asarray(turn.ac.logprobs[body:], dtype=np.float64)
@@ -167,7 +167,7 @@ class AnswerEndings:
 
 
 class TeacherGroupBuilder(EnvGroupBuilder):
-    """Group builder with ``view`` as the teacher's prompt; its first tag selects the teacher."""
+    """Group builder that adds the teacher's prompt ``view``; its first tag selects the teacher."""
 
     def __init__(
         self, group: EnvGroupBuilder, dataset_index: int, view: TeacherView | None
@@ -195,10 +195,10 @@ class TeacherGroupBuilder(EnvGroupBuilder):
         await self.group.cleanup()
 
     def logging_tags(self) -> list[str]:
-        """Returns the tag of the dataset, then those of the group."""
+        """Returns the tag of the dataset, then the tags of the group."""
         return [f"{_TAG}{self.dataset_index}", *self.group.logging_tags()]
 
 
 def dataset_index(tags: Sequence[str]) -> int:
-    """Returns the index of the dataset, from the first tag of a group."""
+    """Returns the index of the dataset from the first tag of a group."""
     return int(tags[0].removeprefix(_TAG))

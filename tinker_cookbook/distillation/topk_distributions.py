@@ -1,13 +1,13 @@
-"""Top-K distributions of a teacher: how they are requested, made into targets and measured.
+"""Top-K distributions of a teacher: requests, conversion to targets, and metrics.
 
-A teacher returns its K most probable next tokens at every position of a text. Renormalised over
-those K they are the targets ``q`` of a cross-entropy (Hinton, Vinyals and Dean 2015,
+A teacher returns its K most probable next tokens at every position of a text. Renormalised to
+sum to 1, they are the targets ``q`` of a cross-entropy (Hinton, Vinyals and Dean 2015,
 arXiv 1503.02531, truncated to the top K)::
 
     loss = - sum over positions t, tokens k of  weight_t * q_tk * log p_tk
 
 with ``p`` the student's probabilities over its whole vocabulary. Up to the entropy of ``q``, which
-does not depend on the student, that is KL(q || p). Off-policy distillation and SDFT train on it.
+does not depend on the student, this is KL(q || p). Off-policy distillation and SDFT train on it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ else:
     tinker = lazy_module("tinker")
 
 PROBABILITY_ROUNDING = 1e-6
-"""A remainder below this of float32 probabilities that add up to 1 is rounding."""
+"""Float32 probabilities sum to 1 up to this rounding error."""
 
 _NUMBER = "number"
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The ``K`` most probable tokens at each of ``T`` positions.
+    """The K most probable tokens at each of T positions.
 
     ``ids`` [T, K]; ``logprobs`` [T, K] in nats at temperature 1 over the whole vocabulary, ``-inf``
-    for an entry without a token, whose id is 0.
+    for an entry without a token, which has id 0.
     """
 
     ids: npt.NDArray[np.int64]
@@ -63,17 +63,17 @@ class TopK:
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
-        """Mask [T] of the positions that have at least one token."""
+        """Mask [T] of positions with at least one token."""
         return np.any(self.logprobs > -np.inf, axis=-1)
 
     def renormalised(self) -> npt.NDArray[np.float32]:
-        """Returns probabilities [T, K] that add up to 1 at each position."""
-        # Relative to the most probable token, so that small probabilities do not underflow.
+        """Returns probabilities [T, K] that sum to 1 at each position."""
+        # Subtract the maximum first, so that small probabilities do not underflow.
         relative = np.exp(self.logprobs - self.logprobs.max(axis=-1, keepdims=True))
         return relative / relative.sum(axis=-1, keepdims=True)
 
     def within(self, vocab_size: int | None) -> TopK:
-        """Returns the distributions without the token ids that the student does not have."""
+        """Removes token ids that the student does not have."""
         if vocab_size is None or not (outside := self.ids >= vocab_size).any():
             return self
         kept = TopK(
@@ -89,7 +89,7 @@ class TopK:
 
 
 def check_top_k(name: str, k: int, vocab_size: int) -> None:
-    """Raises ``ConfigurationError`` for a number of targets that a vocabulary cannot give."""
+    """Raises ``ConfigurationError`` for a number of targets outside 1 to the vocabulary size."""
     if not 1 <= k <= vocab_size:
         raise ConfigurationError(
             f"{name}: got {k}, expected 1 to {vocab_size}, the size of the vocabulary; 20 is usual"
@@ -107,16 +107,16 @@ async def score_with_topk(
     """Returns the teacher's top ``k`` for the tokens of ``sequence`` [T] from index ``first`` on.
 
     Row i of ``T - first`` is the teacher's prediction of token ``first + i`` from the tokens before
-    it. With it come the log-probabilities [T - first] of the sequence's tokens, or none if the
-    teacher sends distributions only. With ``complete=False`` the backend may leave out
+    it. With it come the log-probabilities [T - first] of the sequence's tokens, or None if the
+    teacher returns only distributions. With ``complete=False``, the backend may omit
     distributions or the last rows; such a row has no token (:attr:`TopK.present`).
 
     Raises:
-        DataError: The teacher rejects the text, because it is too long, for example.
-        BackendError: The backend sent no distributions.
+        DataError: The teacher rejects the text, for example because it is too long.
+        BackendError: The backend returned no distributions.
     """
     try:
-        # The API scores prompts only in sampling, so the context must hold one more token.
+        # The API scores prompts only while sampling, so the context needs one more token.
         response = await teacher.sample(
             prompt=sequence,
             num_samples=1,
@@ -126,8 +126,8 @@ async def score_with_topk(
         )
     except TinkerCookbookError as error:
         raise DataError(
-            f"teacher: it cannot score an example of {sequence.length} tokens: {error}; with a "
-            "lower max_length examples are cut"
+            f"teacher: cannot score an example of {sequence.length} tokens: {error}; a "
+            "lower max_length truncates examples"
         ) from error
     topk = _read_topk(response, sequence.length, k, complete)[first:]
     if complete and not topk.present.all():
@@ -144,7 +144,7 @@ def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
     arrays = getattr(response, "topk_prompt_logprobs_np", None)
     rows = response.topk_prompt_logprobs if arrays is None else arrays.token_ids
     count = 0 if rows is None else len(rows)
-    # Callers that can leave positions untrained accept a partial response, never an empty one.
+    # Callers that can skip positions accept a partial response, but never an empty one.
     if count != length and (complete or not 0 < count < length):
         got = "none" if rows is None else f"those of {count} positions"
         raise BackendError(
@@ -158,21 +158,21 @@ def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
         ids[:count, :width] = arrays.token_ids[:, :k]
         logprobs[:count, :width] = arrays.logprobs[:, :k]
     else:
-        # Plain lists of pairs. A position without a distribution has None; a row may be short.
+        # Lists of pairs. A position without a distribution is None; a row may be short.
         lists = [row[:k] if row else [] for row in rows or ()]
         filled = np.arange(k) < np.fromiter(map(len, lists), np.int64)[:, None]
-        # float64 holds every token id exactly.
+        # float64 represents every token id exactly.
         pairs = np.array(list(chain.from_iterable(lists)), np.float64).reshape(-1, 2)
         ids[:count][filled], logprobs[:count][filled] = pairs[:, 0], pairs[:, 1]
-    # Backends mark an entry that has no token by a log-probability far below every real one.
+    # Backends mark an entry without a token by an extremely low log-probability.
     absent = ~(logprobs > -1e4)
     return TopK(np.where(absent, 0, ids), np.where(absent, np.float32(-np.inf), logprobs))
 
 
 @dataclass(frozen=True)
 class SoftDatum:
-    """A datum with soft targets, and ``mass`` [T]: the probability that the teacher gives to all
-    targets of a position together, 0 where there are none. Metrics need it, losses do not."""
+    """A datum with soft targets, and ``mass`` [T]: the teacher's total probability of the
+    targets at each position, 0 without targets. It is only for metrics."""
 
     datum: tinker.Datum
     mass: npt.NDArray[np.float32]
@@ -181,24 +181,24 @@ class SoftDatum:
 async def soft_targets(
     datum: tinker.Datum, teacher: SamplingClient, k: int, vocab_size: int | None = None
 ) -> SoftDatum:
-    """Returns ``datum`` with the teacher's top ``k`` in place of its targets.
+    """Returns ``datum`` with the teacher's top ``k`` as targets.
 
-    ``target_tokens`` and ``weights`` become [T, K]: at a trained position the weight that the datum
-    has there, times the teacher's renormalised probabilities; elsewhere 0.
+    ``target_tokens`` and ``weights`` become [T, K]: at a trained position, the datum's
+    weight times the teacher's renormalised probabilities; elsewhere 0.
     """
     targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
     weights = datum.loss_fn_inputs["weights"].to_numpy()
     if targets.ndim != 1:
         raise DataValidationError(
-            f"target_tokens: got shape {targets.shape}, expected one target a position, in whose "
-            "place the teacher's come"
+            f"target_tokens: got shape {targets.shape}, expected one target per position, which "
+            "the teacher's targets replace"
         )
-    # Positions of weight 0 are not trained, so they keep empty rows.
+    # Positions with weight 0 are not trained, so they keep empty rows.
     positions = np.flatnonzero(weights)
     if not positions.size:
         raise DataValidationError(
             f"weights: all {len(weights)} are 0, expected at least one trained token for the "
-            "teacher to give targets for; leave this example out"
+            "teacher to score; remove this example"
         )
     topk, _ = await score_with_topk(teacher, whole_sequence(datum), k)
     topk = topk[positions].within(vocab_size)
@@ -211,18 +211,18 @@ def soft_datum(
     topk: TopK,
     weights: npt.NDArray[Any] | None = None,
 ) -> SoftDatum:
-    """Returns a datum whose ``positions`` [N] have the N rows of ``topk`` as targets, others none.
+    """Returns a datum with the N rows of ``topk`` as targets at ``positions`` [N].
 
-    ``weights`` [N] multiply the rows' probabilities; by default each row counts 1.
+    ``weights`` [N] multiply the rows' probabilities; default: 1.
     """
-    # Positions without targets stay 0: their weight 0 takes them out of the loss.
+    # Positions without targets stay 0: their weight of 0 excludes them from the loss.
     shape = (model_input.length, topk.ids.shape[1])
     ids, soft = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     mass = np.zeros(len(ids), np.float32)
     probabilities = topk.renormalised()
     ids[positions] = topk.ids
     soft[positions] = probabilities if weights is None else probabilities * weights[:, None]
-    # Before renormalisation, because metrics need the probability outside the top K.
+    # Computed before renormalisation, because metrics need the probability outside the top K.
     mass[positions] = np.exp(topk.logprobs).sum(axis=-1)
     datum = tinker.Datum(
         model_input=model_input,
@@ -237,7 +237,7 @@ def soft_datum(
 def distance_metrics(
     data: Sequence[SoftDatum], logprobs_D: Sequence[Any], prefix: str = "teacher"
 ) -> dict[str, float]:
-    """Returns the distance from student to teacher, as means over trained positions, in nats.
+    """Returns distances from student to teacher in nats, as means over trained positions.
 
     ``logprobs_D`` holds the student's log-probabilities [T, K] of each datum's targets. The result
     is empty if no position is trained.
@@ -251,14 +251,14 @@ def distance_metrics(
     ``PREFIX/topk_mass``
         Probability of the teacher's top K together. Below about 0.9 raise K.
     ``PREFIX/entropy``
-        Of the targets ``q``: 0 where the teacher is certain, at most ``log K``.
+        Entropy of the targets ``q``: 0 if the teacher is certain, at most ``log K``.
     """
-    # In float64, as differences of nearly equal logarithms are small.
+    # In float64, because differences of nearly equal logarithms are small.
     parts: list[tuple[npt.NDArray[np.float64], ...]] = []
     for soft, logprobs in zip(data, logprobs_D, strict=True):
         weights = soft.datum.loss_fn_inputs["weights"].to_numpy().astype(np.float64)
         at = weights.any(axis=-1)
-        # soft_targets multiplies q by the weight of the position, so divide by it again.
+        # soft_targets multiplied q by the weight of the position, so divide by it.
         q = weights[at] / weights[at].sum(axis=-1, keepdims=True)
         array = logprobs.to_numpy() if hasattr(logprobs, "to_numpy") else logprobs
         parts.append((q, soft.mass[at].astype(np.float64), np.asarray(array, np.float64)[at]))
@@ -267,7 +267,7 @@ def distance_metrics(
     q, mass, student = (np.concatenate(part) for part in zip(*parts, strict=True))
     # 0 log 0 is 0.
     log_q = np.log(q, out=np.zeros_like(q), where=q > 0)
-    student = np.where(q > 0, student, 0.0)  # an entry without a token has the id of another
+    student = np.where(q > 0, student, 0.0)  # an entry without a token has another token's id
     cross_entropy, entropy = -(q * student).sum(axis=-1), -(q * log_q).sum(axis=-1)
     # KL over K + 1 outcomes: the top K, and the remaining probability of both models.
     rest = np.maximum(1 - mass, PROBABILITY_ROUNDING)
@@ -285,8 +285,8 @@ def distance_metrics(
 
 
 def numbered(datum: tinker.Datum, number: int) -> tinker.Datum:
-    """Returns the datum with the number of its dataset or row, which selects its teacher or
-    demonstration; the number is removed before the loss.
+    """Attaches the number of the dataset or row to a datum. The number selects the teacher or
+    demonstration and is removed before the loss.
     """
     field = tinker.TensorData.from_numpy(np.array([number], dtype=np.int64))
     return tinker.Datum(
@@ -295,11 +295,11 @@ def numbered(datum: tinker.Datum, number: int) -> tinker.Datum:
 
 
 def number_of(datum: tinker.Datum) -> int:
-    """Returns the number that :func:`numbered` attached."""
+    """Returns the number attached by :func:`numbered`."""
     if _NUMBER not in datum.loss_fn_inputs:
         raise DataValidationError(
-            "datum: got one without a number, expected it from a dataset whose examples are "
-            "numbered, since the number says which teacher or demonstration belongs to it"
+            "datum: got one without a number, expected a dataset with numbered examples, "
+            "since the number selects the teacher or demonstration"
         )
     return int(datum.loss_fn_inputs[_NUMBER].to_numpy()[0])
 

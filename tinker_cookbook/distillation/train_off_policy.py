@@ -1,13 +1,13 @@
-"""Off-policy distillation: towards a teacher's distributions on given texts.
+"""Off-policy distillation: trains towards a teacher's distributions on fixed texts.
 
     python -m tinker_cookbook.distillation.train_off_policy model_name=… log_path=… \\
         dataset_configs.0.dataset_builder=module:Class …
     python -m tinker_cookbook.distillation.train_off_policy --help
 
-Each dataset has its teacher. At every trained token of an example the targets of a cross-entropy
+Each dataset has its teacher. At every trained token of an example, the targets of a cross-entropy
 are the teacher's ``n_teacher_targets`` most probable tokens, renormalised
-(``topk_distributions``). The texts are fixed: nothing is sampled from the student.
-``tinker_cookbook.distillation.train_on_policy`` has the student write the texts instead.
+(``topk_distributions``). The texts are fixed, without samples of the student.
+In ``tinker_cookbook.distillation.train_on_policy``, the student writes the texts.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
 
 
 def shares(weights: Sequence[float], batch_size: int) -> list[int]:
-    """Splits ``batch_size`` among datasets by weight, with at least one example each."""
+    """Splits ``batch_size`` among datasets by weight, at least one example each."""
     for i, weight in enumerate(weights):
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigurationError(
-                f"dataset_configs[{i}].weight: got {weight}, expected a positive number; leave out "
-                "a dataset that is not wanted"
+                f"dataset_configs[{i}].weight: got {weight}, expected a positive number; remove "
+                "unwanted datasets"
             )
     if batch_size < len(weights):
         raise ConfigurationError(
             f"batch_size: got {batch_size}, expected at least {len(weights)}, one example for each "
             "dataset"
         )
-    # Largest remainder: each further example goes to the dataset furthest below its share.
+    # Largest remainder method: the next example goes to the dataset furthest below its share.
     exact = [batch_size * weight / math.fsum(weights) for weight in weights]
     counts = [1] * len(weights)
     for _ in range(batch_size - len(weights)):
@@ -95,23 +95,23 @@ def with_batch_size(
         return chz.replace(builder, batch_size=batch_size)
     raise ConfigurationError(
         f"{where}.dataset_builder: got {type(builder).__name__}, expected a ChatDatasetBuilder or "
-        "a builder with a batch_size, so that the batch can be shared out by weight"
+        "a builder with a batch_size, so that the batch can be split by weight"
     )
 
 
 class MixedDataset(SupervisedDataset):
-    """Batch i has batch i of every dataset, one after the other, numbered by dataset."""
+    """Concatenates batch i of every dataset, with datums numbered by dataset."""
 
     def __init__(self, datasets: Sequence[SupervisedDataset]) -> None:
         self._datasets = list(datasets)
 
     @property
     def num_dropped(self) -> int:
-        """Datums of all datasets left out so far because they have no token to train on."""
+        """Number of datums skipped so far because they have no token to train on."""
         return sum(dataset.num_dropped for dataset in self._datasets)
 
     def report(self) -> list[str]:
-        """Returns lines on the examples that each dataset left out."""
+        """Returns lines about the examples that each dataset skipped."""
         return [
             f"dataset_configs[{i}]: {line}"
             for i, dataset in enumerate(self._datasets)
@@ -138,12 +138,12 @@ class MixedDataset(SupervisedDataset):
         return data
 
     def __len__(self) -> int:
-        # An epoch ends with the dataset that ends first, so that none repeats within it.
+        # An epoch ends with the shortest dataset, so that no dataset repeats within it.
         return min(map(len, self._datasets))
 
 
 class HeldOutDatasets(SupervisedDataset):
-    """All batches of the first dataset, then those of the next; ``None`` has no batches."""
+    """Concatenates the batches of all datasets; ``None`` has no batches."""
 
     def __init__(self, datasets: Sequence[SupervisedDataset | None]) -> None:
         self._batches = [
@@ -167,12 +167,12 @@ class DatasetWithTeacher:
     """A dataset, the teacher of its examples, and its share of each batch."""
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Texts to train on")
-    teacher_config: TeacherConfig = chz.field(doc="Teacher whose distributions are the targets")
+    teacher_config: TeacherConfig = chz.field(doc="Teacher that provides the targets")
     weight: float = chz.field(default=1.0, doc="Share of each batch, relative to the others")
 
     @property
     def max_length(self) -> int | None:
-        """Tokens after which its examples are cut, where that is known."""
+        """Maximum tokens of its examples, if known."""
         builder = self.dataset_builder
         chat = isinstance(builder, ChatDatasetBuilder)
         return builder.common_config.max_length if chat else None
@@ -186,32 +186,32 @@ class DatasetWithTeacher:
         # The targets of position i must be predictions of the example's token i + 1.
         if teacher.has_own_prompt or teacher.renderer_name is not None:
             raise ConfigurationError(
-                f"{where}.teacher_config: got a chat format or prompt of the teacher's own, "
-                "expected none: here it reads the very tokens of the example; train_on_policy has "
-                "teachers with their own"
+                f"{where}.teacher_config: got a separate chat format or prompt for the teacher, "
+                "expected none: the teacher reads the example's tokens; train_on_policy supports "
+                "teachers with other prompts"
             )
         setting = f"{where}.teacher_config.base_model"
         try:
             check_same_vocabulary(model_name, teacher.base_model, setting)
         except ModelNotFoundError as error:
             raise ModelNotFoundError(f"{setting}: {error}") from error
-        # The API scores a prompt only while it samples, so the context must hold one more token.
+        # The API scores a prompt only while sampling, so the context needs one more token.
         context, longest = model_info.resolve_max_length(teacher.base_model, None), self.max_length
         if context is not None and longest is not None and longest >= context:
             raise ConfigurationError(
                 f"{where}: max_length is {longest}, expected less than {context}, the context of "
-                f"the teacher {teacher.base_model}: it reads the example and adds a token"
+                f"the teacher {teacher.base_model}: it needs one more token than the example"
             )
 
 
 @chz.chz
 class MixtureBuilder(ChatDatasetBuilder):
-    """The datasets of several teachers in one batch, whose size is ``common_config.batch_size``."""
+    """Mixes the datasets of several teachers in batches of ``common_config.batch_size``."""
 
     parts: list[DatasetWithTeacher] = chz.field(doc="Datasets and their teachers")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Builds all datasets; the test data are those of each, one after the other."""
+        """Builds all datasets; the test data are concatenated."""
         counts = shares([part.weight for part in self.parts], self.common_config.batch_size)
         built = [
             with_batch_size(part.dataset_builder, count, f"dataset_configs[{i}]")()
@@ -242,18 +242,18 @@ class Config(BatchConfig):
 
     dataset_configs: list[DatasetWithTeacher] = chz.field(doc="Datasets and their teachers")
     n_teacher_targets: int = chz.field(
-        default=20, doc="Most probable tokens of the teacher at a position that are targets"
+        default=20, doc="Targets per position: the teacher's most probable tokens"
     )
     teacher_concurrency: int = number(64, "Examples that teachers score concurrently", low=1)
-    batch_size: int = chz.field(default=64, doc="Examples a step, of all datasets together")
+    batch_size: int = chz.field(default=64, doc="Examples per step, over all datasets")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
         default=None,  # type: ignore[arg-type]
         munger=chz.mungers.if_none(_mixture),
-        doc="Follows from dataset_configs; leave it out",
+        doc="Derived from dataset_configs; do not set it",
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""
+        """Raises ``ConfigurationError`` for the first invalid setting; loads no model."""
         super().check()
         if not self.dataset_configs:
             raise ConfigurationError("dataset_configs: got none, expected at least one dataset")
@@ -264,18 +264,18 @@ class Config(BatchConfig):
             part.check(self.model_name, f"dataset_configs[{i}]")
 
     def server_needs(self) -> list[Need]:
-        """Returns what a server must be able to do: teachers' distributions as targets."""
+        """Returns the required server features: top-K distributions as targets."""
         setting = f"n_teacher_targets={self.n_teacher_targets}"
         features = ("topk_targets", "topk_prompt_logprobs")
         return [*super().server_needs(), *(Need(feature, setting) for feature in features)]
 
 
 class OffPolicy(Objective):
-    """Cross-entropy to the distributions of ``clients``, the teachers, on given texts.
+    """Cross-entropy to the distributions of the teachers ``clients`` on fixed texts.
 
-    Metrics are those of :func:`distance_metrics`; with several datasets also
-    ``teacher/forward_kl/dataset_I``; and ``num_cut``, the examples that fill their dataset's
-    ``max_length``, so that the end of their text may be missing.
+    Metrics: those of :func:`distance_metrics`; with several datasets,
+    ``teacher/forward_kl/dataset_I``; and ``num_cut``, the number of examples of their dataset's
+    ``max_length``, which may be truncated.
     """
 
     shown = "teacher/cross_entropy"
@@ -288,7 +288,7 @@ class OffPolicy(Objective):
     async def score(self, data: Sequence[tinker.Datum]) -> list[SoftDatum]:
         """Returns each numbered datum with the targets of its dataset's teacher."""
         limit = asyncio.Semaphore(self._config.teacher_concurrency)
-        # A teacher may have more tokens than the student.
+        # A teacher may have a larger vocabulary than the student.
         k, vocab_size = self._config.n_teacher_targets, len(self._tokenizer)
 
         async def one(datum: tinker.Datum) -> SoftDatum:
@@ -303,17 +303,17 @@ class OffPolicy(Objective):
         return Batch([each.datum for each in soft], (soft, [number_of(datum) for datum in data]))
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """Queues a pass with the backend's cross-entropy, which takes targets [T, K]."""
+        """Queues a pass with the backend's cross-entropy with targets [T, K]."""
         return client.forward_backward(batch.data, "cross_entropy")
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Returns metrics over all examples, and for each dataset if there are several."""
+        """Returns metrics over all examples, and per dataset if there are several."""
         soft: list[SoftDatum]
         numbers: list[int]
         soft, numbers = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = dict(distance_metrics(soft, logprobs))
-        # An example of max_length tokens has one input position less.
+        # An example of max_length tokens has one input position fewer.
         metrics["num_cut"] = sum(
             datum.model_input.length + 1 == self._max_lengths[number]
             for datum, number in zip(batch.data, numbers, strict=True)
@@ -327,7 +327,7 @@ class OffPolicy(Objective):
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns evaluators of the held-out texts: NLL and distance to the teachers."""
         data = all_data(test_set)
-        # The number only selects the teacher; backends do not know the field.
+        # Remove the number, because backends do not know the field.
         plain = [without_number(datum) for datum in data]
         nll = NLLEvaluator(plain, "test", self._tokenizer)
         return [nll, TeacherDistanceEvaluator(self, data)]
@@ -342,7 +342,7 @@ class TeacherDistanceEvaluator(TrainingClientEvaluator):
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Scores all texts with the student."""
-        # The teachers are frozen, so they score the texts once per process.
+        # Teachers are frozen, so score the texts once per process.
         if self._soft is None:
             self._soft = await self._objective.score(self._data)
         data = [soft.datum for soft in self._soft]
@@ -350,7 +350,7 @@ class TeacherDistanceEvaluator(TrainingClientEvaluator):
 
 
 async def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``."""
+    """Trains, or resumes the run in ``config.log_path``."""
 
     async def objective(session: TrainingSession) -> Objective:
         clients = [

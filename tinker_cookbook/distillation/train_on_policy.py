@@ -1,11 +1,11 @@
-"""On-policy distillation: the student samples, and its teachers score every token.
+"""On-policy distillation: the student samples, and the teachers score every token.
 
     python -m tinker_cookbook.distillation.train_on_policy model_name=… log_path=… max_tokens=… \\
         dataset_configs.0.dataset_builder=module:Class …
     python -m tinker_cookbook.distillation.train_on_policy --help
 
-The loop is ``rl.train`` with all of its modes; only the advantages come from the teachers
-(``on_policy_teachers``). Environments may have rewards too, which are then added.
+The loop is ``rl.train`` with all its modes; only the advantages come from the teachers
+(``on_policy_teachers``). Rewards of the environments can be added.
 """
 
 from __future__ import annotations
@@ -81,33 +81,33 @@ class Config(PolicyTrainingConfig):
     """Settings of an on-policy distillation."""
 
     dataset_configs: list[DistillationDatasetConfig] = chz.field(
-        doc="Datasets and their teachers; a batch has groups of all of them"
+        doc="Datasets and their teachers; a batch has groups of each"
     )
-    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
+    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers' KL penalty")
     kl_discount_factor: float = chz.field(
         default=0.0,
-        doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only",
+        doc="Discount of later tokens' KL in a token's penalty; 0: only its own KL",
     )
     center_teacher_kl: bool = chz.field(
         default=False,
-        doc="Subtract the mean KL of the batch's tokens of the same dataset as baseline: learns "
-        "faster and at higher rates, most of all if the teacher is far",
+        doc="Subtract the mean KL of the dataset's tokens in the batch as a baseline: learns "
+        "faster and allows higher learning rates, mostly if the teacher is far",
     )
     n_teacher_targets: int = chz.field(
         default=0,
-        doc="Train on the KL over this many most probable tokens of the teacher at a position, "
-        "in place of the sampled token's: less noise; 0: the sampled token",
+        doc="Train on the KL over this many of the teacher's most probable tokens per position, "
+        "which has less noise; 0: only on the sampled token",
     )
     reward_coef: float = chz.field(
         default=1.0,
-        doc="Weight of the environments' rewards, added to the teachers; 0: only in the metrics",
+        doc="Weight of the environments' rewards; 0: only in the metrics",
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for the first invalid setting."""
         super().check()
         if not self.dataset_configs:
-            raise ConfigurationError("dataset_configs: got none, expected one at least")
+            raise ConfigurationError("dataset_configs: got none, expected at least one")
         if not np.isfinite(self.reward_coef):
             raise ConfigurationError(
                 f"reward_coef: got {self.reward_coef}, expected a finite number"
@@ -120,7 +120,7 @@ class Config(PolicyTrainingConfig):
         if self.remove_constant_reward_groups:
             raise ConfigurationError(
                 "remove_constant_reward_groups: got True, which would remove groups that the "
-                "teachers train on whatever their reward is; expected False"
+                "the teachers need for training; expected False"
             )
         if self.center_teacher_kl and self.stream_minibatch_config is not None:
             raise ConfigurationError(
@@ -152,19 +152,20 @@ class Config(PolicyTrainingConfig):
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)} with n_teacher_targets="
                     f"{self.n_teacher_targets}, expected {expected}: the teachers' distributions "
-                    "are the loss, and neither rewards nor tokens that follow enter it"
+                    "are the loss, without rewards or later tokens"
                 )
         for i, part in enumerate(self.dataset_configs):
-            # The loss compares distributions at a position: both models must read the same tokens.
+            # The loss compares distributions per position, so both models must read the same
+            # tokens.
             if self.sees_other_prompt(part):
                 raise ConfigurationError(
                     f"n_teacher_targets: got {self.n_teacher_targets}, but the teacher of "
                     f"dataset_configs[{i}] has another prompt or chat format; expected 0, "
-                    "or a teacher that sees what the student does (its own model or checkpoint)"
+                    "or a teacher with the student's prompt"
                 )
 
     def server_needs(self) -> list[Need]:
-        """Returns what a server must be able to do: the teachers' scores, and the loss on them."""
+        """Returns the required server features: the teachers' scores, and the loss."""
         needs = [need for need in super().server_needs() if need.feature != "prompt_logprobs"]
         if not self.n_teacher_targets:
             return [*needs, Need("prompt_logprobs", "on-policy distillation")]
@@ -179,12 +180,12 @@ class Config(PolicyTrainingConfig):
         ]
 
     def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
-        """Returns the student's chat format on a dataset: the dataset's, or else the run's."""
+        """Returns the student's chat format: the dataset's, or else the run's."""
         name = getattr(part.dataset_builder, "renderer_name", None) or self.renderer_name
         return model_info.resolve_renderer_name(self.model_name, name)[0]
 
     def sees_other_prompt(self, part: DistillationDatasetConfig) -> bool:
-        """Returns whether the teacher of a dataset sees anything but the student's tokens."""
+        """Returns whether a dataset's teacher has another prompt than the student."""
         teacher = part.teacher_config
         other = teacher.renderer_name not in (None, self.student_renderer_name(part))
         return other or teacher.has_own_prompt
@@ -193,8 +194,8 @@ class Config(PolicyTrainingConfig):
 def _own_view(
     config: Config, part: DistillationDatasetConfig
 ) -> tuple[TeacherView | None, AnswerEndings | None]:
-    """Returns the prompt and the endings of a teacher that sees another prompt, else None."""
-    # Such a teacher scores the student's tokens as they are, so nothing is rendered again.
+    """Returns prompt and endings for a teacher with another prompt, else None."""
+    # A teacher with the same prompt scores the student's tokens directly.
     if not config.sees_other_prompt(part):
         return None, None
     teacher, name = part.teacher_config, config.student_renderer_name(part)
@@ -206,14 +207,14 @@ def _own_view(
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
-    """Trains, or continues the run in ``config.log_path``.
+    """Trains, or resumes the run in ``config.log_path``.
 
     ``rollout_executor`` runs the groups (see ``set_rollout_executor``); default: the event loop.
-    Before anything is sampled it raises ``ConfigurationError`` for a setting that cannot work or a
-    teacher with another vocabulary, and ``CheckpointError`` for missing weights of a teacher.
+    Before sampling, raises ``ConfigurationError`` for an invalid setting or a
+    teacher with another vocabulary, and ``CheckpointError`` if a teacher's weights are missing.
     """
     config.check()
-    # The teacher scores the student's token ids, which mean other text in another vocabulary.
+    # The teacher scores the student's token ids, which differ in another vocabulary.
     await asyncio.to_thread(check_vocabularies, config)
 
     teachers = partial(_open_teachers, config)
@@ -221,7 +222,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
 
 
 def check_vocabularies(config: Config) -> None:
-    """Raises ``ConfigurationError`` for a teacher that reads other token ids than the student."""
+    """Raises ``ConfigurationError`` for a teacher with another vocabulary than the student."""
     for i, part in enumerate(config.dataset_configs):
         check_same_vocabulary(
             config.model_name,
@@ -237,19 +238,19 @@ async def incorporate_kl_penalty(
     kl_penalty_coef: float,
     kl_discount_factor: float,
 ) -> dict[str, float]:
-    """Adds ``-coef * mask * (logprob of the student - of its teacher)`` to the advantages.
+    """Adds ``-coef * mask * (student logprob - teacher logprob)`` to the advantages.
 
-    For loops of user code, whose teachers see what the student does; changes ``data_D``, which have
-    a teacher and the index of a dataset each.
+    For custom loops in which teachers have the student's prompt. Changes ``data_D``; each datum has
+    a teacher and the index of a dataset.
 
-    Returns ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); nothing where
+    Returns ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); empty if
     no token is trained.
     """
     check_penalty(kl_penalty_coef, kl_discount_factor)
     scores: dict[int, npt.NDArray[np.float64]] = {}
 
     async def score(client: SamplingClient) -> None:
-        # Each teacher scores all of its data in one call, so that the backend can batch them.
+        # Each teacher scores all its data in one call, so that the backend can batch them.
         own = [i for i, other in enumerate(teacher_clients_D) if other is client]
         scores.update(zip(own, await score_datums(client, [data_D[i] for i in own]), strict=True))
 
@@ -285,15 +286,15 @@ async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSig
 
 @chz.chz
 class _TeacherDatasetBuilder(RLDatasetBuilder):
-    """All datasets of a config in one, whose groups are tagged with their teacher."""
+    """Combines all datasets of a config; tags each group with its teacher."""
 
     config: Config
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Returns the training data of all, and the test data of those that have some."""
+        """Returns the combined training data, and the combined test data if any."""
         parts = self.config.dataset_configs
         built = [await part.dataset_builder() for part in parts]
-        # Groups are tagged by dataset, which selects the teacher when the batch is scored.
+        # The tag of the dataset selects the teacher when the batch is scored.
         composite = CompositeDataset(
             [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
         )
@@ -329,14 +330,14 @@ async def prepare_minibatch(
     kl_penalty_coef: float,
     kl_discount_factor: float,
 ) -> tuple[list[tinker.Datum], dict[str, Any]]:
-    """Returns data of finished groups with the teachers' scores as advantages, and metrics.
+    """Returns data of finished groups with advantages from the teachers, and metrics.
 
-    For loops of user code, whose teachers, one for each dataset, see what the student does. The
-    first group of each dataset is printed. ``kl_penalty_coef=0`` leaves the teachers out.
+    For custom loops with one teacher per dataset that has the student's prompt. Prints the
+    first group of each dataset. ``kl_penalty_coef=0`` ignores the teachers.
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
-    # One group of each dataset shows how its answers look.
+    # Print one group of each dataset as an example.
     for number in sorted(set(dataset_indices_P)):
         print_group(trajectory_groups_P[dataset_indices_P.index(number)], tokenizer)
     data_D, origins_D = assemble_training_data(
@@ -366,7 +367,7 @@ async def do_train_step_and_get_sampling_client(
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Trains on the groups of batch ``i_batch``; returns a client of the new weights and metrics.
 
-    ``service_client`` and ``store`` have no effect; the other arguments are those of
+    ``service_client`` and ``store`` have no effect; for other arguments see
     :func:`prepare_minibatch` and of ``rl.train.do_train_step_and_get_sampling_client``.
     """
     data_D, metrics = await prepare_minibatch(
@@ -396,15 +397,15 @@ async def do_sync_training(
     ml_logger: Logger,
     tokenizer: Tokenizer,
 ) -> None:
-    """Trains with a client, datasets and teachers that the caller made.
+    """Trains with a client, datasets and teachers created by the caller.
 
     ``teacher_clients`` has one teacher for each dataset in ``dataset``, and ``service_client`` has
-    no effect; the other arguments and the rows are those of ``rl.train.do_sync_training``.
+    no effect; for the other arguments and the rows see ``rl.train.do_sync_training``.
     """
     session = CallerSession(
         config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
     )
-    # Teachers of the caller read the student's tokens: no other prompt is rendered.
+    # The caller's teachers read the student's tokens, so no other prompt is rendered.
     tagged = _TeacherDataset(dataset, [None] * len(teacher_clients))
     source = BatchSource(
         problem_batches(tagged, config.seed, start_batch, end_batch),

@@ -188,7 +188,7 @@ def test_an_example_without_a_trained_token_is_refused(place):
 
 def test_an_example_with_soft_targets_is_refused(place):
     (soft,) = soften(place, data_of(place)[:1])
-    with pytest.raises(DataValidationError, match="one target a position"):
+    with pytest.raises(DataValidationError, match="one target per position"):
         soften(place, [soft.datum])
 
 

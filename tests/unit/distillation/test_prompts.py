@@ -81,7 +81,7 @@ def test_bad_lines_are_named(tmp_path, row, message):
 
 
 def test_an_empty_file_is_said(tmp_path):
-    with pytest.raises(DataValidationError, match=r"p\.jsonl: got no prompt; expected lines like"):
+    with pytest.raises(DataValidationError, match=r"p\.jsonl: got no prompts; expected lines like"):
         load_prompts(write(tmp_path / "p.jsonl", ""))
 
 
