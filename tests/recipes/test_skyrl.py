@@ -170,7 +170,7 @@ def test_rl_runs_with_a_loss_that_it_has(skyrl, tmp_path):
         ),
         (("loss_fn=gspo", *("loss_fn_config.clip_low_threshold=0.8",)), "needs the loss gspo"),
         (("grad_clip_norm=1.0",), "have no grad_clip_norm, which it would ignore"),
-        (("train_unembed=False",), "needs the choice of the adapted layers"),
+        (("train_unembed=False",), "needs the choice of adapted layers"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -1,4 +1,4 @@
-"""Comparisons, two answers to one conversation, and their prompts for a model that labels them."""
+"""Comparisons of two answers to one conversation, and prompts for a model that labels them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HEADERS = ("==== Completion A ====", "==== Completion B ====", "==== Preference
 
 @dataclass
 class Comparison:
-    """Two answers to a conversation, each one assistant message or several with those between."""
+    """Two answers to a conversation; each has one or more assistant messages."""
 
     prompt_conversation: list[Message]
     completion_A: list[Message]
@@ -71,7 +71,7 @@ class LabeledComparison:
         return LabeledComparison(self.comparison.swap(), SWAPPED[self.label])
 
     def chosen_and_rejected(self) -> tuple[list[Message], list[Message]]:
-        """Returns the preferred completion and the other one; of a tie, A and B."""
+        """Returns the preferred completion and the other one; for a tie, A and B."""
         first = self.comparison if self.label != "B" else self.comparison.swap()
         return first.completion_A, first.completion_B
 
@@ -93,7 +93,7 @@ _TRIAL = Comparison(
 
 
 class ComparisonRenderer(ABC):
-    """Renderer of comparisons as prompts whose next token is the label."""
+    """Renders comparisons as prompts; the next token is the label."""
 
     @abstractmethod
     def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
@@ -103,7 +103,7 @@ class ComparisonRenderer(ABC):
     def to_model_input_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Returns prompt and label as T tokens, and weights [T] that are 0 on the prompt."""
+        """Returns T tokens of prompt and label, and weights [T] that are 0 on the prompt."""
 
     def to_tokens_weights(
         self, labeled_comparison: LabeledComparison
@@ -115,16 +115,16 @@ class ComparisonRenderer(ABC):
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the tokens."""
+        """Tokenizer of the prompts."""
 
 
 class ComparisonRendererFromChatRenderer(ComparisonRenderer):
-    """Renderer of comparisons in a chat format: conversation, then a header and each completion.
+    """Renders comparisons in a chat format: conversation, then each completion after a header.
 
-    The headers are system messages; formats without system messages inside a conversation get all
-    of it as the text of one user message.
+    Headers are system messages. For formats without system messages inside a conversation, all
+    text is put into one user message.
 
-    Which token stands for a label, and where examples end, is explained at ``LabelRenderer``.
+    ``LabelRenderer`` explains which token represents a label, and where examples end.
     """
 
     def __init__(self, convo_renderer: Renderer) -> None:
@@ -132,7 +132,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the chat renderer."""
+        """Tokenizer of the chat renderer."""
         return self.convo_renderer.tokenizer
 
     def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
@@ -153,15 +153,15 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     @property
     def label_tokens(self) -> dict[Label, int]:
-        """The distinguishing token of each label."""
+        """Distinguishing token of each label."""
         return self._labels.tokens
 
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
-        """Returns the messages to which a label is the answer."""
+        """Returns the messages that a label answers."""
         if self._allows_headers:
             return _with_headers(comparison)
-        # One user message with everything but a system prompt, which stays in front.
-        # Formats without system messages inside a conversation would refuse the headers.
+        # One user message with everything except a leading system prompt.
+        # Formats without system messages inside a conversation would reject the headers.
         prompt = comparison.prompt_conversation
         kept = 1 if prompt and prompt[0]["role"] == "system" else 0
 
@@ -200,7 +200,7 @@ def _with_headers(comparison: Comparison) -> list[Message]:
 
 
 def label_of_text(text: str) -> Label | None:
-    """Returns the label that a sampled token begins, or None."""
+    """Returns the label that starts with a sampled token, or None."""
     token = text.strip()
     if token == "A" or token == "B":
         return token
@@ -217,8 +217,8 @@ def comparisons_that_fit(
 ) -> list[LabeledComparison]:
     """Returns the comparisons that fit into the judge's context of ``max_length`` tokens.
 
-    ``new_answers`` (0, 1 or 2) of the two answers will be sampled, with up to ``answer_tokens``
-    tokens, instead of those in the data. Logs how many comparisons do not fit.
+    ``new_answers`` (0, 1 or 2) of the two answers will be replaced by samples of up to
+    ``answer_tokens`` tokens. Logs the number of comparisons that do not fit.
     """
     if max_length is None or not comparisons:
         return list(comparisons)
@@ -230,10 +230,10 @@ def comparisons_that_fit(
             comparison = replace(comparison, completion_B=empty)
         if new_answers == 2:
             comparison = replace(comparison, completion_A=empty)
-        # One more token is the label.
+        # Plus one token for the label.
         return build(comparison).length + new_answers * answer_tokens + 1
 
-    # With one new answer either of the data's may be the other.
+    # With one new answer, the other one may be either answer of the data.
     lengths = [
         max(length(one.comparison), length(one.comparison.swap()))
         if new_answers == 1
@@ -245,11 +245,11 @@ def comparisons_that_fit(
         raise DataValidationError(
             f"comparisons: all {len(comparisons)} are longer for the judge than max_length="
             f"{max_length} tokens (the shortest has {min(lengths)}), expected at least one that "
-            "fits; take shorter prompts or answers (max_tokens), or a model with a longer context"
+            "fits; use shorter prompts or answers (max_tokens), or a model with a longer context"
         )
     if len(kept) < len(comparisons):
         logger.warning(
-            "%d of %d comparisons are longer for the judge than %d tokens and are left out",
+            "%d of %d comparisons are longer for the judge than %d tokens and were skipped",
             len(comparisons) - len(kept),
             len(comparisons),
             max_length,

@@ -1,19 +1,19 @@
-"""Reader of comparisons from local files, in the usual formats.
+"""Reads comparisons from local files in common formats.
 
 ======================  ============================================================================
 ``comparison, label``   ``{"comparison": {"prompt_conversation": […], "completion_A": […],
                         "completion_B": […]}, "label": "A" | "B" | "Tie"}``
 ``prompt``              ``{"prompt": …, "chosen": …, "rejected": …}``: each a text, a message or
-                        a list of messages; answers may repeat the prompt before them. Instead of
+                        a list of messages; answers may repeat the prompt. Instead of
                         ``prompt`` a row may have ``prompt_conversation`` or ``messages``.
-no prompt               ``{"chosen": […], "rejected": […]}``: two conversations; the messages that
-                        both begin with are the prompt. As texts they are those of Anthropic's
+no prompt               ``{"chosen": […], "rejected": […]}``: two conversations; their common
+                        first messages are the prompt. Texts have the format of Anthropic's
                         hh-rlhf, ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
-``conversations``       LLaMA-Factory's: ``{"conversations": […], "chosen": …, "rejected": …}`` of
-                        ``{"from": "human" | "gpt", "value": …}``, maybe with ``"system": …``
+``conversations``       LLaMA-Factory: ``{"conversations": […], "chosen": …, "rejected": …}`` of
+                        ``{"from": "human" | "gpt", "value": …}``, optionally ``"system": …``
 ======================  ============================================================================
 
-Files are JSON lines or JSON arrays, plain or gzipped as far as lines go, or parquet.
+Files are JSON lines (also gzipped), JSON arrays or parquet.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class PlacedRows:
         return self.rows[index]
 
     def take(self, indices: Sequence[int]) -> PlacedRows:
-        """Returns the rows at ``indices``."""
+        """Selects the rows at ``indices``."""
         return PlacedRows([self.rows[i] for i in indices], [self.places[i] for i in indices])
 
 
 def read_comparison_rows(path: str | Path) -> PlacedRows:
-    """Reads the rows of a file, unparsed; ``DataError`` if it is missing, empty or not JSON."""
+    """Reads a file's rows without parsing them; ``DataError`` if it is missing, empty or not
+    JSON."""
     file = Path(path).expanduser()
     if file.suffix in (".json", ".parquet") and file.exists():
         rows = load_local_rows(file, "train")
@@ -71,14 +72,14 @@ def read_comparison_rows(path: str | Path) -> PlacedRows:
 def comparison_of_row(row: Any) -> LabeledComparison | None:
     """Parses a row in any of the formats above; chosen is A, rejected is B.
 
-    Returns None if two conversations without a prompt first differ elsewhere than at an answer.
-    Raises DataFormatError for a row that cannot be parsed.
+    Returns None if two conversations without a prompt first differ at a message that is not an
+    answer. Raises DataFormatError for a row that cannot be parsed.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
-    # The format of the official package comes first: it has its own keys.
+    # Check the official package's format first: it has its own keys.
     if "comparison" in row:
         return _labeled(row)
     for key in ("chosen", "rejected"):
@@ -88,7 +89,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
             hint = nearest(key, [name for name in row if name not in known])
             raise DataFormatError(f"got the keys {got}, expected {key!r}{hint} as in {EXPECTED}")
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
-    # HH files have two whole dialogues as text and no prompt: the common start is the prompt.
+    # HH files have two complete dialogues as texts and no prompt: the common prefix is the prompt.
     sides = row["chosen"], row["rejected"]
     # Two texts without a prompt are dialogues in the format of HH.
     if prompt_key is None and all(isinstance(side, str) for side in sides):
@@ -100,7 +101,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
     prompt = _messages(row[prompt_key], "user", prompt_key)
     if row.get("system") is not None:
         prompt = [*_messages(row["system"], "system", "system"), *prompt]
-    # Answers that repeat the prompt lose it.
+    # Remove a repeated prompt from the answers.
     size = len(prompt)
     if all(len(side) > size and side[:size] == prompt for side in (chosen, rejected)):
         chosen, rejected = chosen[size:], rejected[size:]
@@ -108,7 +109,7 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
 
 
 def _labeled(row: Mapping[str, Any]) -> LabeledComparison:
-    """Parses the first format, which is the official package's."""
+    """Parses the first format, that of the official package."""
     comparison = row["comparison"]
     if not isinstance(comparison, Mapping):
         raise DataFormatError(
@@ -129,11 +130,13 @@ def _labeled(row: Mapping[str, Any]) -> LabeledComparison:
 
 
 def _without_prompt(chosen: list[Message], rejected: list[Message]) -> LabeledComparison | None:
-    """Splits two conversations; None if they do not part at an answer."""
-    # The messages that both conversations share at the start are the prompt.
+    """Splits two conversations; None if they do not diverge at an answer."""
+    # The common first messages are the prompt.
     shortest = min(len(chosen), len(rejected))
     common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
-    if chosen == rejected:  # the last message is the answer, so that equal answers are counted
+    if (
+        chosen == rejected
+    ):  # split off the last message as the answer, so that equal answers are counted
         common -= 1
     tails = (chosen[common:], rejected[common:])
     if common < 1 or not all(
@@ -144,7 +147,11 @@ def _without_prompt(chosen: list[Message], rejected: list[Message]) -> LabeledCo
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
-    """Parses a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``; joins turns of one speaker."""
+    """Parses a dialogue ``"\
+    \
+    Human: …\
+    \
+    Assistant: …"``; joins consecutive turns of one speaker."""
     first, *rest = re.split(r"(?:^|\n\n)(Human|Assistant):", text)
     if first.strip() or not rest:
         raise DataFormatError(
@@ -162,7 +169,7 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
 
 
 def _messages(value: Any, role: str, place: str) -> list[Message]:
-    """Returns a text of ``role``, a message or a list of messages as a list of messages."""
+    """Converts a text of ``role``, a message or a list of messages to a list of messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     listed = [value] if isinstance(value, Mapping) else value

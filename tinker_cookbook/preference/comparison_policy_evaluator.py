@@ -1,4 +1,4 @@
-"""Win rate of a policy against other answers, as judged by a preference model."""
+"""Win rate of a policy against an opponent, judged by a preference model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 
-_POLICY, _BASELINE = 0, 1  # they sample with different seeds
+_POLICY, _BASELINE = 0, 1  # with different seeds
 
 
 class ComparisonEvaluator(SamplingClientEvaluator):
-    """Win rate of a policy's answers against those of the data, or of a baseline.
+    """Win rate of a policy's answers against answers of the data or a baseline.
 
-    The opponent is ``completion_A`` of each comparison, or the answer of ``baseline``, a sampling
-    client, to the same prompt. The policy's answer is judged as B and, with ``both_ways``, also as
-    A, so that position bias cancels. The samples follow from ``seed`` and the index of the
-    comparison, so every evaluation has the same noise.
+    The opponent is ``completion_A`` of each comparison, or the answer of the sampling
+    client ``baseline`` to the same prompt. The policy's answer is judged as B and, with
+    ``both_ways``, also as A, so that position bias cancels. Seeds are derived from ``seed`` and the
+    index of the comparison, so every evaluation has the same sampling noise.
 
     ``win_rate``, ``win_rate_low``, ``win_rate_high``, ``stderr``
         Mean of the answers' scores, from 0 (certainly worse) to 1 (certainly better), its 95%
@@ -70,10 +70,10 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         self._against: list[list[Message]] | None = None
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Computes the metrics for the weights of the client."""
+        """Computes the metrics of the client's weights."""
         # In a thread: the first call loads a model and would block the event loop.
         model = await asyncio.to_thread(self.preference_model_builder)
-        # Opponents first: a baseline is sampled at the first evaluation only.
+        # Opponents first: a baseline is sampled only at the first evaluation.
         if self._against is None:
             self._against = [comparison.completion_A for comparison in self.comparisons]
             if self._baseline is not None:
@@ -83,16 +83,17 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         limit = asyncio.Semaphore(self.max_concurrency)
 
         async def score(comparison: Comparison) -> float:
-            """Returns the score of B, the policy's answer, from 0 to 1."""
+            """Returns the score of the policy's answer (B) from 0 to 1."""
             async with limit:
                 if not self.both_ways:
-                    # A preference from -1 to 1 becomes a score from 0 to 1.
+                    # Map the preference from [-1, 1] to [0, 1].
                     return (await model(comparison) + 1) / 2
                 as_b, as_a = await asyncio.gather(model(comparison), model(comparison.swap()))
-                # The mean of both orders. In the second the policy's answer is A: the sign flips.
+                # Mean of both orders. In the second order the policy's answer is A, so flip the
+                # sign.
                 return (as_b - as_a + 2) / 4
 
-        # The policy's answer is B, the opponent's A, as score expects.
+        # The opponent's answer is A, the policy's B, as ``score`` expects.
         judged = [
             replace(comparison, completion_A=other, completion_B=completion)
             for comparison, other, (completion, _) in zip(
@@ -110,7 +111,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
 
         async def answer(number: int, comparison: Comparison) -> tuple[list[Message], int]:
             async with limit:
-                # Each answer has its own seed, so that concurrency does not change the samples.
+                # A seed per answer, so that concurrency does not change the samples.
                 done = await complete.derived(number, who)(
                     self.renderer.build_generation_prompt(comparison.prompt_conversation),
                     self.renderer.get_stop_sequences(),
@@ -127,7 +128,7 @@ def win_rate_metrics(scores: Sequence[float]) -> dict[str, float]:
     """Computes the mean of scores from 0 to 1, its standard error and its 95% Wilson interval."""
     values = np.asarray(scores, dtype=np.float64)
     count, mean = len(values), float(values.mean())
-    # A user's preference model may exceed its bounds by rounding.
+    # A custom preference model may exceed the bounds by rounding.
     low, high = wilson_interval(min(max(mean, 0.0), 1.0) * count, count, z=1.959964)
     return {
         "win_rate": mean,

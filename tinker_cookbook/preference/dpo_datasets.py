@@ -1,4 +1,4 @@
-"""Datasets of DPO: comparisons as pairs of datums, chosen and rejected in turn."""
+"""Datasets for DPO: comparisons as pairs of datums, alternating chosen and rejected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ties: TypeAlias = Literal["drop", "half"]
-"""Treatment of ties: left out, or trained in both orders with half the weight, which keeps the
+"""Treatment of ties: drop them, or train both orders with half the weight, which keeps the
 rewards of the two answers close."""
 
 
@@ -35,10 +35,10 @@ class PairDataset(ComparisonDataset):
     """Batches of pairs: ``[chosen_0, rejected_0, chosen_1, rejected_1, …]``.
 
     A batch of N comparisons is 2N datums. Weights are 1 on the tokens of each answer's assistant
-    messages and 0 on the prompt: the loss uses the probability of whole answers, so no mean is
-    taken. A tie gives two pairs of weight one half in the same batch, (A, B) and (B, A), so that
-    the weights of a batch's pairs add up to N. ``max_length`` truncates answers; a prompt that
-    fills it leaves no pair.
+    messages and 0 on the prompt: the loss uses the log-probability of whole answers, without a mean
+    over tokens. A tie becomes two pairs with weight 0.5 in the same batch, (A, B) and (B, A), so
+    that the weights of a batch's pairs sum to N. ``max_length`` truncates answers; a comparison
+    with a prompt that fills it is skipped.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class PairDataset(ComparisonDataset):
 
     @property
     def num_cut(self) -> int:
-        """Number of comparisons so far with an answer truncated by ``max_length``."""
+        """Number of comparisons so far with an answer truncated at ``max_length``."""
         return len(self._cut)
 
     def report(self) -> list[str]:
-        """Returns lines on comparisons left out or truncated so far."""
-        line = f"{self.num_cut} comparisons: the end of an answer was cut at max_length"
+        """Returns lines about comparisons skipped or truncated so far."""
+        line = f"{self.num_cut} comparisons: an answer was truncated at max_length"
         return [*super().report(), *([line] if self._cut else [])]
 
     def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
         tie, limit = labeled.label == "Tie", self._max_length
-        # Answers of earlier turns are in both sides of a pair, so they are not trained.
+        # Answers of earlier turns are common to both sides of a pair, so do not train on them.
         prompt: list[Message] = [
             {**message, "trainable": False} for message in labeled.comparison.prompt_conversation
         ]
@@ -77,10 +77,10 @@ class PairDataset(ComparisonDataset):
             model_input, weights = self._renderer.build_supervised_example(
                 [*prompt, *marked], TrainOnWhat.CUSTOMIZED
             )
-            # A tie is trained in both directions at half weight, so that it counts as one pair.
+            # Train a tie in both directions with half the weight, so that it counts as one pair.
             weights = weights * (0.5 if tie else 1.0)
             datum = datum_from_model_input_weights(model_input, weights, limit)
-            # The prompt fills max_length, so no token of the answer is left.
+            # The prompt fills max_length, so no answer token is left.
             if not count_loss_tokens(datum):
                 return SkipReason.LONG_PROMPT
             cut = cut or (limit is not None and model_input.length > limit)
@@ -92,8 +92,7 @@ class PairDataset(ComparisonDataset):
         if cut:
             if not self._cut:
                 logger.warning(
-                    "max_length=%d cuts the end of an answer; further ones are only counted "
-                    "(num_cut)",
+                    "max_length=%d truncates an answer; further ones are only counted (num_cut)",
                     limit,
                 )
             self._cut.add(id(labeled))
@@ -120,15 +119,15 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
 class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Pairs of chosen and rejected answers for direct preference optimization.
 
-    What cannot be trained is left out and counted by reason in ``dropped`` of the datasets.
-    ``swap`` of the comparison builder has no effect. Held-out ties are always left out.
+    Comparisons that cannot be trained are skipped and counted by reason in the datasets'
+    ``dropped``. ``swap`` of the comparison builder has no effect. Held-out ties are always dropped.
     """
 
-    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
-    ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the comparisons")
+    ties: Ties = chz.field(default="drop", doc="drop, or half: both orders with half the weight")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads the comparisons, which are rendered batch by batch."""
+        """Reads the comparisons; they are rendered batch by batch."""
         self.check()
         train, test = self.comparison_builder.comparison_sets
         if self.ties == "drop":
@@ -140,7 +139,7 @@ class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
         return train_set, self._dataset(test, min(self.common_config.batch_size, len(test.usable)))
 
     def check(self) -> None:
-        """Raises ConfigurationError for a value that cannot work; loads nothing."""
+        """Raises ConfigurationError for an invalid value; loads nothing."""
         self.common_config.check()
         if self.ties not in get_args(Ties):
             raise ConfigurationError(f"ties: got {self.ties!r}, expected 'drop' or 'half'")

@@ -12,8 +12,8 @@ simpo      ``-log sigmoid(beta (mean lp_chosen - mean lp_rejected) - gamma)``: m
            answer's tokens, and no reference                                (arXiv 2405.14734)
 =========  ===================================================================================
 
-The batch's loss is the mean over its pairs. The datums' weights are the weight of a pair, which may
-be less than 1 (a tie seen from both sides weighs one half each way).
+The loss of a batch is the mean over its pairs. A datum's weights are the weight of its pair, which
+may be less than 1 (0.5 for each order of a tie).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PairLoss:
     gamma: float = 0.5
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for the first invalid setting."""
         names = get_args(PairLossName)
         if self.name not in names:
             raise ConfigurationError(
@@ -59,8 +59,8 @@ class PairLoss:
             raise ConfigurationError(f"dpo_beta: got {self.beta}, expected a number above 0")
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigurationError(
-                f"label_smoothing: got {self.label_smoothing}, expected 0 to less than 0.5: at one "
-                "half the labels would carry no information"
+                f"label_smoothing: got {self.label_smoothing}, expected 0 to less than 0.5: at 0.5 "
+                "the labels would carry no information"
             )
         if self.label_smoothing and self.name != "dpo":
             raise ConfigurationError(
@@ -79,19 +79,19 @@ class PairLoss:
         """Computes the loss [P] of pairs from the differences [P] of their rewards (with beta)."""
         log_sigmoid = torch.nn.functional.logsigmoid
         if self.name == "ipo":
-            # IPO is defined on h, and the rewards have beta in them.
+            # IPO is defined on h, but the rewards include beta.
             return (difference / self.beta - 1 / (2 * self.beta)).square()
         if self.name == "simpo":
             return -log_sigmoid(difference - self.gamma)
         smoothing = self.label_smoothing
-        # Conservative DPO: a share of the labels is taken to be wrong.
+        # Conservative DPO: assume that a share of the labels is wrong.
         loss = -(1 - smoothing) * log_sigmoid(difference)
         return loss - smoothing * log_sigmoid(-difference) if smoothing else loss
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Pairs of datums, chosen and rejected in turn: 2P datums, and the reference's log-probability
+    """P pairs as 2P datums, alternating chosen and rejected, and the reference's log-probability
     of each answer [2P], zeros without a reference.
     """
 
@@ -101,8 +101,8 @@ class PairBatch:
     def __post_init__(self) -> None:
         if len(self.data) % 2 or len(self.reference) != len(self.data):
             raise DataValidationError(
-                f"data: got {len(self.data)} datums and {len(self.reference)} log-probabilities of "
-                "a reference, expected as many, chosen and rejected in turn"
+                f"data: got {len(self.data)} datums and {len(self.reference)} reference "
+                "log-probabilities, expected the same even number of both"
             )
 
     def weights(self) -> npt.NDArray[np.float64]:
@@ -113,19 +113,19 @@ class PairBatch:
 class PairObjective:
     """Pairwise loss of a batch for ``forward_backward_custom``."""
 
-    # The loss is a sum over pairs that does not read prompt tokens, so the client may call it with
-    # some pairs at a time and with the log-probabilities of trained tokens only.
+    # The loss is a sum over pairs and does not read prompt tokens, so the client may call it with
+    # some of the pairs and with log-probabilities of trained tokens only.
     group_size = 2
     trained_only = True
 
     def __init__(self, loss: PairLoss, batch: PairBatch) -> None:
         self._loss = loss
-        # By identity, because the client may call the loss with some of the pairs at a time.
+        # Look up by identity, because the client may call the loss with some of the pairs.
         self._reference = {
             id(datum): float(value)
             for datum, value in zip(batch.data, batch.reference, strict=True)
         }
-        # The mean is over the whole batch, even if a call gets only a part of it.
+        # Mean over the whole batch, even if a call gets only a part of it.
         self._total = max(float(batch.weights().sum()), 1e-12)
 
     def __call__(
@@ -135,13 +135,15 @@ class PairObjective:
         rewards, weights = [], []
         for datum, values in zip(data, logprobs, strict=True):
             weight = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
-            # The weight selects the answer's tokens; how much the pair counts comes in at the end.
+            # Here, the weight only selects the answer's tokens; the pair's weight is applied at the
+            # end.
             mask = (weight != 0).to(values.dtype)
             score = (values * mask).sum()
             if self._loss.needs_reference:
                 score = score - self._reference[id(datum)]
             else:
-                # Without a reference the mean over tokens makes answers of any length comparable.
+                # Without a reference, the mean over tokens makes answers of different lengths
+                # comparable.
                 score = score / mask.sum().clamp(min=1)
             rewards.append(self._loss.beta * score)
             weights.append(weight.max())
@@ -153,7 +155,7 @@ class PairObjective:
 def answer_scores(
     data: Sequence[tinker.Datum], logprobs: Sequence[Any], *, mean: bool = False
 ) -> npt.NDArray[np.float64]:
-    """Computes the log-probability of each answer [N]: the sum (or mean) over trained tokens."""
+    """Computes each answer's log-probability [N]: the sum (or mean) over trained tokens."""
     scores = np.empty(len(data))
     for i, (datum, values) in enumerate(zip(data, logprobs, strict=True)):
         array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
@@ -187,7 +189,7 @@ def reward_metrics(
 ) -> dict[str, float]:
     """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P weighted pairs."""
     total = max(float(weights.sum()), 1e-12)
-    # A difference below 1e-3 nats is float32 rounding: it counts as half right, so that accuracy
+    # A difference below 1e-3 nats is float32 rounding and counts as half right, so that accuracy
     # starts at 0.5.
     difference = chosen - rejected
     decided = np.abs(difference) > 1e-3 * loss.beta

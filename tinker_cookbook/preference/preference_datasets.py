@@ -1,4 +1,4 @@
-"""Datasets of comparisons, and training data of a reward model."""
+"""Datasets of comparisons, and training data for a reward model."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ logger = logging.getLogger(__name__)
 
 
 class SkipReason(StrEnum):
-    """Reason why a comparison is not trained on, as the log states it."""
+    """Reason why a comparison is skipped, as written to the log."""
 
-    NO_COMPARISON = "nothing to compare (dialogues that do not part at an answer, say)"
+    NO_COMPARISON = "nothing to compare (such as dialogues that do not diverge at an answer)"
     EQUAL = "answers that are the same"
     EMPTY = "an empty answer"
     TIE = "a tie"
     LONG_PROMPT = "a prompt that fills max_length"
     EQUAL_WHEN_CUT = "answers that are the same up to max_length"
-    LONG_COMPARISON = "more than max_length tokens, whose label would be cut off"
+    LONG_COMPARISON = "more than max_length tokens, so that the label would be truncated"
 
 
 class Dropped(dict[Hashable, str]):
-    """Skipped rows with their reasons; a row counts once over all epochs."""
+    """Skipped rows with their reasons; a row counts once in all epochs."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -63,9 +63,9 @@ class Dropped(dict[Hashable, str]):
         return dict(Counter(self.values()).most_common())
 
     def describe(self, noun: str = "comparisons") -> str:
-        """Returns one sentence such as "3 comparisons left out: 2 with an empty answer, …"."""
+        """Returns a sentence such as "3 comparisons skipped: 2 with an empty answer, …"."""
         parts = ", ".join(f"{count} with {reason}" for reason, count in self.counts.items())
-        return f"{len(self)} {noun} left out: {parts}" if parts else f"no {noun} left out"
+        return f"{len(self)} {noun} skipped: {parts}" if parts else f"no {noun} skipped"
 
 
 @dataclass
@@ -83,7 +83,7 @@ class ComparisonSet:
         first, second = labeled.comparison.completion_A, labeled.comparison.completion_B
         if is_empty(first) or is_empty(second):
             self.dropped[row] = SkipReason.EMPTY
-        # Equal answers are a valid tie, and data for sampled answers need only the prompt.
+        # Equal answers are a valid tie, and if answers are sampled only the prompt is needed.
         elif first == second and labeled.label != "Tie":
             self.dropped[row] = SkipReason.EQUAL
         else:
@@ -102,14 +102,14 @@ class ComparisonSet:
 
 @chz.chz
 class ComparisonDatasetBuilder:
-    """Builder of comparisons: a subclass reads and parses rows, or has ``comparison_sets``."""
+    """Base class: a subclass reads and parses rows, or overrides ``comparison_sets``."""
 
     swap: bool = chz.field(
-        default=False, doc="Give each training comparison in both orders (A, B) and (B, A)"
+        default=False, doc="Return training comparisons in both orders (A, B) and (B, A)"
     )
 
     def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
-        """Returns the training rows and, if there are any, the held-out ones."""
+        """Returns the training rows and, if any, the held-out rows."""
         raise NotImplementedError(f"{type(self).__name__} must define get_train_and_test_datasets")
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
@@ -120,7 +120,7 @@ class ComparisonDatasetBuilder:
 
     @cached_property
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
-        """Training and held-out comparisons, each in one order, read once."""
+        """Training and held-out comparisons in one order, read once."""
         train, test = self.get_train_and_test_datasets()
         return (
             self._comparison_set(train, "training"),
@@ -130,9 +130,9 @@ class ComparisonDatasetBuilder:
     def get_labeled_comparisons(
         self,
     ) -> tuple[list[LabeledComparison], list[LabeledComparison] | None]:
-        """Returns training comparisons (with ``swap`` in both orders) and held-out ones."""
+        """Returns training comparisons (with ``swap``, in both orders) and held-out comparisons."""
         train, test = self.comparison_sets
-        # Held-out comparisons stay in one order, because evaluators add the other order themselves.
+        # Held-out comparisons stay in one order, because evaluators add the other order.
         both = [one for c in train.usable for one in ((c, c.swap()) if self.swap else (c,))]
         return both, None if test is None else test.usable
 
@@ -149,7 +149,7 @@ class ComparisonDatasetBuilder:
             logger.warning("%s data: %s", part, found.dropped.describe())
         if not found.usable:
             raise DataValidationError(
-                f"{part} data: got {len(rows)} rows and no comparison to use, expected at least "
+                f"{part} data: got {len(rows)} rows without a usable comparison, expected at least "
                 f"one; {found.dropped.describe()}"
             )
         return found
@@ -160,8 +160,10 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     """Comparisons from files, in any of the formats of ``comparison_file``."""
 
     train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
-    test_path: str | None = chz.field(default=None, doc="File of held-out ones")
-    test_size: int = chz.field(default=0, doc="Else: rows to hold out of train_path")
+    test_path: str | None = chz.field(default=None, doc="File of held-out comparisons")
+    test_size: int = chz.field(
+        default=0, doc="Number of held-out rows of train_path (if no test_path)"
+    )
     shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
     def get_train_and_test_datasets(self) -> tuple[PlacedRows, PlacedRows | None]:
@@ -169,7 +171,7 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
         if self.test_path is not None and self.test_size:
             raise ConfigurationError(
                 f"test_size: got {self.test_size} with test_path={self.test_path}, expected one of "
-                "them: both name the held-out part"
+                "them: both define the held-out part"
             )
         rows = read_comparison_rows(self.train_path)
         if self.test_path is not None:
@@ -180,18 +182,18 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
         return rows.take(train), rows.take(test) if test else None
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
-        """Parses a row; returns None where two dialogues have no common prompt."""
+        """Parses a row; returns None if two dialogues have no common prompt."""
         return comparison_of_row(example)
 
 
 ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"
-"""Function that renders a comparison as datums, or returns the reason to skip it."""
+"""Renders a comparison as datums, or returns the reason to skip it."""
 
 
 class ComparisonDataset(SupervisedDatasetFromHFDataset):
     """Batches of ``batch_size`` comparisons as datums.
 
-    ``dropped`` holds the comparisons that the builder or, from their batch on, ``to_data`` skips.
+    ``dropped`` has the comparisons skipped by the builder or, once rendered, by ``to_data``.
     """
 
     def __init__(self, comparisons: ComparisonSet, batch_size: int, to_data: ToData) -> None:
@@ -200,7 +202,7 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
         def data_of(numbered: tuple[int, LabeledComparison]) -> list[tinker.Datum]:
             data = to_data(numbered[1])
             if isinstance(data, str):
-                # A key of the comparison, so that it counts once however many epochs render it.
+                # A key per comparison, so that it counts once in all epochs.
                 self.dropped[("rendered", numbered[0])] = data
                 return []
             return data
@@ -209,27 +211,27 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
 
     @property
     def num_dropped(self) -> int:
-        """Comparisons left out so far; ``dropped`` has the SkipReason."""
+        """Number of comparisons skipped so far; ``dropped`` has the reasons."""
         return len(self.dropped)
 
     def report(self) -> list[str]:
-        """Returns a line on the comparisons left out so far, if any."""
+        """Returns a line about the comparisons skipped so far, if any."""
         return [self.dropped.describe()] if self.dropped else []
 
 
 @chz.chz
 class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
-    """Builder of training data of a reward model: comparison as prompt, label as answer.
+    """Builds training data for a reward model: comparison as prompt, label as answer.
 
-    Ties are trained as the label Tie.
+    Ties are trained with the label Tie.
     """
 
-    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the comparisons")
     swap: bool = chz.field(
         default=False,
-        doc="Train each comparison in both orders; else in one, sampled for each by swap_seed",
+        doc="Train each comparison in both orders; False: in one random order (swap_seed)",
     )
-    swap_seed: int = chz.field(default=0, doc="Seed of the orders")
+    swap_seed: int = chz.field(default=0, doc="Seed of the random orders")
 
     @cached_property
     def comparison_renderer(self) -> ComparisonRenderer:
@@ -255,8 +257,8 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
         return [renderer.comparison_to_convo(c.comparison) for c in test.usable[:n]]
 
     def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> ComparisonDataset:
-        # Files have the chosen answer as A. In a random order the model cannot learn the position
-        # instead of the answers.
+        # Files have the chosen answer as A. With a random order, the model cannot learn the
+        # position instead of the answers.
         swapped = np.random.default_rng(self.swap_seed).random(len(comparisons.usable)) < 0.5
         ordered = [c.swap() if s else c for c, s in zip(comparisons.usable, swapped, strict=True)]
         both = self.swap or self.comparison_builder.swap
@@ -266,7 +268,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
             data: list[tinker.Datum] = []
             for one in [labeled, labeled.swap()] if both else [labeled]:
                 model_input, weights = self.comparison_renderer.to_model_input_weights(one)
-                # Not truncated: the label is at the end and would be cut off.
+                # Do not truncate: the label is at the end and would be lost.
                 if limit is not None and model_input.length > limit:
                     return SkipReason.LONG_COMPARISON
                 data.append(datum_from_model_input_weights(model_input, weights))

@@ -2,7 +2,7 @@
 
 The model is trained to predict the label of a comparison, by cross-entropy on the label's token.
 With two labels this is the Bradley-Terry model (Bradley & Terry 1952, Biometrika 39; Christiano et
-al. 2017, arXiv 1706.03741), where the log-odds of the label tokens are the difference of the
+al. 2017, arXiv 1706.03741), in which the log-odds of the label tokens are the difference of the
 answers' rewards; a third label adds ties.
 """
 
@@ -68,10 +68,10 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
     """Language model that labels a comparison with A, B or Tie.
 
     The reward is ``P(B) - P(A)``, with the probabilities of the label tokens normalised over the
-    three labels. ``greedy`` takes the most probable token instead: -1, 0 or 1, and 0 for a token
-    that is no label.
+    three labels. ``greedy`` samples the most probable token instead: -1, 0 or 1, and 0 for a token
+    that is not a label.
 
-    ``both_orders`` scores the comparison in both orders and takes the mean of the log-odds, in
+    ``both_orders`` scores the comparison in both orders and averages the log-odds, in
     which a position bias cancels (``mean_logprobs``).
     """
 
@@ -93,7 +93,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         if self.greedy:
             return await self._greedy_reward(comparison)
         if self.both_orders:
-            # The mean of both orders cancels a position bias in the log-odds.
+            # The mean over both orders cancels a position bias in the log-odds.
             first, second = await asyncio.gather(
                 self.label_logprobs(comparison), self.label_logprobs(comparison.swap())
             )
@@ -104,7 +104,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
     async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
-        """Returns the log-probability of each label in nats; the probabilities add up to 1."""
+        """Returns the log-probability of each label in nats; the probabilities sum to 1."""
         renderer = self.comparison_renderer
         prompt = renderer.build_label_prompt(comparison)
         return await label_logprobs(self.sampling_client, prompt, renderer.label_tokens)
@@ -119,7 +119,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         label = label_of_text(text)
         if label is None:
             logger.warning(
-                "the preference model sampled %r, which is no label; the reward is 0", text
+                "the preference model sampled %r, which is not a label; the reward is 0", text
             )
         return {"A": -1.0, "B": 1.0, "Tie": 0.0, None: 0.0}[label]
 
@@ -127,8 +127,8 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
 def _check_scoring(greedy: bool, both_orders: bool) -> None:
     if greedy and both_orders:
         raise ConfigurationError(
-            "both_orders: got True with greedy=True, expected one of them: a single token "
-            "has no log-odds to take the mean of"
+            "both_orders: got True with greedy=True, expected only one of them: a single token "
+            "has no log-odds to average"
         )
 
 
@@ -136,14 +136,14 @@ def _check_scoring(greedy: bool, both_orders: bool) -> None:
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSettings):
     """Builder of a preference model from saved weights; equal configs share one per process."""
 
-    renderer_name: str = chz.field(doc="Chat format that it was trained with")
+    renderer_name: str = chz.field(doc="Chat format used in its training")
     model_name: str = chz.field(doc="Hub name or local folder of its base model")
-    rm_weights_path: str = chz.field(doc="tinker:// path of its weights, for the sampler")
-    greedy: bool = chz.field(default=False, doc="Judge by the most probable label alone")
-    both_orders: bool = chz.field(default=False, doc="Judge both orders, average the log-odds")
+    rm_weights_path: str = chz.field(doc="tinker:// path of its sampler weights")
+    greedy: bool = chz.field(default=False, doc="Judge only by the most probable label")
+    both_orders: bool = chz.field(default=False, doc="Judge both orders and average the log-odds")
 
     def check(self) -> None:
-        """Raises ConfigurationError for a value that cannot work; loads nothing."""
+        """Raises ConfigurationError for an invalid value; loads nothing."""
         _check_scoring(self.greedy, self.both_orders)
         check_renderer_name(self.renderer_name)
         check_backend(self.backend, self.base_url, self.device, self.dtype)
@@ -155,9 +155,9 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSett
         )
 
     def __call__(self) -> PreferenceModel:
-        """Returns the model of this connection; CheckpointError if the weights are missing."""
+        """Returns the model; CheckpointError if the weights are missing."""
         self.check()
-        # On the open connection of the current run, if there is one, so that a common base model is
+        # Use the connection of the current run, if there is one, so that a common base model is
         # loaded once.
         return make_once(self, self.build)
 
@@ -183,10 +183,10 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
     ``nll``
         Mean of ``-log P(label)`` in nats. ln 3 = 1.10 for a uniform model; falls to 0.
     ``position_bias``
-        Mean of ``P(B) - P(A)``: with both orders 0 for a model without position bias, 1 for one
-        that always prefers the second answer.
+        Mean of ``P(B) - P(A)``: with both orders, 0 for a model without position bias, 1 for a
+        model that always prefers the second answer.
     ``num_judgements``, ``num_too_long``
-        Number of judgements, and of comparisons longer than ``max_length``, which are left out.
+        Number of judgements, and of comparisons longer than ``max_length``, which are skipped.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
             raise DataValidationError("comparisons: got none, expected at least one")
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency: got {max_concurrency}, expected at least 1")
-        # Comparisons beyond the context cannot be scored; they are counted in num_too_long.
+        # Comparisons longer than the context cannot be scored; num_too_long counts them.
         kept = comparisons_that_fit(comparisons, renderer, max_length)
         self._num_too_long = len(comparisons) - len(kept)
         self._judged = [c for one in kept for c in ((one, one.swap()) if both_ways else (one,))]
@@ -210,7 +210,7 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
         self._max_concurrency = max_concurrency
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Computes the metrics for the weights of the client."""
+        """Computes the metrics of the client's weights."""
         model = PreferenceModelFromChatRenderer(self._renderer, sampling_client)
         limit = asyncio.Semaphore(self._max_concurrency)
 
@@ -220,13 +220,13 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
 
         logprobs = await asyncio.gather(*map(judge, self._judged))
         pairs = list(zip(self._judged, logprobs, strict=True))
-        # 1 if the preferred answer is more probable, 0.5 if both are equal, else 0.
+        # 1 if the preferred answer is more probable, 0.5 if both are equal, otherwise 0.
         margins = [
             found["A"] - found["B"] if labeled.label == "A" else found["B"] - found["A"]
             for labeled, found in pairs
             if labeled.label != "Tie"
         ]
-        # From -1, 0 and 1 to shares: equal probabilities count half.
+        # Map -1, 0 and 1 to 0, 0.5 and 1.
         right = (np.sign(margins) + 1) / 2
         bias = [math.exp(found["B"]) - math.exp(found["A"]) for found in logprobs]
         metrics = {

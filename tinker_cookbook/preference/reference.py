@@ -1,4 +1,4 @@
-"""Frozen reference policy of preference losses and distillation."""
+"""Frozen reference policy for preference losses and distillation."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ async def create_reference_client(
     *,
     samples_states: bool = False,
 ) -> SamplingClient:
-    """Creates a client of the policy that training starts from, also in a resumed run.
+    """Creates a client of the initial policy, also in a resumed run.
 
-    That is ``load_checkpoint_path`` or else the plain base model; on the local engine it shares
-    the base weights with the policy. ``reference_model_name`` names another one: a base model, or
-    the tinker:// path of saved weights. ``samples_states``: the backend samples from training
-    states too, as the local engine does.
+    The initial policy is ``load_checkpoint_path`` or else the base model; on the local engine it
+    shares the base weights with the policy. ``reference_model_name`` selects another reference: a
+    base model, or the tinker:// path of saved weights. ``samples_states``: the backend can sample
+    from training states too, as the local engine does.
     """
     name = reference_model_name
     if name is not None and not name.startswith("tinker://"):
         return await service.create_sampling_client(base_model=name)
-    # Not the weights of a resumed run: the reference must not move with the policy.
+    # Not the weights of a resumed run, because the reference must not change with the policy.
     path = name or config.load_checkpoint_path
     if path is None:
         return await service.create_sampling_client(base_model=config.model_name)
     if "/weights/" in path and not samples_states:
-        # The hosted API samples from sampler weights alone; these are a training state's.
+        # The hosted API samples only from sampler weights; these are a training state.
         trained = await service.create_training_client_from_state(path)
         return await trained.save_weights_and_get_sampling_client()
     return await service.create_sampling_client(model_path=path)

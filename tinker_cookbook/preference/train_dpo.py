@@ -4,8 +4,8 @@
         dataset_builder=module:Class dataset_builder.KEY=…
     python -m tinker_cookbook.preference.train_dpo dataset_builder=mine:MyPairs --help
 
-A batch holds pairs: chosen and rejected answers to the same prompt, in turn. A frozen reference,
-the policy that training starts from, scores each answer. One pass then trains the policy on the
+A batch has pairs of chosen and rejected answers to the same prompt. A frozen reference,
+the initial policy, scores each answer. One pass then trains the policy on the
 loss of ``dpo_loss``; both answers of a pair share the forward pass of their prompt.
 """
 
@@ -67,10 +67,10 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class DPOSettings:
-    """Settings of the pairwise loss, which recipes take over."""
+    """Settings of the pairwise loss, shared with recipes."""
 
     dpo_beta: float = chz.field(
-        default=0.1, doc="Scale of the rewards; larger stays closer to the reference"
+        default=0.1, doc="Scale of the rewards; a larger value stays closer to the reference"
     )
     dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
     label_smoothing: float = chz.field(
@@ -79,13 +79,13 @@ class DPOSettings:
     simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
     reference_model_name: str | None = chz.field(
         default=None,
-        doc="Reference: a model or tinker:// path; default: what training starts from",
+        doc="Reference: a model or tinker:// path; default: the initial policy",
     )
 
 
 @chz.chz
 class Config(DPOSettings, BatchConfig):
-    """Settings of a DPO run; ``dataset_builder`` gives pairs."""
+    """Settings of a DPO run; ``dataset_builder`` returns pairs."""
 
     learning_rate: float = peak_rate(1e-5)
     num_replicas: int | None = chz.field(
@@ -98,7 +98,7 @@ class Config(DPOSettings, BatchConfig):
         return PairLoss(self.dpo_loss, self.dpo_beta, self.label_smoothing, self.simpo_gamma)
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for the first invalid setting."""
         super().check()
         self.pair_loss.check()
         if self.num_replicas is not None:
@@ -109,11 +109,11 @@ class Config(DPOSettings, BatchConfig):
         if self.reference_model_name is not None and not self.pair_loss.needs_reference:
             raise ConfigurationError(
                 f"reference_model_name: got {self.reference_model_name!r} with dpo_loss="
-                f"{self.dpo_loss}, which measures from no reference; leave one out"
+                f"{self.dpo_loss}, which has no reference; leave one out"
             )
 
     def server_needs(self) -> list[Need]:
-        """Returns what a server must be able to do: custom losses, and scores of the reference."""
+        """Returns the required server features: custom losses, and scores of the reference."""
         needs = [Need("custom_loss", f"dpo_loss={self.dpo_loss}")]
         if self.pair_loss.needs_reference:
             needs.append(
@@ -123,20 +123,20 @@ class Config(DPOSettings, BatchConfig):
 
 
 def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``; not inside of a running event loop."""
+    """Trains, or resumes the run in ``config.log_path``; not inside a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         asyncio.run(main_async(config))
         return
     raise ConfigurationError(
-        "train_dpo.main was called inside of a running event loop, which it would block; there "
-        "use `await train_dpo.main_async(config)`"
+        "train_dpo.main was called inside a running event loop, which it would block; "
+        "use `await train_dpo.main_async(config)` there"
     )
 
 
 async def main_async(config: Config) -> None:
-    """As :func:`main`, for code with an event loop."""
+    """Asynchronous version of :func:`main`."""
     name = config.reference_model_name
     # The reference scores the policy's token ids, so it must have the same vocabulary.
     if name is not None and not name.startswith("tinker://"):
@@ -146,7 +146,7 @@ async def main_async(config: Config) -> None:
         loss = config.pair_loss
         if not loss.needs_reference:
             return Pairs(loss, None)
-        # Opened once and never updated, so that rewards of all steps are comparable.
+        # Open the reference once and never update it, so that rewards are comparable between steps.
         return Pairs(loss, await reference_client(session, config, name))
 
     await train_batches(config, objective)
@@ -158,9 +158,9 @@ def create_dpo_clients(
     resume_info: CheckpointRecord | None = None,
     user_metadata: dict[str, str] | None = None,
 ) -> tuple[TrainingClient, SamplingClient]:
-    """Creates the policy to train and the frozen reference, for loops of user code.
+    """Creates the policy to train and the frozen reference, for custom loops.
 
-    The reference is what training started from, also where ``resume_info`` continues a run.
+    The reference is the initial policy, also if ``resume_info`` continues a run.
     """
 
     async def create() -> tuple[TrainingClient, SamplingClient]:
@@ -209,10 +209,10 @@ def do_update(
     tokenizer: Tokenizer,
     checkpoint_mgr: CheckpointManager | None = None,
 ) -> None:
-    """Runs one update on one batch and logs its row of metrics, for loops of user code.
+    """Runs one update on one batch and logs its row of metrics, for custom loops.
 
-    Checkpoints and evaluations that are due come before the update; ``main`` has them after it. In
-    the first step, the first pair is printed. ``log_path`` has no effect.
+    Due checkpoints and evaluations run before the update; in ``main`` they run after it. In
+    the first step, prints the first pair. ``log_path`` has no effect.
     """
     step = epoch_idx * n_batches + batch_idx
     metrics: Metrics = {"epoch": epoch_idx, "progress": step / total_steps}
@@ -232,7 +232,7 @@ def do_update(
     pairs = Pairs(config.pair_loss, reference_client if config.pair_loss.needs_reference else None)
     batch = asyncio.run(pairs.prepare(step, data))
     adam = config.adam_params(step, total_steps)
-    # Both are submitted before the first is awaited, so that the backend is never idle.
+    # Submit both before awaiting the first, so that the backend is never idle.
     output = pairs.submit(training_client, batch)
     update = training_client.optim_step(adam)
     metrics |= pairs.metrics(batch, output.result())
@@ -260,7 +260,7 @@ class Pairs(Objective):
 
     async def pairs(self, data: list[tinker.Datum]) -> PairBatch:
         """Returns the datums with the reference's log-probabilities."""
-        # SimPO: a reference of 0 leaves the log-probabilities unchanged.
+        # For SimPO, a reference of 0 leaves the log-probabilities unchanged.
         if self._reference is None:
             return PairBatch(data, np.zeros(len(data)))
         return PairBatch(data, answer_scores(data, await score_datums(self._reference, data)))
@@ -282,8 +282,8 @@ class Pairs(Objective):
 
 class PairEvaluator(TrainingClientEvaluator):
     """``test/dpo_loss``, ``test/accuracy``, ``test/margin``, ``test/chosen_reward`` and
-    ``test/rejected_reward`` as in ``pair_metrics``, over all pairs; and ``test/nll``: nats a token
-    of the chosen answers, which rises when they become less likely too."""
+    ``test/rejected_reward`` as in ``pair_metrics``, over all pairs; and ``test/nll``: nats per
+    token of the chosen answers, which rises if they become less likely."""
 
     def __init__(self, pairs: Pairs, loss: PairLoss, data: list[tinker.Datum]) -> None:
         if not data:
@@ -298,14 +298,14 @@ class PairEvaluator(TrainingClientEvaluator):
         """Scores all pairs."""
         forward = forward_logprobs(training_client, self._data)
         if self._batch is None:
-            # The reference is frozen, so it scores the pairs once per process, while the policy
+            # The reference is frozen, so score the pairs once per process, while the policy
             # scores them too.
             logprobs, self._batch = await asyncio.gather(forward, self._pairs.pairs(self._data))
         else:
             logprobs = await forward
         return {
             **pair_metrics(self._loss, self._batch, logprobs, "test/"),
-            # Chosen answers alone: the margin can grow while they become less likely too.
+            # Only chosen answers: the margin can grow while both answers become less likely.
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
             "test/num_pairs": float(len(self._data) // 2),
         }

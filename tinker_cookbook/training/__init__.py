@@ -1,2 +1,2 @@
-"""What all training loops share: the common settings, and a session that owns a run's folder,
+"""Common parts of all training loops: the settings, and a session that manages a run's folder,
 backend, log, checkpoints and evaluations. The loops themselves are in ``supervised``, ``rl`` …"""

@@ -1,5 +1,5 @@
-"""The best evaluation of a run so far, which decides about the checkpoint ``best`` and about an
-early stop."""
+"""Tracks the best evaluation of a run, for the checkpoint ``best`` and for
+early stopping."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _LOWER_IS_BETTER = {"nll", "loss", "bpb", "kl", "perplexity", "error", "errors"}
 
 
 def lower_is_better(metric: str) -> bool:
-    """Returns whether the metric's name is that of a loss; others are to rise."""
+    """Returns whether a lower value is better, which holds for losses."""
     return not _LOWER_IS_BETTER.isdisjoint(metric.replace("/", "_").lower().split("_"))
 
 
 @dataclass
 class BestEvaluation:
-    """Follows one metric of the evaluations, step 0 (before training) included.
+    """Tracks one evaluation metric, including step 0 (before training).
 
     Attributes:
         metric: Name of the metric, such as ``test/nll``.
         mode: Whether lower or higher values are better.
-        patience: Evaluations without a better value after which a run stops; 0 is never.
+        patience: Evaluations without improvement after which a run stops; 0: never.
         step: Step of the best evaluation, ``None`` before the first one.
-        value: Its value.
-        without: Evaluations since then.
+        value: Best value.
+        without: Evaluations since the best one.
     """
 
     metric: str
@@ -40,7 +40,7 @@ class BestEvaluation:
 
     @classmethod
     def of(cls, config: Any) -> BestEvaluation | None:
-        """Returns the one that the settings ask for, ``None`` without ``best_metric``."""
+        """Creates a tracker from the settings; ``None`` without ``best_metric``."""
         metric = config.best_metric
         if metric is None:
             return None
@@ -48,13 +48,13 @@ class BestEvaluation:
         return cls(metric, mode, config.early_stopping_patience)
 
     def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Repeats the evaluations in the rows of ``metrics.jsonl``."""
+        """Restores the state from the rows of ``metrics.jsonl``."""
         for row in rows:
             if "step" in row:
                 self.update(int(row["step"]), row)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Takes an evaluation into account; returns whether it is the best. NaN never is."""
+        """Records an evaluation; returns whether it is the best so far. NaN never is."""
         if self.metric not in metrics:
             return False
         new, old = float(metrics[self.metric]), self.value

@@ -1,4 +1,4 @@
-"""Comparison of the settings of a run with those of the command that continues it."""
+"""Compares the settings of a run with the settings of the command that resumes it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tinker_cookbook.utils.run_folder.config_io import (
     dump_config,
 )
 
-# Settings of where and how often something is written, evaluated or shown, and of the machine: a
-# step is the same with any value of these.
+# Settings of outputs, evaluations and the machine, which may change in a resumed run: a
+# training step does not depend on them.
 _FREE = """
     log_path recipe_name behavior_if_log_dir_exists allow_config_change
     wandb_project wandb_name session_name enable_trace span_chart_every
@@ -32,43 +32,43 @@ _FREE = """
     num_groups_to_log rollout_json_export compute_post_kl kl_depth_edges
     rollout_error_tolerance rollout_timeout_seconds grader_timeout_seconds teacher_concurrency
 """.split()  # noqa: SIM905 - one word for each setting, by subject
-# How long the run is: its learning rates change, but the data and the loss do not.
+# Settings of the run's length: they change the learning rates, but not data or loss.
 _LENGTH = frozenset({"num_epochs", "max_steps", "num_steps", "num_batches", "n_batches"})
 
 
 def changed_settings(log_path: str, config: Any) -> dict[str, str]:
     """Returns the settings in which ``config`` differs from the ``config.json`` in ``log_path``.
 
-    The result has ``name: old → new`` by the dotted name of the setting. Settings that do not
-    change what a step is are left out, and so are settings that only one of the two has, which
-    another version of the code wrote.
+    The result maps the dotted name of a setting to ``name: old → new``. Settings that do not
+    affect a training step are skipped, and so are settings that exist on only one side, which
+    come from another version of the code.
     """
     file = Path(log_path) / CONFIG_FILE
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no file, or one that was edited by hand
+    except (OSError, ValueError):  # no file, or an invalid one
         return {}
-    # Through JSON as the file was, so that a tuple equals the list that was written.
+    # Convert through JSON like the file, so that a tuple equals the list in the file.
     now = json.loads(json.dumps(dump_config(config)))
     changes = [change for change in _changes(before, now, "") if _leaf(change[0]) not in _FREE]
     return {name: f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in changes}
 
 
 def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
-    """Compares ``config`` with the run in ``log_path`` that it is to continue.
+    """Compares ``config`` with the run in ``log_path`` that it resumes.
 
     Returns a line for each changed setting: the length of the run may change, and with ``allowed``
-    all others too. Raises ConfigurationError for another change of what a step is.
+    all others too. Raises ConfigurationError for other changes that affect a training step.
     """
     changes = changed_settings(log_path, config)
     refused = {name: line for name, line in changes.items() if _leaf(name) not in _LENGTH}
-    # Another length changes only the learning rates, so it is allowed and reported.
+    # A new length changes only the learning rates, so it is allowed and reported.
     if refused and not allowed:
-        # Several settings often have the same name and value (the renderer's name, for example).
+        # Several settings may have the same name and value, such as the renderer's name.
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
         raise ConfigurationError(
             f"log_path={log_path} holds a run with other settings ({'; '.join(lines)}); its steps "
-            "and the new ones would be mixed in one run. Continue with the settings as they were, "
+            "and the new ones would be mixed in one run. Continue with the original settings, "
             "give another log_path=…, start over with behavior_if_log_dir_exists=delete, or "
             "continue with the new ones on purpose: allow_config_change=true"
         )
@@ -79,10 +79,10 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
     """Yields name, old and new value of the settings below ``name`` that differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         if LOST_KEY in before or LOST_KEY in now:
-            return  # functions without a name cannot be compared
-        # Objects of one class are compared by their settings, others as a whole.
+            return  # anonymous functions cannot be compared
+        # Compare objects of the same class setting by setting, others as a whole.
         if before.get(TYPE_KEY) == now.get(TYPE_KEY):
-            # A key that only one side has comes from another version of the code.
+            # A key on only one side comes from another version of the code.
             for key in before.keys() & now.keys() - {TYPE_KEY, KINDS_KEY}:
                 yield from _changes(before[key], now[key], f"{name}.{key}" if name else key)
             return
@@ -95,7 +95,7 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
         return
     if before == now:
         return
-    # Two texts may be two spellings of one file or folder.
+    # Two texts may be different spellings of one path.
     if isinstance(before, str) and isinstance(now, str):
         with contextlib.suppress(OSError, ValueError):
             if Path(before).expanduser().samefile(Path(now).expanduser()):
@@ -104,7 +104,7 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
 
 
 def _leaf(name: str) -> str:
-    """Returns the last part of a dotted name that is no index of a list."""
+    """Returns the last part of a dotted name that is not a list index."""
     return next((part for part in reversed(name.split(".")) if not part.isdigit()), name)
 
 

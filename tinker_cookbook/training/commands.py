@@ -15,17 +15,17 @@ _BEHAVIOR = "behavior_if_log_dir_exists="
 
 
 def continue_command(log_path: str) -> str | None:
-    """Returns the command line that continues this run, None if no program was started with -m."""
+    """Returns the command line that resumes this run; None unless it was started with ``-m``."""
     program = list(getattr(sys, "orig_argv", sys.argv))
     if "-m" not in program:
         return None
-    # The interpreter as it was called: another "python" may not have the package.
+    # Use the same interpreter: another "python" may not have the package.
     at = program.index("-m") + 2
     words, given = program[:at], program[at:]
     # Both keys are set below.
     words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
-    # The loops of the library have no such key: they continue the run in log_path.
+    # The library's loops have no such option: they always resume the run in log_path.
     if program_takes(_BEHAVIOR.rstrip("=")):
         words.append(f"{_BEHAVIOR}resume")
     return shlex.join(words)
@@ -47,18 +47,18 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         kind, url, _ = check_backend(
             settings.backend, settings.base_url, settings.device, settings.dtype
         )
-    except TinkerCookbookError:  # the key is gone since the run began
+    except TinkerCookbookError:  # the API key is no longer set
         return []
     local = kind == "local"
     python = getattr(sys, "orig_argv", ["python"])[0]
     chat = [python, "-m", "tinker_cookbook.chat", f"model_path={sampler_path}"]
-    # Only settings that the chat would not choose itself.
+    # Only settings that differ from the chat's defaults.
     defaults = {"backend": "auto", "base_url": None, "device": "auto", "dtype": "auto"}
     defaults |= {"base_dtype": "auto"}
     for name, default in defaults.items():
         if (value := getattr(settings, name, default)) != default:
             chat.append(f"{name}={value}")
-    # The same settings: the command also opens a model.
+    # The same settings, because the command also opens a model.
     evaluation = [python, "-m", "tinker_cookbook.eval", *chat[3:], "tasks=gsm8k", "limit=200"]
     lines = [f"talk to it   {shlex.join(chat)}", f"evaluate     {shlex.join(evaluation)}"]
     # A local run has no server, so a command starts one.

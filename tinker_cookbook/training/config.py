@@ -1,4 +1,4 @@
-"""Settings that every training loop has, and the checks they pass before anything is loaded."""
+"""Common settings of all training loops, and their validation before anything is loaded."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DEFAULT_TTL_SECONDS = 604800
 
 
 def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[Any, str], None]:
-    """Returns a validator of a numeric field: ``low <= value < below``; None passes, NaN fails."""
+    """Returns a validator for ``low <= value < below``; None passes, NaN fails."""
 
     def check(settings: Any, attribute: str) -> None:
         value = getattr(settings, attribute)
-        # A comparison with NaN is false, so NaN fails too.
+        # Comparisons with NaN are false, so NaN fails.
         if value is not None and not low <= value < below:
             name = attribute.removeprefix("X_")  # chz validates the raw attribute
             upper = "" if below == math.inf else f" and less than {below:g}"
@@ -46,13 +46,13 @@ def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[A
 
 
 def number(default: Any, doc: str, low: float = 0, below: float = math.inf) -> Any:
-    """Returns a numeric field of a config with the bounds of ``at_least``."""
+    """Returns a numeric chz field with the bounds of ``at_least``."""
     return chz.field(default=default, validator=at_least(low, below), doc=doc)
 
 
 def peak_rate(default: float | None, doc: str = "Peak learning rate of AdamW") -> Any:
-    """Returns the field of a learning rate, with its bounds."""
-    # One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
+    """Returns a chz field for a learning rate, with bounds."""
+    # An AdamW step moves a weight by about the learning rate, so 10 destroys any model.
     hint = "; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"
     return chz.field(default=default, validator=at_least(0, 10, hint), doc=doc)
 
@@ -72,9 +72,9 @@ class BackendSettings:
 
 @chz.chz
 class RunSettings(BackendSettings, SamplerOptions):
-    """Settings with the same meaning and the same default in every recipe and every loop.
+    """Settings with the same meaning and default in every recipe and loop.
 
-    A subclass that defines a number again must give its bounds again, by ``number``.
+    A subclass that redefines a number must repeat its bounds with ``number``.
     """
 
     load_checkpoint_path: str | None = chz.field(
@@ -87,12 +87,14 @@ class RunSettings(BackendSettings, SamplerOptions):
     max_steps: int | None = number(
         None, "Steps of the run, instead of num_epochs; 0: only evaluate"
     )
-    adam_beta1: float = number(0.9, "Decay of the first moment", below=1)
-    adam_beta2: float = number(0.95, "Decay of the second moment", below=1)
+    adam_beta1: float = number(0.9, "Decay rate of the first moment", below=1)
+    adam_beta2: float = number(0.95, "Decay rate of the second moment", below=1)
     adam_eps: float = number(1e-8, "Added to the denominator of the update")
     weight_decay: float = number(0.0, "Decoupled weight decay")
-    grad_clip_norm: float = number(0.0, "Largest gradient norm; 0 is no clipping")
-    seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
+    grad_clip_norm: float = number(0.0, "Maximum gradient norm; 0: no clipping")
+    seed: int = chz.field(
+        default=0, doc="Seed of the adapter's initialisation and of the data order"
+    )
 
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
     train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
@@ -100,47 +102,51 @@ class RunSettings(BackendSettings, SamplerOptions):
     train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
 
     allow_config_change: bool = chz.field(
-        default=False, doc="Continue a run although settings changed that decide what a step means"
+        default=False, doc="Continue a run although settings changed that affect training steps"
     )
 
-    save_every: int = number(20, "Steps between checkpoints; 0 is never")
+    save_every: int = number(20, "Steps between checkpoints; 0: never")
     save_every_tokens: int = number(0, "Trained tokens between checkpoints")
     save_every_seconds: float = number(0, "Seconds between checkpoints")
     rolling_save_every: int = number(
         0, "Steps between rolling checkpoints; only the newest is kept"
     )
-    rolling_ttl_seconds: int | None = number(7200, "Lifetime of rolling ones", low=1)
-    ttl_seconds: int | None = number(
-        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
+    rolling_ttl_seconds: int | None = number(
+        7200, "Lifetime of rolling checkpoints in seconds", low=1
     )
-    eval_every: int = number(10, "Steps between evaluations; 0 is never")
-    infrequent_eval_every: int = number(100, "Steps between costly evaluations")
+    ttl_seconds: int | None = number(
+        DEFAULT_TTL_SECONDS,
+        "Lifetime of periodic checkpoints in seconds; the final one is kept",
+        low=1,
+    )
+    eval_every: int = number(10, "Steps between evaluations; 0: never")
+    infrequent_eval_every: int = number(100, "Steps between expensive evaluations")
 
     best_metric: str | None = chz.field(
-        default=None, doc="Keep the checkpoint that is best by this evaluation metric: test/nll"
+        default=None, doc="Keep the best checkpoint by this evaluation metric, such as test/nll"
     )
     best_metric_mode: MetricMode | None = chz.field(
         default=None, doc="min or max; default: min for losses, else max"
     )
     early_stopping_patience: int = number(
-        0, "Evaluations without a better best_metric after which the run stops; 0: none"
+        0, "Evaluations without improvement of best_metric until the run stops; 0: never"
     )
 
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
     session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
     enable_trace: bool = chz.field(
-        default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
+        default=False, doc="Write a time trace of the run to log_path/trace_events.jsonl"
     )
     span_chart_every: int = number(
-        0, "Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
+        0, "Steps between charts of the trace (iteration_NNNNNN/timing_gantt.html); 0: none"
     )
 
 
 def check_model(settings: Any) -> None:
     """Raises ModelNotFoundError if the local engine would not find the model.
 
-    Downloads a small part of it. A remote backend knows its models itself.
+    Downloads only a small part of it. Remote backends check models themselves.
     """
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if kind == "local":
@@ -166,11 +172,13 @@ class TrainingConfig(RunSettings):
     log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
-    renderer_name: str | None = chz.field(default=None, doc="Saved with the run's checkpoints")
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format, saved with the run's checkpoints"
+    )
     learning_rate: float = peak_rate(1e-4)
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for settings that cannot work together or do not exist."""
+        """Raises ``ConfigurationError`` for invalid or conflicting settings."""
         check_settings(self)
         check_best_settings(self)
         if self.max_steps == 0 and not (self.eval_every or self.infrequent_eval_every):
@@ -185,26 +193,26 @@ class TrainingConfig(RunSettings):
             "weights",
             "the run that saved the weights",
         )
-        # An unknown schedule raises here, not at the first update.
+        # Raise for an unknown schedule now, not at the first update.
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
 
     def server_needs(self) -> list[Need]:
-        """Returns what a server must be able to do for this run; each loop adds its own."""
+        """Returns the server features that this run requires; each loop adds its own."""
         needs = [Need("loss:cross_entropy", "this loop")]
         if self.grad_clip_norm:
             setting = f"grad_clip_norm={self.grad_clip_norm:g}"
             needs.append(Need("adam:grad_clip_norm", setting, "set grad_clip_norm=0"))
-        # All layers are the default; what a server makes of it is its own choice.
+        # Training all layers is the default, which a server may interpret in its own way.
         for name in ("train_attn", "train_mlp", "train_unembed"):
             if not getattr(self, name):
                 needs.append(Need(f"lora:{name}", f"{name}=False", f"set {name}=True"))
         return needs
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
-        """Returns the optimizer settings of the update that follows ``step`` finished ones."""
+        """Returns the optimizer settings of the 0-based update ``step``."""
         from tinker import types
 
-        # The rate depends on the step and the run's length alone, also in a resumed run.
+        # The rate depends only on the step and the run's length, so a resumed run has the same.
         multiplier = compute_schedule_lr_multiplier(
             self.lr_schedule, step, total_steps, self.warmup_steps
         )

@@ -1,4 +1,4 @@
-"""What a run will take: tokens, minutes and memory, from the time of its first steps."""
+"""Estimates tokens, time and memory of a run from its first steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Estimate for a whole process: the steps that are left when it starts.
+    """Estimate for the remaining steps of a run.
 
     Attributes:
         steps: Number of steps.
         tokens: Input tokens of these steps.
-        seconds: Their time, with evaluations; the time of loading is not included.
-        peak_bytes: Most memory that the process has used so far, ``None`` if unknown.
-        memory: What it is the memory of: ``RAM`` or ``GPU``.
+        seconds: Their time, including evaluations but not loading.
+        peak_bytes: Peak memory of the process so far, ``None`` if unknown.
+        memory: Kind of memory: ``RAM`` or ``GPU``.
         cost_usd: Cost at a hosted backend, ``None`` without a price.
     """
 
@@ -55,8 +55,9 @@ def estimate_run(
 ) -> RunEstimate:
     """Returns the estimate from one timed step.
 
-    The tokens that are left take the time of the timed step's tokens; ``done_*`` are those of the
-    steps so far, which include warming up, and ``other_seconds`` those of evaluations and samples.
+    The remaining tokens are assumed to take as long as those of the timed step; ``done_*`` count
+    the steps so far, including warm-up, and ``other_seconds`` is the time of evaluations and
+    samples.
     """
     left = max(tokens - done_tokens, 0) * step_seconds / max(step_tokens, 1)
     peak, memory = peak_memory() if local else (None, "")
@@ -65,7 +66,7 @@ def estimate_run(
 
 
 def peak_memory() -> tuple[int | None, str]:
-    """Returns the most bytes that this process has used, on the GPU if it uses one."""
+    """Returns the peak memory of this process in bytes, on the GPU if it uses one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated()), "GPU"

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as a multiplier of the peak learning rate."""
+"""Learning-rate schedules as multipliers of the peak learning rate."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LRSchedule = Literal["linear", "cosine", "constant"]
 def compute_schedule_lr_multiplier(
     lr_schedule: LRSchedule, step: int, total_steps: int, warmup_steps: int = 0
 ) -> float:
-    """Returns the factor on the peak learning rate for the 0-based update ``step``.
+    """Returns the multiplier of the peak learning rate for the 0-based update ``step``.
 
     With s = ``step``, S = ``total_steps``, w = ``warmup_steps``::
 
-        s < w:      (s + 1) / w            # the first update is not wasted on a rate of zero
+        s < w:      (s + 1) / w            # not 0 at the first update, which would be wasted
         s >= w:     p = (s - w) / (S - w)
                     linear 1 - p, cosine (1 + cos(pi p)) / 2, constant 1
 
-    Steps past the end get the value at the end. Raises ConfigurationError for an unknown schedule
-    or impossible numbers.
+    Steps past the end use the final value. Raises ConfigurationError for an unknown schedule
+    or invalid numbers.
     """
     names = get_args(LRSchedule)
     if lr_schedule not in names:
@@ -43,7 +43,7 @@ def compute_schedule_lr_multiplier(
         return (step + 1) / warmup_steps
     if lr_schedule == "constant":
         return 1.0
-    # Before the division, which is by zero if all steps are warmup steps.
+    # Before the division, because the divisor is 0 if all steps are warmup steps.
     if step >= total_steps:
         return 0.0
     done = (step - warmup_steps) / (total_steps - warmup_steps)

@@ -1,7 +1,7 @@
-"""Checks before the first step that a server can do what a run needs.
+"""Checks before the first step that a server has the features that a run needs.
 
-Each loop's config lists its needs (``server_needs``). What the server lacks ends the run with one
-sentence, or the run does without it and says so.
+Each loop's config lists its needs (``server_needs``). A missing feature ends the run with one
+sentence, or the run continues with a fallback and reports it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ELSEWHERE = "or use backend=local, the hosted API or our own server, which have 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a run needs of a server.
+    """A server feature that a run needs.
 
     Attributes:
-        feature: As in ``ServerProbe``.
-        setting: The setting that needs it, as typed: ``kl_penalty_coef=0.1``.
-        instead: What a user can change: ``set kl_penalty_coef=0``.
-        falls_back_to: What the run does without it; empty: it cannot run.
+        feature: Name of the feature, as in ``ServerProbe``.
+        setting: The setting that needs it, such as ``kl_penalty_coef=0.1``.
+        instead: Advice for the user, such as ``set kl_penalty_coef=0``.
+        falls_back_to: Fallback of the run without the feature; empty: there is none.
     """
 
     feature: str
@@ -39,26 +39,26 @@ class Need:
 
 
 class ServerCheck:
-    """The check of one run. ``lines`` are for the user; ``missing`` are features that the run does
-    without."""
+    """Checks the server for one run. ``lines`` are messages for the user; ``missing`` are features
+    that a fallback replaces."""
 
     def __init__(self, connection: Connection, model_name: str) -> None:
         self.lines: list[str] = []
         self.missing: frozenset[str] = frozenset()
         self._probe: ServerProbe | None = None
         url = connection.target[1] or os.environ.get("TINKER_BASE_URL")
-        # The hosted service and our own server have everything, so they are not asked.
+        # The hosted service and this package's server have all features, so do not probe them.
         remote = connection.kind == "tinker" and not connection.is_hosted_service
         if remote and url and not is_own_server(url):
             self._probe = ServerProbe(url, connection.service, base_name(model_name))
 
     async def check_model(self) -> None:
-        """Raises ``BackendError`` if the server lists models, and not the one of the run."""
+        """Raises ``BackendError`` if the server lists models without the run's model."""
         probe = self._probe
         if probe is None:
             return
         models = await probe.models()
-        # Some servers train the model that they have, whatever name they are given.
+        # Some servers ignore the requested name and train the model that they have.
         if models and probe.model_name not in models:
             raise BackendError(
                 f"model_name: got {probe.model_name}, but the server at {probe.url} has "
@@ -66,14 +66,14 @@ class ServerCheck:
             )
 
     async def check_needs(self, client: TrainingClient, needs: Sequence[Need]) -> None:
-        """Asks for each need. Raises ``BackendError`` with one sentence for those without which
-        the run cannot go on."""
+        """Probes each need. Raises ``BackendError`` with one sentence for missing features without
+        a fallback."""
         probe = self._probe
         if probe is None:
             return
         probe.client = client
-        self.lines.append(f"asking the server at {probe.url} for what this run needs")
-        # Each feature is asked for once, though several settings may need it.
+        self.lines.append(f"checking the features of the server at {probe.url}")
+        # Probe each feature once, although several settings may need it.
         features = dict.fromkeys(need.feature for need in needs)
         reasons = {feature: await probe.lacks(feature) for feature in features}
         lacking = {need: reason for need in needs if (reason := reasons[need.feature]) is not None}
@@ -105,10 +105,10 @@ def _text(need: Need) -> str:
     kind, _, name = need.feature.partition(":")
     return {
         "loss": f"the loss {name}",
-        "custom_loss": "losses of the client's own (forward_backward_custom)",
-        "topk_targets": "cross_entropy with several targets at a position",
+        "custom_loss": "custom losses (forward_backward_custom)",
+        "topk_targets": "cross_entropy with several targets per position",
         "prompt_logprobs": "log-probabilities of prompts",
         "topk_prompt_logprobs": "the most probable tokens of prompts",
         "adam": f"the optimizer's {name}",
-        "lora": f"the choice of the adapted layers ({name})",
+        "lora": f"the choice of adapted layers ({name})",
     }[kind]

@@ -84,7 +84,7 @@ def test_a_loss_that_is_equal_on_policy_is_replaced_and_the_run_says_so(server, 
             "async_config.loss_fn=stable_reinforce needs",
         ),
         ({"grad_clip_norm": 1.0}, "AdamParams have no grad_clip_norm, which it would ignore"),
-        ({"train_mlp": False}, "train_mlp=False needs the choice of the adapted layers"),
+        ({"train_mlp": False}, "train_mlp=False needs the choice of adapted layers"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -128,16 +128,16 @@ def test_rows_of_no_use_are_left_out_and_counted_by_reason(tmp_path, caplog):
         "Question 6?",
     ]
     assert sorted(train.dropped.counts.values()) == [1, 2, 2]
-    told = (
-        "5 comparisons left out: 2 with answers that are the same, 2 with an empty answer, 1 with"
-    )
+    told = "5 comparisons skipped: 2 with answers that are the same, 2 with an empty answer, 1 with"
     assert train.dropped.describe().startswith(told)
     assert told in caplog.text
 
 
 def test_a_file_without_a_usable_comparison_says_why(tmp_path):
     path = write_rows(tmp_path / "pairs.jsonl", pair_row(0, chosen=""))
-    with pytest.raises(DataValidationError, match=r"got 1 rows and no comparison.*an empty"):
+    with pytest.raises(
+        DataValidationError, match=r"got 1 rows without a usable comparison.*an empty"
+    ):
         _ = ComparisonBuilderFromJsonl(train_path=path).comparison_sets
 
 

@@ -171,7 +171,7 @@ def test_settings_that_cannot_work(loss, field):
 
 
 def test_half_a_pair_is_refused():
-    with pytest.raises(DataValidationError, match="chosen and rejected in turn"):
+    with pytest.raises(DataValidationError, match="the same even number"):
         PairBatch(make_pairs(2)[:3], np.zeros(3))
 
 

@@ -112,7 +112,7 @@ def test_ties_are_left_out_and_counted(builder):
     train, test = builder(*rows, test=rows, batch_size=2)()
     assert (len(all_data(train)), len(all_data(test))) == (4, 4)
     assert train.num_dropped == test.num_dropped == 2
-    assert train.report() == ["2 comparisons left out: 2 with a tie"]
+    assert train.report() == ["2 comparisons skipped: 2 with a tie"]
     with pytest.raises(DataValidationError, match="training data: got only comparisons without"):
         builder(judged_row("Tie"))()
 
@@ -144,8 +144,8 @@ def test_max_length_cuts_the_end_of_answers_and_says_so(builder, caplog):
         assert weights_of(short) == weights_of(datum)[:39]
     cut.get_batch(0)
     assert (cut.num_cut, cut.num_dropped) == (3, 0)
-    assert cut.report() == ["3 comparisons: the end of an answer was cut at max_length"]
-    assert caplog.text.count("max_length=40 cuts the end of an answer") == 1
+    assert cut.report() == ["3 comparisons: the end of an answer was truncated at max_length"]
+    assert caplog.text.count("max_length=40 truncates an answer") == 1
 
 
 def test_prompts_that_fill_max_length_are_left_out_and_counted(builder):
@@ -153,7 +153,7 @@ def test_prompts_that_fill_max_length_are_left_out_and_counted(builder):
     train, _ = builder(*rows, batch_size=3, max_length=60)()
     for _ in range(2):
         assert len(train.get_batch(0)) == 4
-    assert train.report() == ["1 comparisons left out: 1 with a prompt that fills max_length"]
+    assert train.report() == ["1 comparisons skipped: 1 with a prompt that fills max_length"]
     train, _ = builder(rows[1], max_length=60)()
     with pytest.raises(EmptyBatchError, match="raise max_length"):
         train.get_batch(0)
@@ -165,7 +165,7 @@ def test_answers_that_differ_behind_max_length_only_are_left_out(builder):
     train, _ = builder(*rows, batch_size=2, max_length=50)()
     assert len(train.get_batch(0)) == 2
     assert train.report() == [
-        "1 comparisons left out: 1 with answers that are the same up to max_length"
+        "1 comparisons skipped: 1 with answers that are the same up to max_length"
     ]
 
 
@@ -174,7 +174,7 @@ def test_pairs_without_difference_and_empty_answers_are_counted(builder):
     train, _ = builder(*rows)()
     assert train.num_dropped == 2
     assert train.report() == [
-        "2 comparisons left out: 1 with answers that are the same, 1 with an empty answer"
+        "2 comparisons skipped: 1 with answers that are the same, 1 with an empty answer"
     ]
 
 

@@ -110,7 +110,7 @@ async def test_greedy_takes_the_most_probable_token(trained, untrained, chat, ca
     assert caplog.text == ""
     clueless = PreferenceModelFromChatRenderer(chat, untrained, greedy=True)
     assert await clueless(COMPARISONS[0]) == 0.0
-    assert "which is no label" in caplog.text
+    assert "which is not a label" in caplog.text
 
 
 async def test_in_both_orders_a_liking_for_a_place_cancels(trained, chat):
