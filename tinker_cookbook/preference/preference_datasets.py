@@ -51,7 +51,7 @@ class SkipReason(StrEnum):
     TIE = "a tie"
     LONG_PROMPT = "a prompt that fills max_length"
     EQUAL_WHEN_CUT = "answers that are the same up to max_length"
-    LONG_COMPARISON = "more than max_length tokens, so that the label would be truncated"
+    LONG_COMPARISON = "more than max_length tokens, which would truncate the label"
 
 
 class Dropped(dict[Hashable, str]):

@@ -1,14 +1,14 @@
 """Training loop over batches of datums, for supervised training, preferences and distillation.
 
-Each step takes the next batch (prefetched in the background), lets the objective prepare it (with
+Each step gets the next batch (prefetched in the background), lets the objective prepare it (with
 a reference model or a teacher), submits ``forward_backward`` and ``optim_step`` together, and keeps
 ``submit_ahead`` further steps in flight while it waits for results. Before an evaluation or a
-checkpoint nothing more is submitted, so both see exactly the updates of their step.
+checkpoint, nothing more is submitted, so both see exactly the updates up to their step.
 
-Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 holds the evaluations before
+Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 has the evaluations before
 training; row k the metrics of the k-th batch, computed with the weights before its update, and the
 evaluations after it. A batch without a trained token (if all examples are too long, for example)
-counts as a step without an update: the batch of a step depends on the step alone, also in a resumed
+counts as a step without an update: the batch of a step depends only on the step, also in a resumed
 run.
 """
 
@@ -75,17 +75,17 @@ class BatchConfig(TrainingConfig):
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
+    submit_ahead: int = number(1, "Number of steps submitted ahead of the awaited one")
     show_samples: int = number(
         1, "Held-out prompts that the model answers before and after training"
     )
     sample_max_tokens: int = number(96, "Maximum tokens of these answers", low=1)
     data_report: int = number(
-        1000, "Rows whose tokens the report on chat data counts before training; 0: no report"
+        1000, "Number of rows for the report on chat data before training; 0: no report"
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for the first invalid setting."""
         super().check()
         if isinstance(self.dataset_builder, ChatDatasetBuilder):
             self.dataset_builder.common_config.check()
@@ -113,8 +113,8 @@ class Objective(ABC):
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """Computes what the loss needs from a reference or a teacher, for the 0-based ``step``.
 
-        Called in the order of steps, while earlier ones train. Any randomness must follow from the
-        seed and ``step``: a resumed run calls it again.
+        Called in the order of steps, while earlier steps train. Any randomness must depend only on
+        the seed and ``step``, because a resumed run calls it again.
         """
         return Batch(data)
 
@@ -124,7 +124,7 @@ class Objective(ABC):
 
     @abstractmethod
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Returns the metrics of the batch that the objective computes."""
+        """Returns the objective's metrics of the batch."""
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns the evaluations on held-out data."""
@@ -167,7 +167,7 @@ async def train_batches(
         # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
             return
-        # A resumed run has its report; errors in the data are found before a model is loaded.
+        # A resumed run already has its report. Find errors in the data before a model is loaded.
         report = None
         if config.data_report and session.start_step == 0:
             report = await asyncio.to_thread(make_report, train_set, test_set, config.data_report)
@@ -229,18 +229,18 @@ async def show_answers(
 
 
 def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
-    """Returns the tokenizer of a builder of chat data, None for others."""
+    """Returns the tokenizer of a builder of chat data; None for other builders."""
     return builder.tokenizer if isinstance(builder, ChatDatasetBuilder) else None
 
 
 def batches(
     dataset: SupervisedDataset, schedule: Schedule, seed: int, start: int
 ) -> Iterator[list[tinker.Datum]]:
-    """Yields the batches from step ``start``; one without a trained token is empty."""
+    """Yields the batches from step ``start``; a batch without a trained token is empty."""
     current = None
     for step in range(start, schedule.total_steps):
         epoch, index = schedule.position(step)
-        # The order of an epoch depends on the seed and the epoch alone, also after a resume.
+        # The order of an epoch depends only on the seed and the epoch, also in a resumed run.
         if epoch != current:
             dataset.set_epoch(seed + epoch)
             current = epoch
@@ -261,7 +261,7 @@ def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Submitted step, with the running counts of tokens and skipped steps."""
+    """Submitted step with the running counts of tokens and skipped steps."""
 
     step: int
     batch: Batch
@@ -295,7 +295,7 @@ class SubmittedBatch:
 
 
 class _Loop:
-    """Loop over steps, with those in flight and running counts."""
+    """Loop over steps: the steps in flight, and running counts."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class _Loop:
         self._objective = objective
         self._in_flight: deque[_InFlight] = deque()
         self._progress = TrainingProgress(schedule.total_steps, session.start_step)
-        # A resumed run continues the counts of its checkpoint.
+        # A resumed run continues with the counts of its checkpoint.
         self._tokens = session.restored("cumulative_tokens", 0)
         self._skipped = session.restored("skipped_batches", 0)
         self._finished_at = time.monotonic()
@@ -327,9 +327,9 @@ class _Loop:
             # Row 0 has the evaluations before training.
             if metrics := await session.evaluate(0):
                 session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
-            # The evaluation does not count as time of the first step.
+            # The evaluation must not count in the time of the first step.
             self._finished_at = time.monotonic()
-        # A resumed run begins at its step; earlier batches are not rendered again.
+        # A resumed run starts at its step; earlier batches are not rendered.
         rows = batches(dataset, schedule, config.seed, session.start_step)
         with self._progress, Prefetcher(rows) as ahead:
             for step in range(session.start_step, schedule.total_steps):
@@ -339,8 +339,9 @@ class _Loop:
                     self._submit(client, step, batch)
                 else:
                     self._skip(step)
-                # Before an evaluation or a checkpoint, wait for all submitted steps. A checkpoint
-                # with later steps in it makes a resumed run train their batches twice.
+                # Before an evaluation or a checkpoint, wait for all submitted steps. If a
+                # checkpoint contained later steps, a resumed run would train on their batches
+                # twice.
                 at_boundary = session.boundary(step + 1, self._tokens)
                 while len(self._in_flight) > (0 if at_boundary else config.submit_ahead):
                     await self._finish_oldest()
@@ -350,7 +351,7 @@ class _Loop:
                 await self._finish_oldest()
 
     def report(self) -> list[str]:
-        """Returns lines on the time and on skipped batches, if there were any."""
+        """Returns lines about the time and about skipped batches, if any."""
         lines: list[str] = []
         if self._estimate is not None:
             took = time.monotonic() - self._begun + self.sample_seconds
@@ -362,13 +363,13 @@ class _Loop:
         return [
             *lines,
             f"{self._skipped} of {self._schedule.total_steps} batches were skipped: none of their "
-            "examples had a token to train on (max_length cuts before the answer begins)",
+            "examples had a token to train on (max_length truncates before the answer)",
         ]
 
     def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
-        # Counted at submission, because boundary() needs it to decide on save_every_tokens.
+        # Count at submission, because boundary() needs it for save_every_tokens.
         self._tokens += batch.num_tokens
         # Both requests are queued before either is awaited, so the backend is never idle.
         forward_backward = self._objective.submit(client, batch)
@@ -383,7 +384,7 @@ class _Loop:
             index,
             num_tokens=batch.num_tokens,
         )
-        # The counts of this step: later steps have raised the totals before its row is written.
+        # Store the counts now: later steps raise the totals before this row is written.
         self._in_flight.append(_InFlight(step, batch, self._tokens, self._skipped, update))
 
     def _skip(self, step: int) -> None:
@@ -396,11 +397,11 @@ class _Loop:
                 f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
                 f"examples has a token to train on{last}"
             )
-        # Queued like an update, so that rows are written in the order of steps.
+        # Queue it like an update, so that rows are written in the order of steps.
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
     async def _print_estimate(self, step: int, seconds: float, tokens: int) -> None:
-        """Prints what the run will take, once its second step is timed: the first warms up."""
+        """Prints the estimate for the run after its second step; the first step is a warm-up."""
         steps = self._schedule.total_steps - self._session.start_step
         if self._estimate is not None or steps <= _TIMED_STEPS:
             return
@@ -413,7 +414,7 @@ class _Loop:
             a_step = self.tokens_an_epoch / self._schedule.num_batches
         local = session.connection.kind == "local"
         rates = None
-        # Prices are those of the hosted service, not of a server of one's own.
+        # Prices apply only to the hosted service.
         if session.connection.is_hosted_service:
             rates = await asyncio.to_thread(fetch_model_pricing, self._config.model_name)
         self._estimate = estimate_run(
@@ -447,7 +448,7 @@ class _Loop:
             async with scope_span("train_step"):
                 output = await done.update.fwd_bwd_future
                 optim = await done.update.optim_step_future
-            # Measured between the ends of two steps, because steps in flight overlap.
+            # Measure between the ends of two steps, because steps in flight overlap.
             seconds = time.monotonic() - self._finished_at
             metrics |= {
                 **done.update.metrics,
@@ -459,10 +460,10 @@ class _Loop:
             shown = float(metrics[self._objective.shown])
             await self._print_estimate(done.step + 1, seconds, done.batch.num_tokens)
         self._progress.update(done.step + 1, shown, done.batch.num_tokens)
-        # Counters are saved with the checkpoint and restored on resume.
+        # Counters are saved with the checkpoint and restored by a resumed run.
         counters = {"cumulative_tokens": done.tokens}
         if done.skipped:
             counters["skipped_batches"] = done.skipped
         await self._session.finish_step(done.step + 1, metrics, epoch=epoch, counters=counters)
-        # Evaluations and checkpoints do not count as time of the next step.
+        # Evaluations and checkpoints must not count in the time of the next step.
         self._finished_at = time.monotonic()

@@ -56,7 +56,7 @@ def datum_from_model_input_weights(
 
     Position i predicts token i + 1, so inputs, ``target_tokens`` and ``weights`` of the datum are
     [T - 1], and the first weight is unused. An image has targets and weights 0. ``max_length``
-    truncates the T tokens; an image that is cut, or that no text follows, is dropped. Raises
+    truncates the T tokens; a truncated image, or an image without text after it, is dropped. Raises
     DataValidationError for different lengths, weights that are not finite, and fewer than 2 tokens.
     """
     return data_from_examples([(model_input, weights)], max_length, reduction)[0]
@@ -70,7 +70,7 @@ def datum_from_tokens_weights(
 ) -> tinker.Datum:
     """Returns the datum of ``datum_from_model_input_weights`` for token ids [T] and weights [T]."""
     ids, values = _truncated(tokens, weights, max_length)
-    # The first weight is left out before the mean: no position predicts the first token.
+    # Drop the first weight before the mean, because no position predicts the first token.
     (reduced,) = _reduce([values[1:]], reduction)
     return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], reduced)
 
@@ -80,7 +80,7 @@ def data_from_examples(
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> list[tinker.Datum]:
-    """Returns the datums of one split conversation; a mean is over the weights of all of them."""
+    """Returns the datums of one split conversation; a mean uses the weights of all of them."""
     chunks = ChunkKeys()
     keys_N, values_N = list[Keys](), list[npt.NDArray[np.float32]]()
     for model_input, weights in examples:
@@ -93,13 +93,13 @@ def data_from_examples(
                 f"weights[{at}]: got {values[at]} at a position of an image, expected 0: images "
                 "are not predicted"
             )
-        # An image at the end predicts nothing; without it the sequence may be too short.
+        # An image at the end predicts nothing; without it, the sequence may be too short.
         keys = _at_least_two(ChunkKeys.without_trailing_media(keys))
         keys_N.append(keys)
-        # Position i predicts token i + 1, so the weights begin at the second token.
+        # Position i predicts token i + 1, so the weights start at the second token.
         values_N.append(values[1 : len(keys)])
     return [
-        # A target must be a token id: 0 replaces the negative key of an image, whose weight is 0.
+        # A target must be a token id: replace the negative key of an image (weight 0) by 0.
         _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
         for keys, values in zip(keys_N, _reduce(values_N, reduction), strict=True)
     ]
@@ -138,7 +138,7 @@ def _reduce(
             f"weights: their sum is {total:g}, expected it to be positive under reduction='mean', "
             "which divides by it; use reduction='none' for signed weights"
         )
-    # One sum for all datums of a conversation, so a split one counts as much as a whole one.
+    # One sum for all datums of a conversation, so that splitting does not change its weight.
     return [values / np.float32(total) for values in weights]
 
 
@@ -149,8 +149,8 @@ def _truncated(
     ids, values = np.asarray(tokens), np.asarray(weights, dtype=np.float32)
     if ids.ndim != 1 or ids.shape != values.shape:
         raise DataValidationError(
-            f"weights: got shape {values.shape}, expected one weight for each of the tokens, whose "
-            f"shape is {ids.shape}"
+            f"weights: got shape {values.shape}, expected one weight per token, with "
+            f"shape {ids.shape}"
         )
     if max_length is not None:
         if max_length < 2:
@@ -182,12 +182,12 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 ) -> tuple[tinker.ModelInput, list[int]]:
     """Returns all T tokens but the last as input, and all but the first as targets, both [T - 1].
 
-    Targets of images are 0; images that no text follows are dropped.
+    Targets of images are 0; images without text after them are dropped.
     """
     if not isinstance(chunks, tinker.ModelInput):
         chunks = tinker.ModelInput(chunks=list(chunks))
     known = ChunkKeys()
-    # No token follows an image at the end, so it is dropped before the shift by one.
+    # Drop an image at the end before the shift by one, because no token follows it.
     keys = ChunkKeys.without_trailing_media(known.keys(chunks))
     if len(keys) < 2:
         raise DataValidationError(
@@ -198,7 +198,7 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 
 
 def count_loss_tokens(datum: tinker.Datum) -> int:
-    """Counts the positions whose weight is not 0."""
+    """Counts positions with non-zero weight."""
     return int(np.count_nonzero(datum.loss_fn_inputs["weights"].to_numpy()))
 
 
@@ -219,7 +219,7 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
             raise DataValidationError(
                 f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape} as its logprobs"
             )
-        # A position of weight 0 may have a log-probability of -inf, and 0 * inf is NaN.
+        # A position with weight 0 may have log-probability -inf, and 0 * inf is NaN.
         used = w != 0
         total -= float(lp[used] @ w[used])
         weight += float(w.sum())
@@ -241,7 +241,7 @@ def compute_bpb(
     """Returns bits per byte of the trained text, ``sum(-lp) / (ln 2 * bytes)``; NaN without text.
 
     The lists have one entry [T] for each datum; targets with a weight above 0 are counted. The
-    value is comparable between tokenizers: special tokens are no text and are not counted.
+    value is comparable between tokenizers: special tokens are not text and are not counted.
     """
     # Some tokenizers have a list of special ids, others only a method.
     special_ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
@@ -252,13 +252,13 @@ def compute_bpb(
     ):
         ids = _as_array(targets).astype(np.int64)
         special = np.isin(ids, special_ids)
-        # The method takes one id, so it is called once for each distinct id.
+        # The method accepts one id, so call it once per distinct id.
         if callable(is_special):
             special |= np.isin(ids, [id_ for id_ in np.unique(ids).tolist() if is_special(id_)])
         # Special tokens have no bytes, so their loss must not count either.
         counted = (_as_array(weights) > 0) & ~special
         nats -= float(_as_array(logprobs)[counted].sum())
-        # Each run of counted tokens is decoded as a whole: a character may have several tokens.
+        # Decode each run of counted tokens as a whole, because a character may have several tokens.
         edges = np.flatnonzero(np.diff(np.concatenate(([0], counted, [0]))))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             text = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)

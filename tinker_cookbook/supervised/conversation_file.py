@@ -1,7 +1,7 @@
 """Conversations as training data: rows with messages and tools, and files of them.
 
-A row has one of the ``layouts``, usually ``{"messages": [...]}``, with ``"tools"`` or not. Lines of
-JSON are not unified into columns, so they may differ in tool calls, structured content and
+A row has one of the ``layouts``, usually ``{"messages": [...]}``, optionally with ``"tools"``.
+Lines of JSON are not unified into columns, so they may differ in tool calls, structured content and
 ``trainable`` flags.
 """
 
@@ -67,7 +67,7 @@ _UNREADABLE_MESSAGE_KEYS = {
 
 
 class ChatDataset(SupervisedDatasetFromHFDataset):
-    """Batches of conversations, rendered as the builder says."""
+    """Batches of conversations, rendered with the builder's settings."""
 
     def __init__(
         self, builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None
@@ -76,8 +76,8 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
         self.builder, self._message_field = builder, message_field
 
     def messages(self, row: Any) -> list[Message]:
-        """Returns a row as it is rendered, with its tools declared."""
-        # Conversation files were checked when they were read.
+        """Returns a row's messages for rendering, with its tools declared."""
+        # Rows of conversation files were checked when they were read.
         if self._message_field is None:
             return row
         if self._message_field not in row:
@@ -89,7 +89,7 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
         return with_tools(messages, tools_of_row(row), self.builder.renderer)
 
     def _to_data(self, row: Any) -> list[tinker.Datum]:
-        # The builder loads its tokenizer here, so that rows can be counted without one.
+        # The tokenizer is loaded only here, so that rows can be counted without it.
         builder = self.builder
         max_length = builder.common_config.max_length
         messages = self.messages(row)
@@ -99,7 +99,8 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
 def chat_dataset(
     builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None = None
 ) -> ChatDataset:
-    """Returns batches of ``rows``: conversations, or objects with one in ``message_field``."""
+    """Returns batches of ``rows``: conversations, or objects with a conversation in
+    ``message_field``."""
     return ChatDataset(builder, rows, batch_size, message_field)
 
 
@@ -116,7 +117,7 @@ def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
     # The older OpenAI key would otherwise be ignored.
     if row.get("functions"):
         raise RendererError(f"got 'functions', expected 'tools': a list of {_TOOL}")
-    if isinstance(tools, str):  # a column of JSON text, where rows have tools of different shapes
+    if isinstance(tools, str):  # a column of JSON text, because rows have tools of different shapes
         try:
             tools = json.loads(tools)
         except ValueError as error:
@@ -149,14 +150,14 @@ def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
 def with_tools(
     messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer
 ) -> list[Message]:
-    """Returns the conversation with ``tools`` declared as the chat format declares them.
+    """Returns the conversation with ``tools`` declared in the chat format.
 
     A system message at the beginning becomes part of the declaration. Raises RendererError where
-    the chat format has no tools.
+    the chat format does not support tools.
     """
     if not tools:
         return list(messages)
-    # The system prompt is written where the format declares tools.
+    # The format writes the system prompt together with the tool declarations.
     system = messages[0] if messages and messages[0]["role"] in ("system", "developer") else None
     prompt = "" if system is None else get_text_content(system)
     prefix = renderer.create_conversation_prefix_with_tools(tools, prompt)
@@ -177,11 +178,11 @@ def read_conversations(
 ) -> list[list[Message]]:
     """Returns the conversations of a file in any format and layout, checked.
 
-    ``renderer`` is called for rows with ``tools``, which its renderer declares; ``columns`` is told
-    which columns were read. Raises DataFormatError with file and line for a row that is no
-    conversation or has another layout than the rows before it, of which ``train_on_what`` selects
-    nothing, or whose tools the chat format cannot declare, and DataValidationError for a file that
-    is missing, unreadable or empty.
+    ``renderer`` is called for rows with ``tools``, to declare them; ``columns`` records
+    which columns were read. Raises DataFormatError with file and line for a row that is not a
+    conversation, has another layout than earlier rows, has nothing to train on with
+    ``train_on_what``, or has tools that the chat format cannot declare; and DataValidationError for
+    a file that is missing, unreadable or empty.
     """
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
     columns = columns if columns is not None else ColumnsTaken()
@@ -204,7 +205,7 @@ def read_conversations(
                 messages = with_tools(messages, tools, renderer())
         with _data_error(where):
             trained = select_trained(messages, what)
-        # Fail here, where file and line are known; the dataset would only drop and count the row.
+        # Fail here with file and line, because the dataset would only drop and count the row.
         if not any(trained):
             roles = ", ".join(message["role"] for message in messages)
             raise DataFormatError(
@@ -215,12 +216,12 @@ def read_conversations(
     if not conversations:
         raise DataValidationError(
             f"{file}: all {columns.num_unwanted} rows have label false; expected some with label "
-            "true, which are the ones to train on"
+            "true, which are trained on"
             if columns.num_unwanted
             else f"{file}: the file is empty; expected lines like {EXPECTED}"
         )
     columns.num_rows += len(conversations)
-    # One warning for the whole file, not one for each line.
+    # One warning per file, not per line.
     if unread_keys:
         keys = ", ".join(sorted(unread_keys))
         logger.warning("%s: message keys that are not read: %s", file, keys)
@@ -230,10 +231,10 @@ def read_conversations(
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
     """Returns the messages, tools and FILE:LINE of the conversation at ``index``, from 0.
 
-    Later lines are not read, and it need not have anything to train on. Raises as
+    Does not read later lines; the conversation may have nothing to train on. Raises as
     ``read_conversations``, and DataValidationError for an index outside the file.
     """
-    # Later lines are not read, so a fault in one of them is no error here.
+    # Later lines are not read, so their errors do not matter.
     rows = list(islice(_rows(path), index + 1))
     if len(rows) <= index:
         expected = f"0 to {len(rows) - 1}" if rows else f"lines like {EXPECTED}"
@@ -246,7 +247,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
-    # Otherwise the URL would be reported as a file that does not exist.
+    # Otherwise a URL would be reported as a missing file.
     if "://" in str(path):
         raise DataValidationError(
             f"got {path}, which is a URL; expected a local file: download it first "
@@ -258,7 +259,7 @@ def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
 def _messages_and_tools(
     row: Any, where: str, unread_keys: set[str], columns: ColumnsTaken
 ) -> tuple[list[Message], list[ToolSpec]]:
-    """Returns a row's messages and tools; adds message keys that are ignored to ``unread_keys``."""
+    """Returns a row's messages and tools; adds ignored message keys to ``unread_keys``."""
     if not isinstance(row, Mapping):
         raise DataFormatError(
             f"{where}: not a conversation: got a JSON {type(row).__name__}, expected an object "
@@ -267,24 +268,24 @@ def _messages_and_tools(
     with _data_error(f"{where}: not a conversation"):
         messages = columns.layout_of(row).messages(row)
     for i, message in enumerate(messages):
-        # An entry that is no object is reported by the checks below.
+        # An entry that is not an object is reported by the checks below.
         if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
-            # Null is how column formats write "absent".
+            # Column formats write null for absent values.
             unknown = {key for key, value in message.items() if value is not None} - _MESSAGE_KEYS
             for key in sorted(unknown & _UNREADABLE_MESSAGE_KEYS.keys()):
                 raise DataFormatError(
                     f"{where}: messages[{i}]: got {key!r}, expected {_UNREADABLE_MESSAGE_KEYS[key]}"
                 )
-            # Other unknown keys do not change what is trained, so they only cause a warning.
+            # Other unknown keys do not affect training, so they only cause a warning.
             unread_keys |= unknown
     with _data_error(where):
         return checked_messages(messages), tools_of_row(row)
 
 
 class ConversationRows:
-    """Rows of a table as conversations, each read when it is requested.
+    """Rows of a table as conversations, parsed when requested.
 
-    For datasets too large to be converted as a whole. Rows with label false are left out. Raises
+    For datasets that are too large to convert as a whole. Rows with label false are skipped. Raises
     DataFormatError with ``name`` and the row's number, as ``read_conversations`` does, and
     DataValidationError if all rows have label false.
     """
@@ -300,7 +301,7 @@ class ConversationRows:
         self._numbers = _wanted_rows(rows, name) if numbers is None else numbers
         left_out = len(rows) - len(self._numbers) if numbers is None else 0
         self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
-        # The first row tells the layout, and fails before anything is loaded if there is none.
+        # The first row determines the layout; an unknown layout fails before anything is loaded.
         if len(self):
             self._read(0)
 
@@ -328,20 +329,20 @@ def _wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:
     if isinstance(rows, list):
         labels = [isinstance(row, Mapping) and is_unwanted(row) for row in rows]
     elif LABEL in getattr(rows, "column_names", ()):
-        # One column of a table is read fast; whole rows would take minutes.
+        # Reading one column is fast; reading whole rows would take minutes.
         labels = [is_unwanted({LABEL: value}) for value in cast(Any, rows)[LABEL]]
     numbers = np.arange(len(rows)) if labels is None else np.flatnonzero(~np.array(labels, bool))
     if len(rows) and not len(numbers):
         raise DataValidationError(
             f"{name}: all {len(rows)} rows have label false; expected some with label true, which "
-            "are the ones to train on"
+            "are trained on"
         )
     return numbers
 
 
 @contextmanager
 def _data_error(where: str) -> Iterator[None]:
-    """Raises a RendererError as a DataFormatError that begins with ``where``."""
+    """Converts a RendererError to a DataFormatError that starts with ``where``."""
     try:
         yield
     except RendererError as error:
@@ -349,13 +350,13 @@ def _data_error(where: str) -> Iterator[None]:
 
 
 def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[Message]]:
-    """Returns the prompts of the last answers of the first ``n`` conversations that have one."""
+    """Returns the last answers' prompts of the first ``n`` conversations that have one."""
     prompts: list[list[Message]] = []
     for messages in conversations:
         if len(prompts) >= n:
             break
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=0)
-        # An answer without a message before it has no prompt.
+        # An answer without an earlier message has no prompt.
         if last > 0:
             prompts.append(list(messages[:last]))
     return prompts
@@ -365,13 +366,13 @@ def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[
 class FromConversationFileBuilder(ChatDatasetBuilder):
     """Training and test data from files of any format and layout (``layouts``).
 
-    The test data are in ``test_file_path``, or are ``test_size`` conversations held out of
-    ``file_path`` by ``shuffle_seed``; without either there are none.
+    The test data are read from ``test_file_path``, or ``test_size`` conversations are held out of
+    ``file_path`` by ``shuffle_seed``; without either, there are no test data.
     """
 
     file_path: str = chz.field(doc="File of conversations: jsonl, json, csv, tsv or parquet")
-    test_file_path: str | None = chz.field(default=None, doc="File of held-out ones")
-    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of file_path")
+    test_file_path: str | None = chz.field(default=None, doc="File of held-out conversations")
+    test_size: int = chz.field(default=0, doc="Held-out size of file_path (if no test_file_path)")
     shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
     @property
@@ -381,11 +382,11 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Returns the training set and the test set; reads and checks all conversations."""
-        # Settings are checked before any file is read.
+        # Check the settings before any file is read.
         self.common_config.check()
         train, test = self._split
         batch_size = self.common_config.batch_size
-        # The held-out part may be smaller than a batch, which the dataset would reject.
+        # The dataset would reject a held-out part smaller than a batch.
         test_set = chat_dataset(self, test, min(batch_size, len(test))) if len(test) else None
         return chat_dataset(self, train, batch_size), test_set
 
@@ -396,11 +397,11 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     @cached_property
     def _split(self) -> tuple[Rows, Rows]:
-        """Conversations to train on and held-out ones, read once."""
+        """Training and held-out conversations, read once."""
         if self.test_file_path is not None and self.test_size:
             raise ConfigurationError(
                 f"test_size: got {self.test_size} and test_file_path={self.test_file_path}, "
-                "expected one of them: both name the held-out part"
+                "expected one of them: both define the held-out part"
             )
         key, test_key = self.setting_names
         rows = self._read(self.file_path, key)
@@ -409,7 +410,7 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
 
     def _read(self, path: str, key: str) -> list[list[Message]]:
-        """Reads a file and prints which columns were taken."""
+        """Reads a file and prints which columns were used."""
         columns = ColumnsTaken()
         with naming(key):
             rows = read_conversations(path, self.train_on_what, lambda: self.renderer, columns)
@@ -419,7 +420,7 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Adds the name of a setting to errors in the data that the setting names."""
+    """Adds the name of a setting to errors in its data."""
     try:
         yield
     except DataError as error:
@@ -442,10 +443,10 @@ def held_out_mask(
     if not 0 <= test_size < num_rows:
         raise ConfigurationError(
             f"test_size: got {test_size}, expected 0 to {num_rows - 1}, since {name} has "
-            f"{num_rows} {noun} and one at least must be left to train on"
+            f"{num_rows} {noun} and at least one must be left to train on"
         )
-    # A mask keeps the order of the file in both parts.
+    # A mask keeps the file's order in both parts.
     held_out = np.zeros(num_rows, dtype=bool)
-    # The rows depend on the seed alone, so a resumed run holds out the same ones.
+    # The rows depend only on the seed, so a resumed run holds out the same rows.
     held_out[np.random.default_rng(shuffle_seed).permutation(num_rows)[:test_size]] = True
     return held_out

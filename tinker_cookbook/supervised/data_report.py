@@ -4,9 +4,9 @@
     python -m tinker_cookbook.supervised.data_report dataset=OWNER/NAME streaming=true max_rows=5000
     python -m tinker_cookbook.supervised.data_report dataset=FOLDER test_path=test.csv out=report
 
-Supervised runs print it before they train and save it in their folder. Texts of up to 50,000 rows
-are compared; lengths and tokens come from up to ``max_rows`` rows, evenly spaced, since rendering
-takes about a millisecond a row. The report says so where it is a sample.
+Supervised runs print the report before training and save it in their folder. Texts of up to 50,000
+rows are compared; lengths and tokens come from up to ``max_rows`` rows, evenly spaced, since
+rendering takes about a millisecond per row. The report states if it is based on a sample.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _BINS = 16
 
 @dataclass
 class PartReport:
-    """Figures of the training set or the test set.
+    """Statistics of the training set or the test set.
 
-    Tokens, lengths and what follows from them are those of ``rows_rendered`` rows; duplicates and
-    empty answers those of ``rows_read`` rows. The length of a conversation that becomes several
-    examples is that of its longest one.
+    Tokens, lengths and derived values are computed from ``rows_rendered`` rows, duplicates and
+    empty answers from ``rows_read`` rows. The length of a conversation that is split into several
+    examples is the length of the longest one.
     """
 
     rows: int
@@ -61,28 +61,28 @@ class PartReport:
     length_p95: float = 0
     length_max: int = 0
     histogram: list[int] = field(default_factory=list)
-    """Rows by length, in equal steps from the shortest to the longest."""
+    """Histogram of lengths, with equal bins from the shortest to the longest."""
     num_examples: int = 0
     tokens: int = 0
-    """Tokens of all examples, cut to ``max_length``."""
+    """Tokens of all examples, truncated to ``max_length``."""
     loss_tokens: dict[str, int] = field(default_factory=dict)
     """Trained tokens by the role of their message."""
     truncated: int = 0
     """Rows with an example longer than ``max_length``."""
     dropped: int = 0
-    """Rows with an example that has no trained token, after the cut."""
+    """Rows with an example without a trained token after truncation."""
     duplicates: int = 0
-    """Rows that are equal to an earlier one, in all messages."""
+    """Rows with the same messages as an earlier row."""
     duplicate_examples: list[tuple[int, int]] = field(default_factory=list)
-    """Some of these rows, each with the earlier one."""
+    """Some of these rows, each with the earlier row."""
     empty_answers: int = 0
     """Rows with a trained assistant message without text, thinking or tool call."""
     empty_examples: list[int] = field(default_factory=list)
 
     @property
     def input_tokens(self) -> float:
-        """Input tokens of an epoch, by the rows that were rendered; the last token of each example
-        is only a target."""
+        """Input tokens of an epoch, estimated from the rendered rows; the last token of each
+        example is only a target."""
         return (self.tokens - self.num_examples) * self.rows / max(self.rows_rendered, 1)
 
 
@@ -95,11 +95,12 @@ class DataReport:
     max_length: int | None
     train_on_what: str
     test_same: int = 0
-    """Test rows whose prompt (all user messages) has the words of a training prompt."""
+    """Number of test rows with the same words in the prompt (all user messages) as a training
+    row."""
     test_similar: int = 0
-    """Test rows whose prompt shares most of its word 3-grams with a training prompt."""
+    """Number of test rows with most word 3-grams of the prompt in common with a training prompt."""
     test_examples: list[SimilarPair] = field(default_factory=list)
-    """Some of them, the most similar first."""
+    """Some of these pairs, the most similar first."""
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
@@ -154,7 +155,7 @@ class DataReport:
 
     def _why_dropped(self) -> str:
         cut = self.max_length is not None and self.train.truncated
-        return "cut before the answer" if cut else f"train_on_what={self.train_on_what}"
+        return "truncated before the answer" if cut else f"train_on_what={self.train_on_what}"
 
     def _test_line(self, test: PartReport) -> str:
         line = f"  test set     {self.test_same} of {test.rows_read:,} test prompts are in the "
@@ -174,9 +175,9 @@ class DataReport:
 def make_report(
     train_set: SupervisedDataset, test_set: SupervisedDataset | None, max_rows: int = 1000
 ) -> DataReport | None:
-    """Returns the report on chat data, None for datasets of another kind.
+    """Returns the report on chat data; None for other datasets.
 
-    Raises DataError for the first row among those read that cannot be rendered.
+    Raises DataError for the first row that cannot be rendered.
     """
     if not isinstance(train_set, ChatDataset):
         return None
@@ -198,7 +199,7 @@ def make_report(
 
 
 def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict[int, str]]:
-    """Returns the figures of a dataset, and the prompts of the rows that were read, by row."""
+    """Returns the statistics of a dataset, and the prompts of the rows read, by row."""
     rows, num_rows = data.hf_dataset, len(data.hf_dataset)
     read, rendered = _spaced(num_rows, MAX_TEXTS), set(_spaced(num_rows, max_rows).tolist())
     part = PartReport(num_rows, len(read), 0)
@@ -241,7 +242,7 @@ def _render(
         (model_input.length, np.asarray(weights)[:longest])
         for model_input, weights in renderer.build_merged_examples(messages, what)
     ]
-    # The first token is predicted by none, so its weight has no effect.
+    # No position predicts the first token, so its weight has no effect.
     counts = [int(np.count_nonzero(weights[1:])) for _, weights in examples]
     part.num_examples += len(examples)
     part.tokens += sum(len(weights) for _, weights in examples)
@@ -262,7 +263,7 @@ def _render(
 def _count_by_role(
     data: ChatDataset, messages: list[Message], roles: set[str], total: int, found: Counter[str]
 ) -> None:
-    """Counts the trained tokens of each role, by rendering with this role's messages trained."""
+    """Counts the trained tokens of each role, by rendering with only that role trained."""
     chosen = select_trained(messages, data.builder.train_on_what)
     longest, left = data.builder.common_config.max_length, total
     for role in sorted(roles):
@@ -274,7 +275,7 @@ def _count_by_role(
         count = sum(int(np.count_nonzero(np.asarray(w)[1:longest])) for _, w in examples)
         found[role] += count
         left -= count
-    # Headers and separators are trained only under all_tokens.
+    # Headers and separators are trained only with all_tokens.
     if left > 0:
         found["chat format"] += left
 
@@ -286,7 +287,7 @@ def _describe_lengths(part: PartReport, lengths: npt.NDArray[np.int64]) -> None:
 
 
 def _prompt(messages: Sequence[Message]) -> str:
-    """Returns the text of the user messages; of all messages where there are none."""
+    """Returns the text of the user messages, or of all messages if there are none."""
     asked = [m for m in messages if m["role"] == "user"] or messages
     return "\n".join(get_text_content(message) for message in asked)
 
@@ -317,7 +318,7 @@ def _share(count: int, total: int) -> str:
 
 
 def _height(count: int, most: int) -> int:
-    """Returns the height of a bar; a bin that is not empty is visible."""
+    """Returns the height of a bar; non-empty bins are always visible."""
     return 0 if not count else max(1, round(count / most * (len(_BARS) - 1)))
 
 
@@ -327,23 +328,24 @@ class Config:
 
     dataset: str = chz.field(doc="Hub name, folder, or file (jsonl, json, csv, parquet)")
     model_name: str = chz.field(
-        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Model whose tokenizer is used"
+        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Model that has the tokenizer"
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     test_path: str | None = chz.field(
-        default=None, doc="Held-out data, as dataset; default: the split test of dataset"
+        default=None,
+        doc="Held-out data, same formats as dataset; default: the split test of dataset",
     )
-    test_size: int = number(0, "Else: conversations to hold out of dataset")
+    test_size: int = number(0, "Held-out size of dataset (if no test_path)")
     seed: int = chz.field(default=0, doc="Seed of the split by test_size")
     max_length: int | None = chz.field(
-        default=None, doc="Tokens after which examples are cut; default: the model's context"
+        default=None, doc="Maximum tokens of an example; default: the model's context"
     )
     train_on_what: TrainOnWhat = chz.field(
-        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Messages to train on"
     )
-    max_rows: int = number(10_000, "Rows whose tokens are counted", low=1)
+    max_rows: int = number(10_000, "Number of rows for the token counts", low=1)
     streaming: bool = chz.field(
-        default=False, doc="Read only the first max_rows rows, of the Hub without a download"
+        default=False, doc="Read only the first max_rows rows, from the Hub without a download"
     )
     out: str | None = chz.field(
         default=None, doc="Folder for data_report.json and data_report.txt; default: none"
@@ -372,7 +374,7 @@ def main(config: Config) -> None:
             if getattr(config, key):
                 raise ConfigurationError(
                     f"{key}: got {getattr(config, key)} with streaming=true, which reads the first "
-                    f"rows of the training data alone; leave {key} out"
+                    f"rows of the training data only; leave {key} out"
                 )
         name, _, configuration = config.dataset.partition(":")
         stream = stream_hf_dataset(name, "train", configuration or None)

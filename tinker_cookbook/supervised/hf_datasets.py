@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _MESSAGES = "messages"
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
-_INSTEAD = "Give conversations of your own with dataset_path=FILE.jsonl"
+_INSTEAD = "Give your own conversations with dataset_path=FILE.jsonl"
 
 
 def load_hf_dataset(
@@ -55,8 +55,8 @@ def load_hf_dataset(
 ) -> Rows:
     """Returns a split of a Hub dataset or local folder, or a local json, jsonl or parquet file.
 
-    JSON rows are not unified into columns. Where the Hub cannot be reached, its cache is used;
-    without a cached copy DataError is raised within seconds, with the advice ``instead``.
+    JSON rows are not unified into columns. If the Hub cannot be reached, its cache is used;
+    without a cached copy, DataError is raised within seconds, with the advice ``instead``.
     """
     local = Path(path).expanduser()
     if local.exists():
@@ -72,8 +72,8 @@ def load_hf_dataset(
 
 
 def _check_hub_name(path: str, key: str = "dataset") -> None:
-    """Raises DataValidationError for a path without a file, which is no Hub name."""
-    # A Hub name has at most one slash and no such ending.
+    """Raises DataValidationError for a missing path that is not a Hub name."""
+    # A Hub name has at most one slash and no file suffix.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):
         raise DataValidationError(
             f"{key}: there is no file or folder {Path(path).expanduser()}; expected one, or a Hub "
@@ -90,7 +90,7 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
     """Returns a split of a Hub dataset, or all of them by name."""
     import datasets
 
-    # Checked first, because datasets would retry for half a minute.
+    # Check first, because datasets would retry for half a minute.
     unreachable = why_hub_is_unreachable()
     try:
         with nullcontext() if unreachable is None else offline():
@@ -111,8 +111,8 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
 def stream_hf_dataset(path: str, split: str, name: str | None = None) -> datasets.IterableDataset:
     """Returns a split as a stream: of a Hub dataset, a local folder, or a local file.
 
-    For datasets too large to download or to hold in memory. Local JSON lines, CSV and parquet files
-    are read row by row and are not unified into columns.
+    For datasets that are too large to download or to hold in memory. Local JSON lines, CSV and
+    parquet files are read row by row and are not unified into columns.
     """
     import datasets
 
@@ -124,7 +124,7 @@ def stream_hf_dataset(path: str, split: str, name: str | None = None) -> dataset
             datasets.IterableDataset.from_generator(_rows_of_files, gen_kwargs={"files": files}),
         )
     _check_hub_name(path)
-    # A stream is read from the Hub, so an unreachable Hub is an error at once.
+    # A stream is read from the Hub, so raise immediately if the Hub is unreachable.
     unreachable = why_hub_is_unreachable()
     if unreachable is not None:
         raise DataError(
@@ -167,10 +167,10 @@ def offline() -> Iterator[None]:
     from datasets import config
     from huggingface_hub import constants
 
-    # The switches are global: two threads must not save and restore them at the same time.
+    # The switches are global, so two threads must not change them at the same time.
     with _offline_lock:
         before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
-        # datasets and huggingface_hub each read a switch of their module.
+        # datasets and huggingface_hub each read a switch of their own module.
         constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
         try:
             yield
@@ -231,7 +231,7 @@ class ChatDataBuilder(FromConversationFileBuilder):
                 f"{key}: {self.file_path} has no split train; expected one, or a single file"
             )
         if self.test_file_path is not None:
-            # A dataset of its own may have its rows in any split.
+            # A separate test dataset may have its rows in any split.
             test = self._load(self.test_file_path, test_key, (*_TEST, *_TRAIN))
         elif self.test_size:
             return self._hold_out(train)
@@ -288,13 +288,13 @@ _ENDINGS = ", ".join(SUFFIXES)
 
 
 def _choose(splits: Mapping[str, Any], wanted: tuple[str, ...]) -> str | None:
-    """Returns the first wanted split; ``train_sft`` is one of ``train``."""
+    """Returns the first wanted split; ``train_sft`` counts as ``train``."""
     for name in wanted:
         begins = [split for split in splits if split.startswith(f"{name}_")]
         for found in (name, f"{name}_sft", *(begins if len(begins) == 1 else ())):
             if found in splits:
                 return found
-    # One split of any name is what there is to train on.
+    # If there is only one split, use it, whatever its name.
     return next(iter(splits)) if len(splits) == 1 and _TRAIN[0] in wanted else None
 
 
@@ -317,10 +317,10 @@ class HFDatasetSource:
 
 
 class _MixedRows:
-    """Conversations of several sources, in the order of a dataset of source and row numbers.
+    """Conversations of several sources, in the order given by a dataset of (source, row) numbers.
 
-    Rows of JSON files may differ in their columns, which Arrow cannot hold, so their numbers are
-    mixed instead.
+    Rows of JSON files may have different columns, which Arrow cannot represent, so their numbers
+    are mixed instead.
     """
 
     def __init__(self, rows_K: list[Rows], fields_K: list[str], numbers: Dataset) -> None:
@@ -346,8 +346,8 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
     """A mixture of sources.
 
     Each row of the mixture comes from source k with probability ``weight[k] / sum(weights)``, and
-    is the next row of that source. Without weights each row of all sources is equally probable.
-    ``test_size`` rows are held out before mixing, so that none of them is trained on where a small
+    is the next row of that source. Without weights, all rows of all sources are equally probable.
+    ``test_size`` rows are held out before mixing, so that none of them is trained on if a small
     source repeats; every source with a positive weight keeps a row to train on.
     """
 
@@ -378,18 +378,18 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         """Training rows and held-out rows."""
         import datasets
 
-        # Weights are checked before any source is loaded.
+        # Check the weights before any source is loaded.
         weights_K = self._given_weights()
         rows_K = [load_hf_dataset(s.path, s.split, s.name) for s in self.sources]
         fields_K = [source.message_field for source in self.sources]
-        # The other columns of a table are not read.
+        # Do not read the other columns of a table.
         rows_K = [
             rows.select_columns([field])
             if isinstance(rows, datasets.Dataset) and field in rows.column_names
             else rows
             for rows, field in zip(rows_K, fields_K, strict=True)
         ]
-        # Numbers are mixed instead of rows, which may differ in their columns (see _MixedRows).
+        # Mix numbers instead of rows, because rows may have different columns (see _MixedRows).
         numbers_K = [
             datasets.Dataset.from_dict(
                 {"source": np.full(len(rows), k), "row": np.arange(len(rows))}
@@ -403,13 +403,13 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
                 f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
             )
         test = None
-        # Held out before mixing: in the mixture a row of a small source may occur twice.
+        # Hold out before mixing, because a row of a small source may occur twice in the mixture.
         if self.test_size > 0:
             numbers_K, weights_K, held_out = hold_out(
                 numbers_K, weights_K, self.test_size, self.shuffle_seed
             )
             test = _MixedRows(rows_K, fields_K, held_out)
-            # Sources of weight 0 are gone and the others are smaller.
+            # Sources with weight 0 are removed, and the others are smaller now.
             effective_K = _weights_or_sizes(numbers_K, weights_K)
         train = datasets.interleave_datasets(
             numbers_K,
@@ -420,7 +420,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         return _MixedRows(rows_K, fields_K, train), test
 
     def _given_weights(self) -> list[float] | None:
-        """Returns the weights of all sources; None where they are mixed by size."""
+        """Returns the weights of all sources; None if they are mixed by size."""
         if not self.sources:
             raise ConfigurationError(
                 "sources: got none. At least one dataset source must be provided"
@@ -448,8 +448,8 @@ def hold_out(
 
     A row comes from source k with a probability proportional to ``weights_K[k]``, or, without
     weights, to the rows that source k still has. A source keeps at least one row, so that training
-    sees each source. Sources of weight 0 are in neither part. Returns the sources without these
-    rows (shuffled), their weights, and the rows held out.
+    sees each source. Sources with weight 0 are in neither part. Returns the sources without these
+    rows (shuffled), their weights, and the held-out rows.
     """
     import datasets
 
@@ -480,13 +480,13 @@ def hold_out(
     kept, test = [], []
     for source, left, size, weight in zip(sources_K, left_K, sizes_K, effective_K, strict=True):
         if weight > 0:
-            # Each source is shuffled, so that its first rows are a random choice.
+            # Shuffle each source, so that its first rows are a random choice.
             shuffled = source.shuffle(seed=int(rng.integers(2**32)))
             test.append(shuffled.take(int(size - left)))
             kept.append(shuffled.skip(int(size - left)))
     remaining = None if weights_K is None else [weight for weight in weights_K if weight > 0]
     held_out = datasets.concatenate_datasets([part for part in test if len(part)])
-    # The parts are joined source by source, so their rows are shuffled again.
+    # The parts are concatenated source by source, so shuffle the rows again.
     return kept, remaining, held_out.shuffle(seed=seed)
 
 

@@ -15,7 +15,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
 
 
-def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator[tuple[str, Any]]:
+def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterator[tuple[str, Any]]:
     """Yields ``FILE:LINE`` and the value of each line that is not blank, also of gzipped files.
 
     Raises DataFormatError for a line that is not JSON or not UTF-8, and DataValidationError for a
@@ -25,15 +25,15 @@ def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator
     try:
         opened = gzip.open(file) if file.suffix == ".gz" else open(file, "rb")  # noqa: SIM115
         with opened as stream:
-            # Bytes, because a text stream also ends lines at characters that JSON allows in
-            # strings, and does not report on which line its encoding is wrong.
+            # Read bytes, because a text stream also splits lines at characters that JSON allows in
+            # strings, and does not report the line of an encoding error.
             for number, raw in enumerate(cast(BinaryIO, stream), start=1):
-                # A byte-order mark may begin the file.
+                # The file may start with a byte-order mark.
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if line.strip():
                     yield f"{file}:{number}", json.loads(line)
     except json.JSONDecodeError as error:
-        hint = "; the file looks like one JSON array: write one object a line instead"
+        hint = "; the file looks like one JSON array: write one object per line instead"
         raise DataFormatError(
             f"{file}:{number}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
             f"{hint if error.doc.lstrip().startswith('[') else ''}"
@@ -48,16 +48,16 @@ def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator
             f"{file}: there is no such file (searched from {Path.cwd()}); expected a file of "
             f"{expected}"
         ) from error
-    # EOFError: a gzip file that was cut off.
+    # EOFError: a truncated gzip file.
     except (OSError, EOFError) as error:
         raise DataValidationError(f"{file}: the file cannot be read: {error}") from error
 
 
-def file_rows(file: Path, expected: str = "one JSON object a line") -> Iterator[tuple[str, Any]]:
-    """Yields the place (``FILE:LINE`` or ``FILE, row N``) and the value of each row of a file.
+def file_rows(file: Path, expected: str = "one JSON object per line") -> Iterator[tuple[str, Any]]:
+    """Yields the location (``FILE:LINE`` or ``FILE, row N``) and the value of each row of a file.
 
-    Reads JSON lines (also gzipped), a JSON array, CSV, TSV and parquet, by its ending or else its
-    content. Raises DataFormatError for content of another form, and DataValidationError for a file
+    Reads JSON lines (also gzipped), a JSON array, CSV, TSV and parquet, by its suffix or else its
+    content. Raises DataFormatError for other content, and DataValidationError for a file
     that is missing or cannot be read.
     """
     kind = _format_of(file)
@@ -75,13 +75,13 @@ def _format_of(file: Path) -> str:
     """Returns ``lines``, ``json``, ``csv`` or ``parquet``."""
     if file.suffix in (".csv", ".tsv"):
         return "csv"
-    # A missing file is reported by the reader of lines.
+    # The reader of lines reports a missing file.
     if file.suffix == ".parquet" or not file.is_file():
         return "parquet" if file.suffix == ".parquet" else "lines"
     if file.suffix == ".gz":
         return "lines"
     with open(file, "rb") as stream:
-        # The beginning is enough to recognise a format, however large the file is.
+        # The beginning of the file is enough to recognise its format.
         head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -89,14 +89,14 @@ def _format_of(file: Path) -> str:
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    # The default limit of 128 KiB is less than a long answer.
+    # A long answer may exceed the default limit of 128 KiB.
     csv.field_size_limit(1 << 30)
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, delimiter="\t" if file.suffix == ".tsv" else ",")
             for row in reader:
                 where = f"{file}:{reader.line_num}"
-                # DictReader puts surplus cells under None, and None into missing ones.
+                # DictReader stores surplus cells under the key None, and None for missing cells.
                 if None in row or None in row.values():
                     raise DataFormatError(
                         f"{where}: got another number of cells than the header has "
@@ -115,24 +115,24 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def load_local_rows(path: Path, split: str) -> Sequence[Any]:
-    """Returns the rows of a file, or of a folder's files whose names begin with ``split``.
+    """Returns the rows of a file, or of a folder's files with names that start with ``split``.
 
     A file has no splits: ``split`` must then be "train".
     """
     files = local_files(path, split)
-    # Only parquet files share columns; other rows are kept as they are.
+    # Only parquet files share columns; other rows are kept unchanged.
     if all(file.suffix == ".parquet" for file in files):
         return _parquet_rows(files)
     return [row for file in files for _, row in file_rows(file)]
 
 
 def local_splits(folder: Path) -> dict[str, list[Path]]:
-    """Returns the files of a folder by split, searched with its subfolders.
+    """Returns the files of a folder and its subfolders by split.
 
     ``train.jsonl`` and ``data/train-00000-of-00001.parquet`` (a copy of a Hub repository) both
     belong to the split ``train``.
     """
-    # Sorted, so that the order of rows does not depend on the file system.
+    # Sort, so that the order of rows does not depend on the file system.
     files = sorted(f for f in folder.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
     splits: dict[str, list[Path]] = {}
     for file in files:
@@ -154,7 +154,7 @@ def local_files(path: Path, split: str) -> list[Path]:
     if split != "train":
         raise DataValidationError(
             f"split: got {split!r}, but {path} is a single file without splits; expected "
-            "'train', or a folder with one file a split"
+            "'train', or a folder with one file per split"
         )
     if not path.name.endswith(SUFFIXES):
         raise DataValidationError(
@@ -167,12 +167,12 @@ def _json_array(file: Path) -> list[Any]:
     try:
         rows = json.loads(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except json.JSONDecodeError as error:
-        # Some tools name files of one object a line *.json.
+        # Some tools use the suffix .json for files with one object per line.
         if error.msg == "Extra data":
             return [row for _, row in json_lines(file)]
         raise DataFormatError(
-            f"{file}: not JSON ({error}); expected an array of objects; name a file of one object "
-            "a line *.jsonl"
+            f"{file}: not JSON ({error}); expected an array of objects, or one "
+            "object per line in a file *.jsonl"
         ) from error
     except UnicodeDecodeError as error:
         raise DataFormatError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from error
@@ -184,7 +184,7 @@ def _json_array(file: Path) -> list[Any]:
 
 
 def _parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows; a batch of them is in memory at a time."""
+    """Yields the rows, with one batch at a time in memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -207,5 +207,5 @@ def _parquet_rows(files: list[Path]) -> Sequence[Any]:
             tables.append(pq.read_table(file))
         except (pa.ArrowException, OSError) as error:
             raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
-    # Rows on demand from the columns, without a second copy of the data in the user's cache.
+    # Read rows on demand from the columns, without a second copy in the user's cache.
     return cast("Sequence[Any]", datasets.Dataset(pa.concat_tables(tables)))

@@ -1,4 +1,4 @@
-"""Layouts of chat data in rows: recognised by their columns, and read as messages.
+"""Layouts of chat data: recognised by their columns, and converted to messages.
 
 | layout | columns |
 |---|---|
@@ -9,8 +9,8 @@
 | prompt/completion | ``prompt`` and ``completion`` or ``response``: texts or lists of messages |
 | question/answer | ``question``/``answer``, ``problem``/``solution``, ``query``/``response`` |
 
-All of them may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false
-are bad examples and are left out.
+All layouts may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false
+are bad examples and are skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXPECTED_COLUMNS = (
 )
 _PREFERENCES = (
     "got the columns chosen and rejected, which are pairs of a better and a worse answer; expected "
-    "one answer a row; recipes.preference.dpo.train trains on pairs"
+    "one answer per row; recipes.preference.dpo.train trains on pairs"
 )
 
 _SHAREGPT_ROLES = {
@@ -55,20 +55,20 @@ _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 @dataclass(frozen=True)
 class Layout:
-    """A recognised layout: the columns that it takes, and how its rows become messages."""
+    """A layout: its columns, and the conversion of its rows to messages."""
 
     name: str
     columns: tuple[str, ...]
     """Columns that a row must have."""
     optional: tuple[str, ...]
-    """Columns that are read where a row has them."""
+    """Columns that are read if a row has them."""
     read: Callable[[Mapping[str, Any]], list[Any]]
 
     def messages(self, row: Mapping[str, Any]) -> list[Any]:
-        """Returns the row's messages, not yet checked; raises RendererError."""
+        """Returns the row's messages before validation; raises RendererError."""
         messages = self.read(row)
         media = [name for name in _MEDIA if row.get(name)]
-        # Without their pictures such rows would be trained on as text about nothing.
+        # Without their images, such rows would train on text without its context.
         if media and not any(_has_media(message) for message in messages):
             raise RendererError(
                 f"{media[0]}: got media in a separate column, which is not read; expected them as "
@@ -79,13 +79,13 @@ class Layout:
 
 @dataclass
 class ColumnsTaken:
-    """Which columns of a dataset were read, for one line to the user."""
+    """Columns of a dataset that were read, for a message to the user."""
 
     layout: Layout | None = None
     seen: dict[str, None] = field(default_factory=dict)
     num_rows: int = 0
     num_unwanted: int = 0
-    """Rows with label false, which are not among ``num_rows``."""
+    """Rows with label false, not counted in ``num_rows``."""
 
     def layout_of(self, row: Mapping[str, Any]) -> Layout:
         """Returns the layout of a row, the same for all of them; raises RendererError."""
@@ -95,14 +95,14 @@ class ColumnsTaken:
         elif (found.name, found.columns) != (self.layout.name, self.layout.columns):
             raise RendererError(
                 f"got the columns {_list(row)} ({found.name} layout), but earlier rows have "
-                f"{_list(self.layout.columns)} ({self.layout.name} layout); expected one layout in "
-                "a dataset: put them into separate files, or write messages in all rows"
+                f"{_list(self.layout.columns)} ({self.layout.name} layout); expected one "
+                "layout per dataset: put them into separate files, or write messages in all rows"
             )
         self.seen.update(dict.fromkeys(key for key, value in row.items() if value is not None))
         return self.layout
 
     def line(self, name: str) -> str:
-        """Returns the line: rows, layout, columns read, and columns that are not read."""
+        """Returns the message: rows, layout, columns read, and ignored columns."""
         if self.layout is None:
             return f"{name}: {self.num_rows:,} rows"
         label = (LABEL,) if self.num_unwanted else ()
@@ -112,23 +112,23 @@ class ColumnsTaken:
         return (
             f"{name}: {self.num_rows:,} rows, {self.layout.name} layout, columns {_list(taken)}"
             + (f" (not read: {_list(unread)})" if unread else "")
-            + (f"; {self.num_unwanted:,} rows with label false left out" if label else "")
+            + (f"; {self.num_unwanted:,} rows with label false skipped" if label else "")
         )
 
 
 def is_unwanted(row: Any) -> bool:
     """Returns whether the row's ``label`` is false: an example of what a model should not answer.
 
-    Labels of another type are classes, and have no such meaning.
+    Labels of other types are class names, without this meaning.
     """
     label = row.get(LABEL) if isinstance(row, Mapping) else None
-    # CSV files have only texts.
+    # CSV files contain only texts.
     return label is False or (isinstance(label, str) and label.strip().lower() == "false")
 
 
 def find_layout(row: Mapping[str, Any]) -> Layout:
     """Returns the layout of a row; raises RendererError for none or several."""
-    # Column formats write null for what a row does not have.
+    # Column formats write null for absent values.
     names = [name for name, value in row.items() if value is not None]
     if "chosen" in names and "rejected" in names:
         raise RendererError(_PREFERENCES)
@@ -146,7 +146,7 @@ def find_layout(row: Mapping[str, Any]) -> Layout:
         both = " and ".join("/".join(pair) for pair in found)
         raise RendererError(
             f"got the columns {_list(row)}, of which {both} are questions and answers; {wanted}. "
-            "Remove or rename the columns that are not meant"
+            "Remove or rename the other columns"
         )
     hint = nearest("messages", names)
     raise RendererError(f"got the columns {_list(row)}; {wanted}{hint}")
@@ -164,7 +164,7 @@ def _has_media(message: Any) -> bool:
 
 
 def _read_messages(row: Mapping[str, Any], column: str = "messages") -> list[Any]:
-    """Returns messages as they are, except for text in ``value`` of parts (LLaMA-Factory)."""
+    """Returns messages unchanged, except for text in ``value`` of parts (LLaMA-Factory)."""
     messages = row[column]
     # A column of JSON text, as in CSV files.
     if isinstance(messages, str) and messages.lstrip().startswith("["):
@@ -179,7 +179,7 @@ def _read_messages(row: Mapping[str, Any], column: str = "messages") -> list[Any
 
 
 def _with_plain_parts(message: Any) -> Any:
-    """Returns a message whose parts have ``value`` with the usual parts and tool calls."""
+    """Converts a message with ``value`` in its parts to the usual parts and tool calls."""
     parts = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(parts, list) or not all(
         isinstance(part, Mapping) and isinstance(part.get("value"), str) for part in parts
@@ -219,7 +219,7 @@ def _read_sharegpt(row: Mapping[str, Any]) -> list[Any]:
                 f"{where}.from: got {turn['from']!r}, expected one of {_list(_SHAREGPT_ROLES)}"
                 f"{nearest(str(turn['from']), _SHAREGPT_ROLES)}"
             )
-        # Further keys stay, so that one that changes what is trained (weight) is refused.
+        # Keep other keys, so that keys that affect training (weight) are refused.
         others = {key: value for key, value in turn.items() if key not in ("from", "value")}
         if role == "call":
             calls = _calls(turn["value"], f"{where}.value")
@@ -262,7 +262,7 @@ def _system(row: Mapping[str, Any]) -> list[Any]:
 def _read_pair(
     row: Mapping[str, Any], question: str, answer: str, optional: tuple[str, ...]
 ) -> list[Any]:
-    """Returns the messages of a question and an answer, with what precedes them."""
+    """Returns the messages of a question and an answer, after earlier messages."""
     messages = _system(row) if "system" in optional else []
     for earlier in (row.get("history") or ()) if "history" in optional else ():
         messages += _turn(earlier[0], "user", "history") + _turn(earlier[1], "assistant", "history")

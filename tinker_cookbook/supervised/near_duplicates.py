@@ -31,16 +31,16 @@ _Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SimilarPair:
-    """Text ``query`` of the one list and ``index`` of the other, by position."""
+    """Positions of a text in the list of queries and of a similar one in the other list."""
 
     query: int
     index: int
     similarity: float
-    """Jaccard index of the word 3-grams; 1 for the same words."""
+    """Jaccard index of the word 3-grams; 1 for equal words."""
 
 
 class _Grams:
-    """Hashes of the n-grams of texts [G], and where each text begins [T + 1]."""
+    """Hashes of all n-grams [G], and the start of each text [T + 1]."""
 
     def __init__(self, texts: Sequence[str], words: defaultdict[str, int]) -> None:
         ids: list[int] = []
@@ -48,7 +48,8 @@ class _Grams:
         for i, text in enumerate(texts):
             found = _WORD.findall(text.lower())
             counts[i] = len(found)
-            # In the order of first use, so that the result does not depend on hash seeds.
+            # Number words in the order of first use, so that the result does not depend on hash
+            # seeds.
             ids += map(words.__getitem__, found)
             # Padding gives every text with a word as many n-grams as words.
             ids += [0] * (_N - 1)
@@ -57,7 +58,7 @@ class _Grams:
         for k in range(_N):
             codes = _mixed(codes + padded[k : len(padded) - _N + 1 + k])
         self.starts = np.concatenate(([0], np.cumsum(counts)))
-        # The n-grams that begin in the padding belong to no text.
+        # N-grams that start in the padding belong to no text.
         begins = np.cumsum(counts + _N - 1) - (counts + _N - 1)
         inside = np.repeat(begins - self.starts[:-1], counts) + np.arange(counts.sum())
         self.codes = codes[inside]
@@ -67,7 +68,7 @@ class _Grams:
 
     def share_in(self, codes: _UInt) -> npt.NDArray[np.float64]:
         """Returns the share [T] of each text's n-grams that are among ``codes``."""
-        # A bitmap of the lower bits is exact enough: a collision only lets a text pass.
+        # A bitmap of the lower bits is exact enough: a collision only adds a candidate.
         known = np.zeros(_BITS, dtype=bool)
         known[codes & np.uint64(_BITS - 1)] = True
         found = np.concatenate(([0], np.cumsum(known[self.codes & np.uint64(_BITS - 1)])))
@@ -75,14 +76,14 @@ class _Grams:
         return np.diff(found[self.starts]) / np.maximum(counts, 1)
 
     def signatures(self, chosen: _Int) -> npt.NDArray[np.uint32]:
-        """Returns the MinHash values [C, bands * rows]; all ones for a text without a word."""
+        """Returns the MinHash values [C, bands * rows]; all ones for a text without words."""
         width = _BANDS * _ROWS
         found = np.full((len(chosen), width), _NO_WORD, dtype=np.uint32)
         seeds = np.random.default_rng(0).integers(1, 2**63, size=width, dtype=np.uint64) | 1
         sizes = np.diff(self.starts)[chosen]
         ends = np.cumsum(sizes)
         begin = 0
-        # In chunks of whole texts, so that memory does not grow with the data.
+        # In chunks of whole texts, to bound the memory.
         while begin < len(chosen):
             done = ends[begin] - sizes[begin]
             end = max(int(np.searchsorted(ends, done + _CHUNK, side="right")), begin + 1)
@@ -98,7 +99,7 @@ class _Grams:
 
 
 def _mixed(values: _UInt) -> _UInt:
-    """Returns well distributed hashes of 64-bit numbers (the finalizer of SplitMix64)."""
+    """Returns well-distributed hashes of 64-bit numbers (the finalizer of SplitMix64)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -108,13 +109,13 @@ def _mixed(values: _UInt) -> _UInt:
 def similar_texts(
     queries: Sequence[str], texts: Sequence[str], threshold: float = THRESHOLD
 ) -> list[SimilarPair]:
-    """Returns the most similar of ``texts`` for each query that has one above ``threshold``."""
+    """Returns the most similar text for each query that has one above ``threshold``."""
     if not queries or not texts:
         return []
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = lambda: len(words) + 1  # 0 is the padding
     ours, theirs = _Grams(queries, words), _Grams(texts, words)
-    # A similar text has most of its n-grams in the queries, which few texts have.
+    # A similar text shares most n-grams with the queries; few texts do, so filter first.
     chosen = np.flatnonzero(theirs.share_in(ours.codes) >= threshold / 2)
     left, right = ours.signatures(np.arange(len(queries))), theirs.signatures(chosen)
     query, index = _candidates(left, right)
@@ -142,7 +143,7 @@ def similar_texts(
 def _candidates(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> tuple[_Int, _Int]:
     """Returns the pairs (query, text), both [P], that share all values of a band."""
     pairs: list[_Int] = []
-    # A text without a word has no n-gram to share.
+    # A text without words has no n-grams.
     with_words = np.flatnonzero((left != _NO_WORD).any(axis=1))
     for band in range(_BANDS):
         part = slice(band * _ROWS, (band + 1) * _ROWS)
@@ -150,7 +151,7 @@ def _candidates(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> 
         order = np.argsort(theirs, kind="stable")
         first = np.searchsorted(theirs[order], ours, side="left")
         last = np.searchsorted(theirs[order], ours, side="right")
-        # Members of a large bucket are alike, so some of them are enough.
+        # Members of a large bucket are similar, so use only some of them.
         size = np.minimum(last - first, _PER_BUCKET)
         offset = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
         index = order[np.repeat(first, size) + offset]

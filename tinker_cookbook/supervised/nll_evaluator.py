@@ -1,4 +1,4 @@
-"""Held-out loss, by a training client or a sampling client.
+"""Held-out loss, computed by a training client or a sampling client.
 
 Both return ``NAME/nll``, the mean of ``-logprob`` over trained positions in nats. Weights only
 select these positions; their scale (``reduction="mean"``) has no effect.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
-    """Returns all trained datums of a dataset, in the current order."""
+    """Returns all datums of a dataset with trained tokens, in the current order."""
     return [datum for index in range(len(dataset)) for datum in trained_batch(dataset, index)]
 
 
@@ -43,13 +43,13 @@ class _HeldOutLoss:
     ) -> None:
         self._data, self._name, self._tokenizer = list(data), name, tokenizer
         self._num_loss_tokens = sum(map(count_loss_tokens, self._data))
-        # The mean over no token is NaN, so fail before training begins.
+        # The mean over no tokens is NaN, so fail before training starts.
         if not self._num_loss_tokens:
             raise DataValidationError(
                 f"{name} data: got {len(self._data)} examples without a single token to score, "
                 "expected at least one; check max_length and train_on_what"
             )
-        # The metrics are defined for one target per position only.
+        # The metrics are only defined for one target per position.
         for i, datum in enumerate(self._data):
             shape = datum.loss_fn_inputs["target_tokens"].to_numpy().shape
             if len(shape) != 1:
@@ -95,11 +95,11 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
         tokenizer: Tokenizer | None = None,
         batch_size: int = 64,
     ) -> NLLEvaluator:
-        """Returns the evaluator of all data of ``dataset``, which are rendered once."""
+        """Creates the evaluator from all data of ``dataset``, rendered once."""
         return cls(all_data(dataset), name, tokenizer, batch_size)
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
-        """Submits all requests before it waits, so that the backend is never idle."""
+        """Computes the metrics; submits all requests first, so that the backend is never idle."""
         futures = [
             training_client.forward(self._data[start : start + self._batch_size], "cross_entropy")
             for start in range(0, len(self._data), self._batch_size)
@@ -114,5 +114,5 @@ class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
     """Metrics of ``NLLEvaluator`` by ``SamplingClient.compute_logprobs``."""
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Scores whole sequences; the first token of each has no prediction."""
+        """Scores complete sequences; the first token has no prediction."""
         return self.metrics(await score_datums(sampling_client, self._data))

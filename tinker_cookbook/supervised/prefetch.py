@@ -1,4 +1,4 @@
-"""Prefetching of batches in a background thread, so that tokenization does not block the loop."""
+"""Prefetches batches in a background thread, so that tokenization does not block the loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Prefetcher(Generic[T]):
         # for a future can be cancelled without leaving a thread behind.
         self._requests: SimpleQueue[Future[T] | None] = SimpleQueue()
         self._ahead: deque[Future[T]] = deque()
-        # A daemon: an iterable that hangs must not block the end of the program.
+        # A daemon thread: an iterable that hangs must not block the end of the program.
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
         self._thread.start()
         for _ in range(depth):
@@ -52,15 +52,15 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stops the thread; an item in preparation is finished and dropped."""
+        """Stops the thread; drops an item in preparation."""
         for future in self._ahead:
             # The thread skips cancelled requests, so it ends after the item in preparation.
             future.cancel()
         self._ahead.clear()
         self._requests.put(None)
-        # A thread cannot wait for itself.
+        # A thread cannot join itself.
         if threading.current_thread() is not self._thread:
-            # Enough for a batch; an iterable that hangs must not block the end of the run.
+            # Long enough for a batch; an iterable that hangs must not block the end of the run.
             self._thread.join(timeout=1.0)
 
     def __aiter__(self) -> Self:
@@ -90,22 +90,22 @@ class Prefetcher(Generic[T]):
         self._requests.put(self._ahead[-1])
 
     def _take(self) -> Future[T] | None:
-        """Returns the future of the next item, None after the end, and requests a further item."""
+        """Returns the future of the next item (None after the end), and requests another item."""
         if not self._ahead:
             return None
         future = self._ahead.popleft()
-        # Requested at once, so that ``depth`` items stay in preparation.
+        # Request immediately, so that ``depth`` items stay in preparation.
         self._request()
         return future
 
     def _work(self) -> None:
         while (future := self._requests.get()) is not None:
-            # False for a future that was cancelled; a running one cannot be cancelled any more.
+            # False for a cancelled future; a running future can no longer be cancelled.
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(next(self._items, _END))
-            except BaseException as error:  # raised where the item is requested
-                # An error ends the iteration: each later request receives the end.
+            except BaseException as error:  # raised to the caller that requests the item
+                # An error ends the iteration for all later requests.
                 self._items = iter(())
                 future.set_exception(error)

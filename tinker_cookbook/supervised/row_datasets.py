@@ -1,4 +1,4 @@
-"""Datasets of rows: each row becomes datums, in seeded batches."""
+"""Datasets of rows: converts rows to datums, in seeded batches."""
 
 from __future__ import annotations
 
@@ -64,33 +64,33 @@ def conversation_to_data(
 ) -> list[tinker.Datum]:
     """Returns one datum for each distinct prompt of the conversation.
 
-    A renderer whose history differs from what was sampled (it strips earlier thinking, for example)
-    needs several, so that every answer is trained after the prompt of inference; others need one.
-    ``reduction="mean"`` gives the conversation a weight of 1, not each datum. ``max_length`` cuts
-    each datum: one may be left without a token to train on.
+    A renderer that changes the history (for example, strips earlier thinking)
+    needs several datums, so that every answer is trained after its inference prompt; others need
+    one. ``reduction="mean"`` gives the conversation a weight of 1, not each datum. ``max_length``
+    truncates each datum, possibly leaving no token to train on.
     """
     examples = renderer.build_merged_examples(conversation, train_on_what)
     return data_from_examples(examples, max_length, reduction)
 
 
 def trained_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
-    """Returns the batch at ``index``; empty, to be skipped, if no datum has a trained token."""
+    """Returns the batch at ``index``; empty (to be skipped) if no datum has a trained token."""
     try:
         data = dataset.get_batch(index)
     except EmptyBatchError:
         return []
-    # Datums of other losses have no weights: all of their targets are trained.
+    # Datums of other losses have no weights: all their targets are trained.
     trained = ("weights" not in d.loss_fn_inputs or count_loss_tokens(d) for d in data)
     return data if any(trained) else []
 
 
 class _RowDataset(SupervisedDataset):
-    """Batches of ``num_rows`` rows; converts rows to datums and counts those that it drops."""
+    """Batches of ``num_rows`` rows; converts rows to datums and counts dropped ones."""
 
     def __init__(
         self, num_rows: int, batch_size: int, map_fn: MapFn | None, flatmap_fn: FlatmapFn | None
     ) -> None:
-        # Checked first: for an empty dataset every batch_size would be reported as too large.
+        # Check this first: for an empty dataset, every batch_size would be reported as too large.
         if num_rows < 1:
             raise DataValidationError(
                 "the dataset is empty: got 0 rows, expected at least one; check the file and the "
@@ -106,17 +106,17 @@ class _RowDataset(SupervisedDataset):
         if (map_fn is None) == (flatmap_fn is None):
             got = "neither" if map_fn is None else "both"
             raise ConfigurationError(
-                f"map_fn, flatmap_fn: got {got}, expected one of them: map_fn makes one datum of a "
-                "row, flatmap_fn any number"
+                f"map_fn, flatmap_fn: got {got}, expected one of them: map_fn returns one "
+                "datum per row, flatmap_fn any number"
             )
         self._num_rows, self._batch_size = num_rows, batch_size
         self._map_fn, self._flatmap_fn = map_fn, flatmap_fn
-        # By epoch and row, so that a batch that is requested again is not counted again.
+        # By epoch and row, so that repeated requests of a batch are not counted again.
         self._dropped: dict[tuple[int, int], int] = {}
 
     @property
     def num_dropped(self) -> int:
-        """Number of datums dropped so far because no token of them is trained."""
+        """Number of datums dropped so far because they have no trained token."""
         return sum(self._dropped.values())
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class _RowDataset(SupervisedDataset):
             raise IndexError(f"batch index: got {index}, expected 0 to {len(self) - 1}")
 
     def _to_batch(self, index: int, rows: dict[int, Any], epoch: int = 0) -> list[tinker.Datum]:
-        """Returns the trained datums of numbered rows, or all of them if none is trained."""
+        """Returns the trained datums of numbered rows, or all datums if none is trained."""
         kept: list[tinker.Datum] = []
         untrained: list[tinker.Datum] = []
         for number, row in rows.items():
@@ -144,12 +144,12 @@ class _RowDataset(SupervisedDataset):
             untrained += data
             if len(trained) == len(data):
                 continue
-            # Log the first dropped row in full; further ones are only counted.
+            # Log only the first dropped rows; further ones are only counted.
             if not self._dropped:
                 logger.warning(
                     "row %s (%d tokens after max_length) has an example without a token to train "
-                    "on; it is dropped. Either max_length cuts before the answer begins, or "
-                    "train_on_what selects nothing of it. Further ones are only counted "
+                    "on; it is dropped. Either max_length truncates before the answer, or "
+                    "train_on_what selects none of its messages. Further ones are only counted "
                     "(num_dropped).",
                     number,
                     max(datum.model_input.length for datum in data) + 1,
@@ -157,8 +157,8 @@ class _RowDataset(SupervisedDataset):
             self._dropped[epoch, number] = len(data) - len(trained)
         if not untrained:
             raise EmptyBatchError(
-                f"batch {index}: got {len(rows)} rows that give no datum, expected at least one "
-                "that does; raise max_length or batch_size, or take these rows out of the data"
+                f"batch {index}: got {len(rows)} rows without a datum, expected at least one "
+                "datum; raise max_length or batch_size, or remove these rows"
             )
         # Loops recognise a batch without a trained token by its weights, and skip it.
         return kept or untrained
@@ -168,9 +168,9 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
     """Batches of rows, in the rows' order until ``set_epoch`` shuffles them.
 
     Give ``map_fn`` (row to datum) or ``flatmap_fn`` (row to datums). ``batch_size`` counts rows;
-    the last, smaller batch is kept. A datum without a trained token (for example after a cut by
-    ``max_length``) is dropped and counted in ``num_dropped``, once for all epochs. A batch in which
-    no datum has a trained token keeps all of them; loops skip it (``trained_batch``).
+    the last, smaller batch is kept. A datum without a trained token (for example after truncation
+    to ``max_length``) is dropped and counted in ``num_dropped``, once for all epochs. A batch in
+    which no datum has a trained token keeps all of them; loops skip it (``trained_batch``).
     """
 
     def __init__(
@@ -185,20 +185,20 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
         self._order = np.arange(len(hf_dataset))
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Shuffles the rows by ``seed`` alone."""
+        """Shuffles the rows; the order depends only on ``seed``."""
         self._order = np.random.default_rng(seed).permutation(self._num_rows)
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns the trained datums of the batch, or all of them if none is trained."""
+        """Returns the trained datums of the batch, or all datums if none is trained."""
         self._check_index(index)
         numbers = self._order[index * self._batch_size : (index + 1) * self._batch_size].tolist()
         return self._to_batch(index, {number: self.hf_dataset[number] for number in numbers})
 
 
 class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
-    """Batches of a stream, which is read forwards only.
+    """Batches of a stream that can only be read forwards.
 
-    ``length`` is the number of rows that an epoch takes. The stream is shuffled within a window of
+    ``length`` is the number of rows of an epoch. The stream is shuffled within a window of
     ``buffer_size`` rows by the epoch's seed (0 until ``set_epoch``). To resume in the middle,
     request that batch: the rows before it are read and skipped, not rendered.
     """
@@ -231,7 +231,7 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
         self._last: tuple[int, list[tinker.Datum]] | None = None
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns the batch at ``index``, which must not precede the last one returned."""
+        """Returns the batch at ``index``, which must not be before the last returned one."""
         self._check_index(index)
         # The stream cannot go back, so the last batch is cached.
         if self._last is not None and self._last[0] == index:
@@ -239,8 +239,8 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
         start = index * self._batch_size
         if start < self._rows_read:
             raise ConfigurationError(
-                f"batch index: got {index}, but the stream has passed it and is read forwards "
-                "only; call set_epoch to restart it"
+                f"batch index: got {index}, but the stream has passed it and can only be read "
+                "forwards; call set_epoch to restart it"
             )
         rows: dict[int, Any] = {}
         # The last batch may be smaller than the others.
@@ -253,7 +253,7 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
                     f"length={number}"
                 ) from None
             self._rows_read += 1
-            # Rows before the batch are skipped.
+            # Skip the rows before the batch.
             if number >= start:
                 rows[number] = row
         self._last = (index, self._to_batch(index, rows, self._seed))

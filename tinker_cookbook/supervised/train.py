@@ -1,9 +1,9 @@
-"""Supervised training: cross-entropy with the loop over batches (``batch_loop``).
+"""Supervised training with cross-entropy, using the loop over batches (``batch_loop``).
 
     python -m tinker_cookbook.supervised.train model_name=… log_path=… dataset_builder=module:Class
     python -m tinker_cookbook.supervised.train dataset_builder=mine:MyDataset --help
 
-The second command also lists the keys of that class.
+The second command also lists the options of that class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Datasets of datums, and the configs of their builders."""
+"""Interfaces of datasets of datums, and the configs of their builders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SupervisedDataset(ABC):
 
     @property
     def num_dropped(self) -> int:
-        """Number of datums dropped so far because no token of them is trained."""
+        """Number of datums dropped so far because they have no trained token."""
         return 0
 
     def report(self) -> list[str]:
@@ -45,8 +45,8 @@ class SupervisedDataset(ABC):
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Returns the batch at ``index`` (0 to ``len`` - 1) of the current epoch, never empty.
 
-        Raises EmptyBatchError for a batch without any datum. Loops skip such a batch, and one whose
-        weights are all 0 (``data.trained_batch``).
+        Raises EmptyBatchError for a batch without any datum. Loops skip such a batch, and a batch
+        with only zero weights (``data.trained_batch``).
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class ChatDatasetBuilderCommonConfig:
     )
     batch_size: int = chz.field(validator=at_least(1), doc="Conversations in a batch")
     train_on_what: TrainOnWhat | None = chz.field(
-        default=None, doc="Which messages are trained on; None: all assistant messages"
+        default=None, doc="Messages to train on; None: all assistant messages"
     )
 
     def check(self) -> None:

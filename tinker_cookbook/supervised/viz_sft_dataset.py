@@ -1,4 +1,4 @@
-"""Command that prints the training examples of a dataset, with trained tokens coloured.
+"""Prints the training examples of a dataset, with trained tokens in colour.
 
     python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL
     python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL \\
@@ -30,22 +30,22 @@ _BUILDERS = "tinker_cookbook.supervised.hf_datasets"
 
 @chz.chz
 class Config:
-    """Dataset to show: the path of a builder class, or a whole ``dataset_builder``."""
+    """Dataset to show: the path of a builder class, or a complete ``dataset_builder``."""
 
     model_name: str | None = chz.field(
-        default=None, doc="Model whose tokenizer and chat format dataset_path is shown with"
+        default=None, doc="Model that has the tokenizer and chat format for dataset_path"
     )
     dataset_path: str = chz.field(
         default="NoRobotsBuilder",
-        doc=f"module:Class of a builder without further settings; default module: {_BUILDERS}",
+        doc=f"module:Class of a builder without required settings; default module: {_BUILDERS}",
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_length: int | None = chz.field(default=None, doc="Maximum tokens of an example")
     train_on_what: TrainOnWhat | None = chz.field(
-        default=None, doc="Which messages are trained on; None: all assistant messages"
+        default=None, doc="Messages to train on; None: all assistant messages"
     )
     dataset_builder: ChatDatasetBuilder | None = chz.field(
-        default=None, doc="A builder with all of its settings, instead of the keys above"
+        default=None, doc="A builder with all its settings, instead of the options above"
     )
     num_examples: int = number(100, "Maximum number of examples", low=1)
 
@@ -76,7 +76,7 @@ def run(cfg: Config) -> None:
 def _builder_of(cfg: Config) -> ChatDatasetBuilder:
     if cfg.model_name is None:
         raise ConfigurationError(
-            "model_name: got none, expected the model whose tokenizer is used; or set "
+            "model_name: got none, expected the model that has the tokenizer; or set "
             "dataset_builder=module:Class with its settings"
         )
     renderer_name, _ = model_info.resolve_renderer_name(cfg.model_name, cfg.renderer_name)
@@ -88,7 +88,7 @@ def _builder_of(cfg: Config) -> ChatDatasetBuilder:
         train_on_what=cfg.train_on_what,
     )
     try:
-        # A name without a module is looked up among the bundled datasets.
+        # A name without a module refers to a bundled dataset.
         make = lookup_func(cfg.dataset_path, default_module=_BUILDERS)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
@@ -97,10 +97,10 @@ def _builder_of(cfg: Config) -> ChatDatasetBuilder:
         ) from error
     try:
         return make(common_config=common)
-    # chz raises TypeError for a required setting that is missing.
+    # chz raises TypeError for a missing required setting.
     except TypeError as error:
         raise ConfigurationError(
-            f"dataset_path: {cfg.dataset_path} needs settings of its own ({error}); give them with "
+            f"dataset_path: {cfg.dataset_path} has required settings ({error}); give them with "
             f"dataset_builder={cfg.dataset_path} dataset_builder.KEY=VALUE"
         ) from error
 

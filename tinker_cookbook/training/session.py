@@ -1,6 +1,6 @@
 """Session of a training run: its folder, log, backend, client, checkpoints and evaluations.
 
-Every loop opens one::
+Every loop opens a session::
 
     async with training_session(config) as session:
         client = await session.start(total_steps)
@@ -8,7 +8,7 @@ Every loop opens one::
             await session.finish_step(step, metrics, epoch=...)
 
 The order at the end of a step is fixed here, because resuming depends on it: evaluate, write the
-row, save, append the checkpoint's line. A run that is killed between any two of these resumes from
+row, save, append the checkpoint's line. A run killed between any two of these resumes from
 the last line and writes the same rows again.
 """
 
@@ -64,21 +64,21 @@ Metrics = dict[str, float | int | str]
 async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
     """Checks the settings, locks the folder, opens the log; closes the backend at the end."""
     config.check()
-    # A killed process may have left the run that it was replacing under another name.
+    # A killed process may have left the replaced run under a temporary name.
     replaced_run.recover(config.log_path)
-    # Locked before anything is read: two processes must not write to one run.
+    # Lock before reading anything: two processes must not write to the same run.
     with RunLock(config.log_path), run_in_folder(config.log_path):
         last = get_last_checkpoint(config.log_path)
         changes: list[str] = []
         if last is not None:
-            # Before the log is opened, which replaces config.json.
+            # Compare before the log is opened, which replaces config.json.
             changes = check_same_settings(config.log_path, config, config.allow_config_change)
         log = setup_logging(
             config.log_path,
             config.wandb_project,
             config.wandb_name,
             config,
-            # Rows after the checkpoint are removed, because the run writes them again.
+            # Remove rows after the checkpoint, because the run writes them again.
             resume_step=last.batch if last is not None else -1,
             print_metrics=False,
         )
@@ -86,7 +86,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
         session.print(*changes)
         try:
             yield session
-        # BaseException, so that Ctrl-C prints the command to continue, too.
+        # BaseException, so that the command to continue is printed after Ctrl-C too.
         except BaseException as error:
             session.print(*session.continue_lines(error))
             session.close(error)
@@ -95,7 +95,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
 
 
 class TrainingSession:
-    """One run from the checkpoint ``last``, with ``start_step`` updates, to its end."""
+    """One run from the checkpoint ``last`` (after ``start_step`` updates) to its end."""
 
     def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
         self.config = config
@@ -104,19 +104,19 @@ class TrainingSession:
         self.evaluators: list[Evaluator] = []
         self.infrequent_evaluators: list[Evaluator] = []
         self.extra_evaluators: list[Evaluator] = []
-        """Evaluations that an objective adds."""
+        """Additional evaluations of the objective."""
         self.shows: Callable[[str], bool] = lambda name: not name.split("/")[-1].startswith("num_")
-        """Selects the metrics of an evaluation that are printed."""
+        """Selects the evaluation metrics to print."""
         self._log = log
         self._console: Console = get_console()
         self._saved_any = last is not None
         self.best = BestEvaluation.of(config)
         self.stopped = False
-        """Whether the run stops early: no evaluation was better for a while."""
+        """Whether the run stops early, because evaluations no longer improve."""
         self._eval_seconds: dict[int, float] = {}
         self._finished_any = False
         self.missing_features: frozenset[str] = frozenset()
-        """What the server lacks and the run does without (see ``server_needs``)."""
+        """Missing server features with a fallback (see ``server_needs``)."""
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
     async def start(self, total_steps: int) -> TrainingClient:
@@ -124,7 +124,7 @@ class TrainingSession:
         config = self.config
         self.total_steps = total_steps
         self.print("settings:", *_setting_lines(dump_config(config), "  "))
-        # Stored with the run at the backend; absent values are left out.
+        # Stored with the run at the backend, without absent values.
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
@@ -139,14 +139,15 @@ class TrainingSession:
             sampler=SamplerSettings.of(config),
             engine_settings=EngineSettings.of(config),
         )
-        # A remote backend knows its models itself.
+        # Remote backends check models themselves.
         source = ""
         if self.connection.kind == "local":
             resolved = resolve_model(config.model_name)
             source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
         self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
         service = self.connection.service
-        # Before anything is sampled or trained: what a server lacks would show after many steps.
+        # Before sampling and training: a missing server feature could otherwise fail after many
+        # steps.
         check = ServerCheck(self.connection, config.model_name)
         await check.check_model()
         self.client = await create_training_client(service, config, self.last, metadata)
@@ -167,12 +168,12 @@ class TrainingSession:
                 rolling_ttl_seconds=config.rolling_ttl_seconds,
             ),
             total_steps,
-            # A resumed run saves at the same numbers of tokens as one that was never stopped.
+            # A resumed run saves at the same token counts as an uninterrupted one.
             tokens_done=self.restored("cumulative_tokens", 0),
             rest_client=service.create_rest_client(),
         )
         if self.best is not None and self.last is not None:
-            # The rows end with the checkpoint, so this is the state of a run never stopped.
+            # The rows end at the checkpoint, so this state equals that of an uninterrupted run.
             self.best.restore(read_rows(local_path(config.log_path) / "metrics.jsonl"))
         self._trace.start(self.start_step + 1)
         return self.client
@@ -184,7 +185,7 @@ class TrainingSession:
     def boundary(self, step: int, tokens: int) -> bool:
         """Returns whether an evaluation or a checkpoint is due after update ``step``.
 
-        A loop that works ahead must submit nothing beyond a boundary before ``finish_step``.
+        A loop with steps in flight must not submit steps beyond a boundary before ``finish_step``.
         """
         return (
             self.checkpoints.due(step, tokens) is not None
@@ -201,12 +202,12 @@ class TrainingSession:
         counters: dict[str, int],
         before_save: Callable[[], None] | None = None,
     ) -> None:
-        """Evaluates and saves what is due after update ``step``; writes the step's row.
+        """Runs due evaluations and checkpoints after update ``step``; writes the step's row.
 
-        ``before_save`` writes what else belongs to a checkpoint, if one is due. The checkpoint's
-        line is written last, so it proves that the rest is complete.
+        ``before_save`` writes further parts of a due checkpoint. The checkpoint's
+        line is written last, so it marks the checkpoint as complete.
         """
-        # The row is written before the checkpoint: rows after the last line can be removed and
+        # Write the row before the checkpoint: rows after the last checkpoint can be removed and
         # written again.
         evaluated = await self.evaluate(step)
         self.write_row({**metrics, **evaluated}, step)
@@ -214,7 +215,7 @@ class TrainingSession:
         reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
         state: dict[str, Any] = dict(counters)
         best, saves = self.best, list[SaveReason]()
-        # The best one first: the last line is the one that a run resumes from.
+        # Save the best checkpoint first, because a run resumes from the last line.
         if best is not None and best.step == step:
             saves.append("best")
         if best is not None and best.exhausted and best.metric in evaluated and reason != "final":
@@ -229,7 +230,7 @@ class TrainingSession:
         if saves:
             if before_save is not None:
                 before_save()
-            # The rows must be on the disk before a checkpoint's line refers to them.
+            # The rows must be on disk before a checkpoint's line refers to them.
             self._log.sync()
         for reason in saves:
             kept = {"best_metric": best.metric, "best_value": best.value} if best else {}
@@ -241,23 +242,23 @@ class TrainingSession:
         self._trace.next(step)
 
     def write_row(self, row: Metrics, step: int) -> None:
-        """Appends the row of a step to the log, in one piece."""
+        """Appends the row of a step to the log in one write."""
         self._log.log_metrics(row, step=step)
 
     def print(self, *lines: str) -> None:
-        """Prints lines on the terminal."""
+        """Prints lines to the terminal."""
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     async def evaluate(self, step: int) -> Metrics:
-        """Returns the metrics of the evaluations that are due after update ``step``."""
+        """Runs evaluations that are due after update ``step``; returns their metrics."""
         due: list[Evaluator] = []
         if self._due(step, self.config.eval_every):
             due += self.evaluators
         if self._due(step, self.config.infrequent_eval_every):
             due += self.infrequent_evaluators
         if not due:
-            # A run without steps only evaluates, so it would end without any result.
+            # A run without steps and evaluations would end without a result.
             if self.total_steps == 0:
                 raise ConfigurationError(
                     "max_steps=0 evaluates without training, but there is nothing to evaluate on; "
@@ -269,7 +270,7 @@ class TrainingSession:
             with evaluation_at_step(step):
                 metrics = await run_evaluators(due, self.client, self._eval_seconds)
         if self.best is not None:
-            # All evaluations run before the first step, so that a misspelt name fails there.
+            # All evaluations run before the first step, so a misspelt metric fails here.
             if step == 0:
                 self.best.check_measured(metrics)
             self.best.update(step, metrics)
@@ -292,23 +293,24 @@ class TrainingSession:
         return seconds
 
     def _due(self, step: int, every: int) -> bool:
-        """Before training, every so many steps, and after the last one; with 0 never."""
+        """Returns true before training, every ``every`` steps, and after the last one; never for
+        0."""
         return every > 0 and (step % every == 0 or step == self.total_steps)
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
         """Returns a client for the current weights."""
-        # Needed by ``stable_reinforce``; left out elsewhere because older SDKs do not know it.
+        # Passed only for ``stable_reinforce``, because older SDKs lack this argument.
         options = {"record_stability_info": True} if record_stability_info else {}
         async with scope_span("save_weights_and_get_sampling_client"):
             return await self.client.save_weights_and_get_sampling_client(**options)
 
     def continue_lines(self, error: BaseException) -> list[str]:
-        """Returns how to continue after an error or Ctrl-C, nothing if that cannot help."""
+        """Returns how to continue after an error or Ctrl-C; empty if that cannot help."""
         command = continue_command(self.config.log_path)
         interrupted = is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
             return []
-        # Before the first step settings or data cause these, so the command would fail again.
+        # Before the first step these errors come from settings or data, so a retry would fail too.
         if isinstance(error, (ConfigurationError, CheckpointError, DataError)) and (
             not self._finished_any
         ):
@@ -318,11 +320,11 @@ class TrainingSession:
         return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
 
     def summary(self) -> list[str]:
-        """Returns the run's paths, and the commands to use, continue and plot it, one a line."""
+        """Returns the run's paths, and the commands to use, continue and plot it, one per line."""
         log_path, seconds = self.config.log_path, self.config.ttl_seconds
         final = get_last_checkpoint(log_path)
         lines = [f"logs         {log_path}"]
-        # A run may end before its first checkpoint; it then has no weights to use.
+        # A run that ended before its first checkpoint has no weights.
         if final is not None:
             lines.append(f"weights      {final.state_path}")
             if final.sampler_path:
@@ -346,7 +348,7 @@ class TrainingSession:
         return [*lines, f"plot         {plot_command(log_path)}"]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Closes the log and the backend, which receives the ``error`` that ended the run."""
+        """Closes the log and the backend; reports the ``error`` that ended the run."""
         self._trace.close()
         connection: Connection | None = getattr(self, "connection", None)  # none before ``start``
         if connection is not None:
@@ -359,9 +361,9 @@ async def run_evaluators(
     client: TrainingClient,
     seconds: dict[int, float] | None = None,
 ) -> Metrics:
-    """Runs evaluators on the client's current weights; sampling ones share one snapshot.
+    """Runs evaluators on the client's current weights; sampling evaluators share one snapshot.
 
-    ``seconds`` receives the time of each, by its ``id``.
+    ``seconds`` receives the time of each evaluator by its ``id``.
     """
     metrics: Metrics = {}
     snapshot: SamplingClient | None = None
@@ -370,7 +372,7 @@ async def run_evaluators(
         if isinstance(evaluator, TrainingClientEvaluator):
             metrics.update(await evaluator(client))
         else:
-            # Taken at the first use, because evaluators of losses need none.
+            # Created at first use, because loss evaluators need no snapshot.
             if snapshot is None:
                 snapshot = await client.save_weights_and_get_sampling_client()
             metrics.update(await evaluator(snapshot))
@@ -380,9 +382,9 @@ async def run_evaluators(
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Returns whether no step is left, and prints it. A run of 0 steps still has evaluations."""
+    """Returns whether no step is left, and prints that. A run of 0 steps still has evaluations."""
     last, patience = session.last, session.config.early_stopping_patience
-    # The same patience, or less, would stop it at the same step again.
+    # The same or a smaller patience would stop it at the same step again.
     if last is not None and last.final and 0 < patience <= (last.get("stopped_early") or 0):
         session.print(
             f"This run stopped early after step {session.start_step}; a larger "
@@ -412,7 +414,7 @@ def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> 
 
 
 def _setting_lines(settings: dict[str, Any], prefix: str) -> Iterator[str]:
-    """Yields ``outer.inner = value`` for nested settings; type marks are left out."""
+    """Yields ``outer.inner = value`` for nested settings; skips type markers."""
     for key, value in settings.items():
         if key.startswith("_"):
             continue

@@ -1,4 +1,4 @@
-"""Spans of a run, written according to its settings; see ``utils.trace``."""
+"""Writes the spans of a run, according to its settings; see ``utils.trace``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ EVENTS_FILE, SPANS_FILE, CHART_FILE = "trace_events.jsonl", "timing_spans.jsonl"
 class RunTrace:
     """Collects the spans of each iteration between two calls of :meth:`next`.
 
-    With ``enable_trace`` every span goes to ``trace_events.jsonl``. With either setting the spans
-    of an iteration become a line of ``timing_spans.jsonl``, and every ``span_chart_every`` steps
-    they are plotted to ``iteration_NNNNNN/timing_gantt.html``. With neither nothing is recorded.
+    With ``enable_trace``, every span is written to ``trace_events.jsonl``. With either setting, the
+    spans of an iteration are written as a line of ``timing_spans.jsonl``, and every
+    ``span_chart_every`` steps they are plotted to ``iteration_NNNNNN/timing_gantt.html``. With
+    neither, nothing is recorded.
     """
 
     def __init__(self, log_path: str, enable_trace: bool, span_chart_every: int) -> None:
@@ -32,14 +33,14 @@ class RunTrace:
         self._window: IterationWindow | None = None
 
     def start(self, step: int) -> None:
-        """Begins iteration number ``step``; the run's folder exists."""
+        """Starts iteration ``step``; the run's folder must exist."""
         if self._enabled:
             trace_init(output_file=str(self._folder / EVENTS_FILE))
         if self._enabled or self._chart_every > 0:
             self._window = self._stack.enter_context(trace_iteration(step))
 
     def next(self, step: int) -> None:
-        """Ends iteration number ``step``, writes its spans, and begins the next one."""
+        """Ends iteration ``step``, writes its spans, and starts the next one."""
         if self._window is None:
             return
         window = self._window

@@ -1,4 +1,4 @@
-"""Training clients of new and continued runs, whose saved weights must fit the settings."""
+"""Creates training clients for new and resumed runs; checks saved weights against the settings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ async def create_training_client(
 ) -> TrainingClient:
     """Returns the client that a run trains with; ``metadata`` is stored with the training run.
 
-    It has the weights and the optimizer state of ``last``, else the weights of
+    It loads the weights and the optimizer state of ``last``, else the weights of
     ``load_checkpoint_path`` with a new optimizer, else a new adapter.
     """
-    # A resumed run continues from its checkpoint; load_checkpoint_path was only its start.
+    # A resumed run continues from its checkpoint; load_checkpoint_path was only its initial state.
     if last is not None and last.state_path is not None:
-        # The backend would load other weights without an error (see check_weights).
+        # The backend would load incompatible weights without an error (see check_weights).
         await check_weights(service, last.state_path, config)
         return await service.create_training_client_from_state_with_optimizer(
             last.state_path, user_metadata=metadata
@@ -49,16 +49,16 @@ async def create_training_client(
 
 
 async def check_weights(service: ServiceClient, path: str, settings: Any) -> None:
-    """Raises CheckpointError for weights of another model or adapter shape than the settings have.
+    """Raises CheckpointError for weights with another model or adapter shape than in the settings.
 
-    The backend would load them with their own shape and ignore the settings without a message;
-    another model's tokens would even be trained on. ``settings`` has ``model_name`` and may have
+    The backend would load them with their own shape and silently ignore the settings;
+    it would even train on tokens of another model. ``settings`` has ``model_name`` and may have
     ``lora_rank``, ``train_attn`` and so on.
     """
     info = await service.create_rest_client().get_weights_info_by_tinker_path(path)
     saved, wanted = base_name(info.base_model), base_name(settings.model_name)
     folders = [Path(name).expanduser() for name in (saved, wanted)]
-    # Two paths may lead to one folder.
+    # Two paths may refer to the same folder.
     same_folder = all(map(Path.is_dir, folders)) and folders[0].samefile(folders[1])
     if saved != wanted and not same_folder:
         raise CheckpointError(
@@ -67,7 +67,7 @@ async def check_weights(service: ServiceClient, path: str, settings: Any) -> Non
         )
     for name in ("lora_rank", "train_attn", "train_mlp", "train_unembed"):
         found, expected = getattr(info, name), getattr(settings, name, None)
-        # None is unknown.
+        # None means unknown.
         if None not in (found, expected) and found != expected:
             raise CheckpointError(
                 f"{name}: got {expected}, but the adapter in {path} has {found}; set "

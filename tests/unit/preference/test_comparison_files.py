@@ -212,7 +212,7 @@ def test_a_file_of_held_out_comparisons(tmp_path):
     with pytest.raises(ConfigurationError, match="test_size: got 1 with test_path"):
         _ = both.comparison_sets
     for size in (2, -1):
-        with pytest.raises(ConfigurationError, match="2 comparisons and one at least"):
+        with pytest.raises(ConfigurationError, match="2 comparisons and at least one"):
             _ = ComparisonBuilderFromJsonl(train_path=train, test_size=size).comparison_sets
 
 

@@ -182,7 +182,7 @@ def test_comparisons_beyond_max_length_are_left_out_and_counted(builder):
     train.get_batch(0)
     assert train.num_dropped == 1
     assert train.report() == [
-        "1 comparisons skipped: 1 with more than max_length tokens, so that the label would be truncated"
+        "1 comparisons skipped: 1 with more than max_length tokens, which would truncate the label"
     ]
     assert (len(all_data(test)), test.num_dropped, test.report()) == (1, 0, [])
     with pytest.raises(EmptyBatchError):

@@ -92,7 +92,7 @@ def test_figures_against_a_count_by_hand(tmp_path, tokenizer_folder):
     assert len(report.lines()) <= 15
     for word in ("14 training rows, 3 test rows", "1 row (7.1%) longer than max_length=100"):
         assert word in text
-    assert "cut before the answer" in text
+    assert "truncated before the answer" in text
     report.write(tmp_path)
     assert json.loads((tmp_path / "data_report.json").read_text())["train"]["truncated"] == 1
     assert (tmp_path / "data_report.txt").read_text().startswith("data report: 14 training rows")

@@ -104,7 +104,7 @@ def test_parquet_folders_like_those_of_the_hub(tmp_path):
     [
         ("rows.txt", "a,b", "train", DataValidationError, r"ends in '\.txt', expected \.jsonl"),
         ("rows.json", "{}", "train", DataFormatError, "got a JSON dict, expected an array"),
-        ("rows.json", "{", "train", DataFormatError, r"not JSON .*name a file of one object"),
+        ("rows.json", "{", "train", DataFormatError, r"not JSON .*one object per line"),
         ("rows.jsonl", "{}\n{", "train", DataFormatError, r"rows\.jsonl:2: not JSON"),
         ("rows.parquet", "no", "train", DataFormatError, "not readable as parquet"),
         ("rows.jsonl", "{}", "test", DataValidationError, "split: got 'test', but .* single file"),

@@ -94,7 +94,7 @@ def test_untrainable_examples_are_dropped_counted_once_and_explained_once(caplog
     assert dataset.num_dropped == 2
     warnings = [r.getMessage() for r in caplog.records if "without a token" in r.getMessage()]
     assert len(warnings) == 1
-    assert "max_length cuts before the answer" in warnings[0]
+    assert "max_length truncates before the answer" in warnings[0]
 
 
 def test_a_row_may_give_several_datums_and_lose_some():
@@ -110,7 +110,7 @@ def test_a_batch_of_which_nothing_can_be_trained_is_an_error_of_its_own():
         [0, -1], 1, flatmap_fn=lambda row: [to_datum(row)] * (row >= 0)
     )
     assert numbers(dataset.get_batch(0)) == [0]
-    with pytest.raises(EmptyBatchError, match=r"batch 1: got 1 rows that give no.*raise max"):
+    with pytest.raises(EmptyBatchError, match=r"batch 1: got 1 rows without a datum.*raise max"):
         dataset.get_batch(1)
     assert trained_batch(dataset, 1) == []
 

@@ -79,7 +79,7 @@ def test_a_builder_with_settings_of_its_own(tokenizer_folder, capsys, write_json
                 "dataset_path": "tinker_cookbook.supervised.conversation_file"
                 ":FromConversationFileBuilder"
             },
-            "needs settings of its own",
+            "has required settings",
         ),
         ({"num_examples": 0}, "num_examples: got 0"),
     ],
