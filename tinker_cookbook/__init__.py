@@ -1,4 +1,4 @@
-"""Post-training of language models as loops that a person can read.
+"""Post-training of language models with readable training loops.
 
 Importing the package is cheap: torch, transformers, datasets and the tinker SDK load on first use.
 """

@@ -1,4 +1,4 @@
-"""``python -m tinker_cookbook`` lists the programs of the library and the recipes."""
+"""``python -m tinker_cookbook`` lists the commands of the library and the recipes."""
 
 import sys
 

@@ -1,23 +1,23 @@
 """Process-wide settings for CPUs, applied before torch loads its thread pool.
 
-Defaults of the runtime libraries make training and decoding on a CPU several times slower than the
-processor allows, or use more memory than necessary:
+The defaults of the runtime libraries make training and decoding on a CPU several times slower than
+necessary, or use more memory:
 
 * OpenMP workers *spin* for milliseconds between the many small operations of a decode step. With
-  as many threads as cores, the spinning threads steal time from the one that has work (5-10x
+  as many threads as cores, the spinning threads take time from the working one (5-10x
   slower decode was measured on two cores). ``OMP_WAIT_POLICY=PASSIVE`` makes them sleep, but waking
   one takes about 70 us, at thousands of operations a second. ``GOMP_SPINCOUNT`` lets libgomp's
   workers spin for about 10 us first, which bridges the usual gap (training was 1.1x quicker in
   float32 and 1.25x in bfloat16). libgomp reads both once, when torch loads it.
 * glibc returns large buffers to the kernel on every ``free`` and faults them in again on the next
   ``malloc``. Training allocates the same activations each step, so glibc is set to keep them.
-* glibc gives every further thread an arena of 64 MiB pieces that it unmaps as soon as they are
-  empty, whatever the thresholds say. The engine computes in a worker thread, so all threads share
+* glibc gives every additional thread an arena of 64 MiB pieces that it unmaps as soon as they are
+  empty, ignoring the thresholds. The engine computes in a worker thread, so all threads share
   the main arena (a training step then takes a fifth of the page faults, and less memory at peak).
-* oneDNN keeps the last 1024 kernels that it compiled, one for each shape, of 0.6 MB each. An eighth
+* oneDNN keeps the last 1024 compiled kernels, one per shape, of 0.6 MB each. An eighth
   of them is enough.
 
-A value that the user exported is kept.
+Values exported by the user are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 import sys
 from typing import Any, cast
 
-# mallopt's parameters: (environment variable that sets the same, number in malloc.h, our value).
+# mallopt's parameters: (equivalent environment variable, number in malloc.h, value set here).
 _MALLOC_SETTINGS = (
     ("MALLOC_MMAP_THRESHOLD_", -3, 1 << 30),
     ("MALLOC_TRIM_THRESHOLD_", -1, 2**31 - 1),
@@ -56,16 +56,16 @@ def _keep_large_buffers() -> None:
 
 
 def leave_torch_out() -> None:
-    """Makes importing torch raise ImportError from now on, unless it is loaded already."""
+    """Makes later imports of torch raise ImportError, unless torch is already loaded."""
     sys.modules.setdefault("torch", cast("Any", None))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about running without torch
 
 
 def torch_is_left_out() -> bool:
-    """Returns whether ``leave_torch_out`` has kept torch out of this process."""
+    """Returns whether ``leave_torch_out`` prevents the import of torch in this process."""
     return sys.modules.get("torch", sys) is None
 
 
 def openmp_policy_came_too_late() -> bool:
-    """True when torch was imported before this package, so that its threads already spin."""
+    """Returns whether torch was imported before this package, so that its threads already spin."""
     return "torch" in sys.modules and os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"

@@ -1,13 +1,14 @@
-"""Checkpoints of a run: saving them in the right order, and the list of them on disk.
+"""Checkpoints of a run: saving in the right order, and the list on disk.
 
 A checkpoint is complete when its line is in ``log_path/checkpoints.jsonl``: the weights are saved
-first, then the line is appended. A run killed between the two leaves saved weights without a line,
+first, then the line is appended. A run killed in between leaves saved weights without a line,
 which the resumed run overwrites.
 
 ``"batch": k`` means that exactly k optimizer updates are in the checkpoint. Operations of a
-training client run in the order in which they were *submitted*, so a save belongs right after the
-update it closes and before the next batch: :meth:`RunCheckpoints.due` returns whether one is due
-after an update that has been submitted, :meth:`RunCheckpoints.submit` submits it, and
+training client run in the order in which they were *submitted*, so a save must be submitted right
+after the last update that it includes and before the next batch: :meth:`RunCheckpoints.due` returns
+whether one is due after an update that has been submitted, :meth:`RunCheckpoints.submit` submits
+it, and
 :meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this package use
 these. A loop that waits for each step is simpler with :class:`CheckpointManager`.
 """

@@ -1,4 +1,4 @@
-"""Run folders of training commands: where a run is written, and what happens to an existing one."""
+"""Run folders of training commands: default paths, and handling of existing folders."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _EXAMPLES_ROOT = "/tmp/tinker-examples"
 def log_dir_of_run(
     log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior
 ) -> Iterator[None]:
-    """Calls :func:`check_log_dir` and runs the block.
+    """Calls :func:`check_log_dir`, then runs the block.
 
     If the block ends before the new run's first row, an old run that ``delete`` replaced is
-    restored at once.
+    restored immediately.
     """
     check_log_dir(log_dir, behavior_if_exists)
     try:
@@ -44,21 +44,21 @@ def log_dir_of_run(
 
 
 def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior) -> None:
-    """Decides what happens to an existing log folder, which is never overwritten.
+    """Handles an existing log folder, which is never overwritten.
 
     Args:
         log_dir: The run's folder. A missing or empty one, or one of a run that ended before its
-            first row, is accepted with every behaviour.
+            first row, is always accepted.
         behavior_if_exists: ``resume`` leaves it unchanged; ``delete`` leaves an empty folder;
-            ``raise`` refuses it; ``ask`` prompts on a terminal, and refuses it without one.
+            ``raise`` raises an error; ``ask`` prompts on a terminal, and raises without one.
 
     With ``delete`` the old run is renamed to a hidden folder in the same parent folder. It is
     removed when the new run writes its first row with ``ml_log``, and restored if the program ends
     before that, or at the next call for this folder if the program was killed.
 
     Raises:
-        ConfigurationError: The folder is in use, refused, not local, a file, or must not be
-            deleted.
+        ConfigurationError: The folder is in use, exists (``raise``), is not local, is a file, or
+            must not be deleted.
     """
     choices = get_args(LogdirBehavior)
     if behavior_if_exists not in choices:
@@ -69,10 +69,10 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     path = local_path(log_dir)
     if path.exists() and not path.is_dir():
         raise ConfigurationError(f"log_path={path} is a file; expected a folder")
-    # Settled before the folder is looked at: the old run may have to be renamed back.
+    # Restore an old run first, if a failed attempt had renamed it.
     replaced_run.settle(path)  # a failed attempt of this process
     replaced_run.recover(path)  # an attempt of a process that was killed
-    # A run that was refused before it wrote anything leaves its lock file alone.
+    # A run that was refused before it wrote anything leaves only its lock file.
     if not path.is_dir() or all(entry.name == LOCK_FILE for entry in path.iterdir()):
         return
     holder = lock_holder(path)
@@ -81,7 +81,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
             f"log_path={path} is in use by another run ({holder}); wait for it, stop it, or give "
             f"this run its own log_path=…"
         )
-    # A run that ended here before its first row: starting again loses nothing.
+    # The earlier run ended before its first row, so nothing is lost.
     ended_early = replaced_run.ended_before_the_first_row(path) and _was_written_by_a_run(path)
     if behavior_if_exists != "delete" and ended_early:
         return
@@ -90,7 +90,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     if behavior_if_exists == "raise":
         raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
     if behavior_if_exists == "delete":
-        # Resolved, so that a link to the home folder is recognised.
+        # Resolve links, so that a link to the home folder is recognised.
         target = path.resolve()
         reason = _why_not_deletable(target)
         if reason:
@@ -115,7 +115,8 @@ def default_log_path(recipe: str) -> str:
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:
     """Returns the model name on a command line, for defaults that are needed before parsing.
 
-    Reads ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one wins, as in chz.
+    Reads ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one takes precedence, as
+    in chz.
     """
     name = default
     for argument in argv:
@@ -126,7 +127,7 @@ def model_name_from_argv(argv: Sequence[str], default: str) -> str:
 
 
 def _ask(path: Path) -> LogdirBehavior:
-    # A job without a terminal must not wait for an answer that never comes.
+    # A job without a terminal must not wait for input.
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"log_path={path} already holds a run and there is no terminal to ask on; add "
@@ -139,12 +140,12 @@ def _ask(path: Path) -> LogdirBehavior:
         if answer in ("d", "delete"):
             return "delete"
         if answer in ("q", "quit"):
-            raise ConfigurationError(f"log_path={path} already holds a run; stopped as asked")
+            raise ConfigurationError(f"log_path={path} already holds a run; stopped as requested")
 
 
 def _why_not_deletable(target: Path) -> str | None:
     for name, folder in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
-        # Also a parent of these folders: deleting it would delete them.
+        # Parents of these folders too, because deleting a parent would delete them.
         if folder.resolve().is_relative_to(target):
             return f"it is or holds {name}"
     if (target / ".git").exists():

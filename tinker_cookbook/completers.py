@@ -1,6 +1,6 @@
-"""Completers: policies that continue tokens, or that reply to messages.
+"""Completers: policies that complete tokens or reply to messages.
 
-Rollouts and evaluators take a completer, so a test, a person or another model can replace the
+Rollouts and evaluators use a completer, so a test, a person or another model can replace the
 sampling client.
 """
 
@@ -29,7 +29,7 @@ StopCondition: TypeAlias = list[str] | list[int]
 
 def derived_seed(seed: int, *path: int) -> int:
     """Returns a seed below 2**31 that depends on ``seed`` and ``path``."""
-    import numpy as np  # not at the top: it would slow every start
+    import numpy as np  # imported late, because it would slow down every start
 
     # SeedSequence mixes seed and path, so that neighbouring paths give independent seeds.
     words = np.random.SeedSequence([seed, *path]).generate_state(1)
@@ -88,7 +88,7 @@ class TokenCompleter:
     ) -> list[TokensWithLogprobs]:
         """Returns several responses; override it if one request can return all of them."""
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-        # Each sample has another seed, or all samples of a seeded policy would be equal.
+        # Use a different seed per sample, or all samples of a seeded policy would be equal.
         calls = (self.derived(i)(model_input, stop, **limit) for i in range(num_samples))
         return list(await asyncio.gather(*calls))
 
@@ -100,8 +100,8 @@ class TokenCompleter:
 def limit_tokens(policy: TokenCompleter, max_tokens: int | None) -> TokenCompleter:
     """Returns the policy with at most ``max_tokens`` tokens per response; ``None``: no limit.
 
-    A policy whose methods accept ``max_tokens`` gets the limit with its requests. The responses of
-    any other policy are truncated, which costs more and has the same distribution.
+    If the policy's methods accept ``max_tokens``, the limit is passed with each request. Responses
+    of other policies are truncated, which costs more but has the same distribution.
     """
     return policy if max_tokens is None else _Limited(policy, max_tokens)
 
@@ -132,7 +132,7 @@ class _Limited(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        # The inherited method passes the limit to ``__call__``, which may not accept it.
+        # Not the inherited method: it passes the limit to ``__call__``, which may not accept it.
         inherited = type(self.inner).sample_many is TokenCompleter.sample_many
         limit = self._limit("__call__" if inherited else "sample_many")
         samples = await self.inner.sample_many(model_input, stop, num_samples, **limit)
@@ -147,10 +147,10 @@ class _Limited(TokenCompleter):
 
     def _truncate(self, sample: TokensWithLogprobs) -> TokensWithLogprobs:
         n = self.max_tokens
-        # A response that is short enough keeps its stop reason.
+        # A short response keeps its stop reason.
         if len(sample.tokens) <= n:
             return sample
-        # Cut like the tokens: training pairs them one to one.
+        # Truncate the log-probabilities too: training needs one per token.
         logprobs = None if sample.maybe_logprobs is None else sample.maybe_logprobs[:n]
         return replace(
             sample, tokens=sample.tokens[:n], maybe_logprobs=logprobs, stop_reason="length"
@@ -174,9 +174,9 @@ class TinkerTokenCompleter(TokenCompleter):
         max_tokens: Maximum tokens of a response.
         temperature: Sampling temperature; 0 is greedy.
         context_window: Maximum tokens of prompt and response together; limits ``max_tokens``.
-        top_p: Nucleus sampling: total probability of the tokens sampled from; 1 is off.
-        top_k: Number of most probable tokens sampled from; -1 is off.
-        seed: Samples depend only on it and on the path passed to ``derived``.
+        top_p: Nucleus sampling: total probability of the candidate tokens; 1 is off.
+        top_k: Number of candidate tokens; -1 is off.
+        seed: Samples depend only on the seed and the path passed to ``derived``.
     """
 
     sampling_client: SamplingClient
@@ -199,7 +199,7 @@ class TinkerTokenCompleter(TokenCompleter):
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         """Returns one response."""
-        # A subclass may override sample_many without max_tokens, which is then only passed if set.
+        # Pass max_tokens only if set, because a subclass may override sample_many without it.
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
         return (await self.sample_many(model_input, stop, 1, **limit))[0]
 
@@ -211,12 +211,12 @@ class TinkerTokenCompleter(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        """Returns ``num_samples`` responses of one request, whose prompt is prefilled once.
+        """Returns ``num_samples`` responses from one request with one prefill of the prompt.
 
         Raises ``DataValidationError`` if the prompt leaves no room in ``context_window``.
         """
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        # The backend would refuse prompt and response together above the model's context.
+        # The backend refuses requests in which prompt and response exceed the model's context.
         if self.context_window is not None:
             room = self.context_window - model_input.length
             if room < 1:

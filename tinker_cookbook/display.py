@@ -1,4 +1,4 @@
-"""Terminal output of a run: a training example in colours, an episode as text, and progress."""
+"""Terminal output: training examples in colours, episodes as text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAINED_STYLE = "green"
 PUSHED_DOWN_STYLE = "red"
 
 LEAD = 4
-"""Number of tokens before a run that ``decode_after`` needs."""
+"""Number of preceding tokens that ``decode_after`` needs."""
 
 
 def colorize_example(
@@ -51,7 +51,7 @@ def colorize_example(
     Raises:
         DataValidationError: ``key`` or the targets are missing or have the wrong length.
     """
-    # Captured from the console, which leaves colours out if the output is no terminal.
+    # Capture from the console, which omits colours if the output is not a terminal.
     console = get_console()
     with console.capture() as captured:
         console.print(example_text(datum, tokenizer, key), soft_wrap=True, end="")
@@ -72,7 +72,7 @@ def example_text(
         return color + (" bold underline" if token in special else ""), token is None
 
     text = Text()
-    # Neighbours of one style are decoded together: a character may span several tokens.
+    # Decode neighbours with the same style together: a character may span several tokens.
     runs = [(key, list(run)) for key, run in groupby(range(len(tokens)), key=style)]
     held: list[int] = []  # tokens of an unfinished character, decoded with the next run
     for index, ((name, is_image), positions) in enumerate(runs):
@@ -81,7 +81,7 @@ def example_text(
             continue
         start = positions[0] - len(held)
         ids = [token for token in tokens[start : positions[-1] + 1] if token is not None]
-        # A character may be split between two colours: its bytes go to the run that completes it.
+        # If a character is split between two colours, show it in the run that completes it.
         last = index + 1 == len(runs) or runs[index + 1][0][1]
         held = [] if last else _unfinished_suffix(tokenizer, ids)
         lead = [t for t in tokens[max(0, start - LEAD) : start] if t is not None]
@@ -99,7 +99,7 @@ def print_example(
 ) -> None:
     """Prints a training example in a panel, with the meaning and token count of each colour.
 
-    The middle of an example with more than ``max_chars`` is left out. ``key`` is that of
+    The middle of an example with more than ``max_chars`` is omitted. For ``key`` see
     :func:`colorize_example`.
     """
     _, weights = _sequence(datum, key)
@@ -109,12 +109,12 @@ def print_example(
         (TRAINED_STYLE, "trained", sum(w > 0 for w in weights)),
         (PUSHED_DOWN_STYLE, "pushed down", sum(w < 0 for w in weights)),
     ):
-        # Only RL has negative weights, so other examples have no entry for them.
+        # Only RL has negative weights, so omit the entry for other examples.
         if count or style != PUSHED_DOWN_STYLE:
             legend.append(f"{name}: {count:,} tokens  ", style=style)
     body = example_text(datum, tokenizer, key)
     if len(body) > max_chars:
-        # Both ends are kept: the start of the prompt and the end of the response.
+        # Keep both ends: the start of the prompt and the end of the response.
         half = max_chars // 2
         cut = Text(f"\n… {len(body) - 2 * half:,} characters …\n", style="dim")
         body = body[:half] + cut + body[-half:]
@@ -163,7 +163,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def decode_after(tokenizer: Any, lead: Sequence[int], ids: Sequence[int]) -> str:
-    """Returns the text of ``ids``, which follow the tokens ``lead``.
+    """Returns the text of ``ids`` after the tokens ``lead``.
 
     A sentencepiece decoder drops the space before its first token. So ``lead`` is decoded too, and
     its text is removed again.
@@ -177,15 +177,15 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     ids = list(ids)
     try:
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    except TypeError:  # a user-defined tokenizer whose ``decode`` takes tokens only
+    except TypeError:  # a custom tokenizer with ``decode(tokens)`` only
         text = tokenizer.decode(ids)
     return text if isinstance(text, str) else "".join(text)
 
 
 def _sequence(datum: tinker.Datum, key: str) -> tuple[list[int | None], list[float]]:
-    """Returns the tokens of an example, ``None`` for those of images, and the weight of each."""
+    """Returns the tokens of an example (``None`` for images) and their weights."""
     inputs: list[int | None] = []
-    # One entry for each position of an image too, so that weights and tokens line up.
+    # Images get one entry per position, so that weights and tokens align.
     for chunk in datum.model_input.chunks:
         tokens = getattr(chunk, "tokens", None)
         inputs.extend(tokens if tokens is not None else [None] * chunk.length)

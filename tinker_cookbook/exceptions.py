@@ -1,4 +1,4 @@
-"""Exceptions. A message names the field, what it got, what was expected, and the next step."""
+"""Exceptions. Each message has the field, the value, the expected value, and the next step."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 
 
 class TinkerCookbookError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base class of all errors that this package raises intentionally."""
 
 
 class ConfigurationError(TinkerCookbookError, ValueError):
-    """A setting is wrong or two settings contradict each other."""
+    """A setting is invalid, or two settings conflict."""
 
 
 class DataError(TinkerCookbookError, ValueError):
@@ -47,11 +47,11 @@ class DataFormatError(DataError):
 
 
 class DataValidationError(DataError):
-    """Values are of the right format but out of range (token ids, lengths, NaN)."""
+    """Values have the right format but are out of range (token ids, lengths, NaN)."""
 
 
 class RendererError(TinkerCookbookError, ValueError):
-    """Messages cannot be turned into tokens, or tokens into messages."""
+    """Messages cannot be converted to tokens, or tokens to messages."""
 
 
 class TrainingError(TinkerCookbookError, RuntimeError):
@@ -59,7 +59,7 @@ class TrainingError(TinkerCookbookError, RuntimeError):
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint is missing, damaged, or of another model."""
+    """A checkpoint is missing, damaged, or belongs to another model."""
 
 
 class AllTrajectoriesFailedError(TrainingError):
@@ -95,7 +95,7 @@ class WeightsAdapterError(WeightsError, ValueError):
 
 
 class SandboxError(TinkerCookbookError, RuntimeError):
-    """Code could not be executed, for a reason that is not in the code."""
+    """Code could not be executed, for a reason outside the code."""
 
 
 class EvalError(TinkerCookbookError, RuntimeError):
@@ -107,11 +107,11 @@ class EvalTimeoutError(EvalError, TimeoutError):
 
 
 class EvalGradingError(EvalError):
-    """The grader gave no score for an example."""
+    """The grader returned no score for an example."""
 
 
 class BenchmarkNotFoundError(EvalError, KeyError):
-    """No benchmark has this name."""
+    """There is no benchmark with this name."""
 
     # KeyError shows the repr of its argument, which puts quotes around a sentence.
     __str__ = Exception.__str__
@@ -124,5 +124,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_sentence(name: str, known: Iterable[str]) -> str:
-    """As :func:`nearest`, but ends with a full stop if there is no match."""
+    """Like :func:`nearest`, but ends with a full stop if there is no match."""
     return nearest(name, known) or "."

@@ -3,8 +3,8 @@
     LR(m) = 5e-5 · M_LoRA · (2000 / H_m) ^ P_m
 
 with ``M_LoRA`` = 10 for LoRA and 1 for full fine-tuning, ``H_m`` the hidden size, and ``P_m``
-fitted to sweeps: 0.781 for Llama models, 0.0775 for Qwen models. It does not depend on the rank.
-The factor 10 is from "LoRA Without Regret" (Thinking Machines Lab, 2025).
+fitted to sweeps: 0.781 for Llama models, 0.0775 for Qwen models. The rate does not depend on the
+rank. The factor 10 is from "LoRA Without Regret" (Thinking Machines Lab, 2025).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNUSUAL_KEYS = (
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes of a decoder as its ``config.json`` names them; ``experts`` is 0 for a dense MLP."""
+    """Sizes of a decoder, named as in ``config.json``; ``experts`` is 0 for a dense MLP."""
 
     family: str
     hidden: int
@@ -53,7 +53,7 @@ class _Shape:
     tied: bool = False
     experts: int = 0
     unusual: str = ""
-    """A configuration key of layers that are not counted here."""
+    """Configuration key of unusual layers, which are not counted."""
 
 
 def _llama(*sizes: int, tied: bool = False) -> _Shape:
@@ -86,7 +86,7 @@ _SHAPES = {
 
 
 def get_lr(model_name: str, is_lora: bool = True) -> float:
-    """Returns the recommended Adam learning rate of supervised fine-tuning (formula above).
+    """Returns the recommended Adam learning rate for supervised fine-tuning (formula above).
 
     The hidden size of a hosted model is in a table. For other models it is read from the
     ``config.json`` of a local folder or cached copy; nothing is downloaded. Families other than
@@ -108,7 +108,7 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
 
 
 def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
-    """Returns how much higher the best LoRA learning rate is than the full fine-tuning one: 10.
+    """Returns the ratio of the best LoRA learning rate to that of full fine-tuning: 10.
 
     Raises:
         ConfigurationError: ``lora_alpha`` is not 32, the only value that was measured.
@@ -140,7 +140,7 @@ def get_full_finetune_lr_multiplier(model_name: str) -> float:
 def get_lora_lr_multiplier(model_name: str) -> float:
     """Returns the scale of the LoRA learning rate: 10 times that of full fine-tuning.
 
-    A rate tuned on model A carries over to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
+    A rate tuned on model A transfers to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
     """
     factor = get_lora_lr_over_full_finetune_lr(model_name)
     return get_full_finetune_lr_multiplier(model_name) * factor
@@ -172,7 +172,7 @@ def get_lora_param_count(
         )
     name = base_name(model_name)
     known = LINEUP.get(name)
-    # Sizes that the service reports have precedence over a computation from the shape.
+    # Sizes reported by the service take precedence over sizes computed from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
     return lora_rank * sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
@@ -215,7 +215,8 @@ def _attention_matrices(shape: _Shape) -> list[tuple[int, int]]:
 
 
 def _parameter_count(name: str) -> int:
-    """Returns the exact number from the headers of local weights, else one from the matrices."""
+    """Returns the exact number from the headers of local weights, else an estimate from the
+    shape."""
     try:
         return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
     except ModelNotFoundError:
@@ -225,7 +226,7 @@ def _parameter_count(name: str) -> int:
     router = shape.hidden * shape.experts
     attention = sum(a * b for a, b in _attention_matrices(shape))
     embeddings = shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
-    # Two norms in each layer. The sum below adds the last norm, before the unembedding.
+    # Two norms per layer. The sum below adds the final norm, before the unembedding.
     norms = 2 * shape.hidden
     query_key_norms = 2 * shape.head_dim if shape.family == "qwen" else 0
     per_layer = mlp + router + attention + norms + query_key_norms
@@ -246,7 +247,7 @@ def _stored_parameter_count(folder: Path) -> int:
 
 def _shape(name: str) -> _Shape:
     """Returns the shape from the table, else from the configuration of a local copy."""
-    # The dash lets Qwen3-4B-Base match Qwen3-4B, but no other size that begins alike.
+    # With the dash, Qwen3-4B-Base matches Qwen3-4B, but other sizes with the same prefix do not.
     known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
     if known:
         return _SHAPES[max(known, key=len)]
@@ -268,7 +269,7 @@ def _shape_of_config(folder: Path, config: dict[str, Any]) -> _Shape:
         model_type = str(config.get("model_type", ""))
         # Each family names the number of experts differently.
         experts = next((int(config[key]) for key in _EXPERT_KEYS if config.get(key)), 0)
-        # The width of an expert; intermediate_size is that of dense layers.
+        # Width of an expert; intermediate_size is the width of dense layers.
         is_wide = experts and "moe_intermediate_size" in config
         width = "moe_intermediate_size" if is_wide else "intermediate_size"
         return _Shape(

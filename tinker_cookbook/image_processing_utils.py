@@ -1,4 +1,4 @@
-"""Image processors of models, and images from files, data URIs and Pillow.
+"""Image processors of models; reading images from files, data URIs and Pillow.
 
 Needs Pillow (``pip install pillow``), which is imported at the first image.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     ImageProcessor: TypeAlias = BaseImageProcessor | None
 else:
-    # A type that is importable without transformers, whose import takes seconds.
+    # A type that does not need transformers, because importing it takes seconds.
     ImageProcessor = Any
 
 ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
@@ -40,7 +40,7 @@ PINNED_REMOTE_CODE = {
         "533d66230b6e75518bf32d2d7a7b95a24c3dd517"
     ),
 }
-"""Models whose image processor is code in their repository. It runs at this revision by default."""
+"""Models with image processor code in their repository, and the revision that runs by default."""
 
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
@@ -54,9 +54,9 @@ _lock = threading.RLock()
 def get_image_processor(model_name: str) -> Any:
     """Returns transformers' image processor of a model, loaded once per process.
 
-    ``get_image_processor.cache_clear()`` drops the loaded ones. None for models whose images the
-    tml-renderers package reads. Code of a model runs only if ``HF_TRUST_REMOTE_CODE=1`` is set, or
-    at the revision that ``PINNED_REMOTE_CODE`` gives.
+    ``get_image_processor.cache_clear()`` clears the cache. None for models whose images the
+    tml-renderers package processes. Code of a model runs only if ``HF_TRUST_REMOTE_CODE=1`` is set,
+    or at the revision that ``PINNED_REMOTE_CODE`` gives.
 
     Args:
         model_name: A folder with ``preprocessor_config.json``, or a Hub name that is cached or can
@@ -73,12 +73,13 @@ def get_image_processor(model_name: str) -> Any:
 
 
 def resize_image(image: Image.Image, max_size: int) -> Image.Image:
-    """Returns the image with its longest side at most ``max_size`` pixels, in the same aspect."""
+    """Returns the image with its longest side at most ``max_size`` pixels, with the same aspect
+    ratio."""
     if max_size < 1:
         raise ConfigurationError(
             f"max_size: got {max_size}, expected the longest side in pixels, at least 1"
         )
-    # A smaller image is not enlarged: that adds no detail.
+    # Do not enlarge smaller images, which would add no detail.
     longest = max(image.size)
     if longest <= max_size:
         return image
@@ -89,7 +90,7 @@ def resize_image(image: Image.Image, max_size: int) -> Image.Image:
 
 def image_to_data_uri(image: ImageSource) -> str:
     """Returns the image as ``data:image/…;base64,…``; files keep their bytes, Pillow images become
-    PNG. Raises DataFormatError if it is no image, or an address on the network."""
+    PNG. Raises DataFormatError if it is not an image, or is a network URL."""
     opened, data = open_image(image)
     kind = opened.format if data is not None and opened.format else "PNG"
     data = png_bytes(opened) if data is None else data
@@ -99,7 +100,7 @@ def image_to_data_uri(image: ImageSource) -> str:
 def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
     """Returns the image, fully read, and its encoded bytes; None for a Pillow image.
 
-    Raises DataFormatError if it is no image, or an address on the network.
+    Raises DataFormatError if it is not an image, or is a network URL.
     """
     library = pillow()
     if isinstance(image, library.Image):
@@ -130,7 +131,8 @@ def png_bytes(image: Image.Image) -> bytes:
 
 
 def pillow() -> Any:
-    """Returns the module ``PIL.Image``; the error without Pillow states how to install it."""
+    """Returns the module ``PIL.Image``; the error for a missing Pillow explains how to install
+    it."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -150,10 +152,10 @@ def _read(image: str) -> bytes:
         if "base64" not in found["options"].split(";"):
             return unquote_to_bytes(found["data"])
         try:
-            # White space is removed, since long data URIs may be wrapped.
+            # Remove white space, since long data URIs may be wrapped.
             return base64.b64decode("".join(found["data"].split()), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise DataFormatError(f"image: {_short(image)} is no valid base64: {error}") from error
+            raise DataFormatError(f"image: {_short(image)} is not valid base64: {error}") from error
     if _REMOTE.match(image):
         raise DataFormatError(
             f"image: got {_short(image)}, expected a local file or a data URI: images are not "
@@ -178,7 +180,7 @@ def _short(image: Any) -> str:
 def _load_processor(name: str) -> Any:
     from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 
-    # Before transformers, so that the error without Pillow states how to install it.
+    # Before transformers, so that the error for a missing Pillow explains how to install it.
     pillow()
     from transformers.models.auto import image_processing_auto
 
@@ -204,7 +206,7 @@ def _load_processor(name: str) -> Any:
             "expected a model that takes images. If this one does, its copy here is incomplete: "
             f"fetch that file too (hf download {source} {_CONFIG_FILES[0]})"
         )
-    # The files of a folder have no revision, so their code runs only where the user allows it.
+    # Files in a folder have no revision, so their code runs only if the user allows it.
     try:
         return auto.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trusts_code

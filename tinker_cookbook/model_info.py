@@ -1,6 +1,6 @@
 """Finds a model's family, size and renderers by its name.
 
-Models of the hosted service have the values of :mod:`tinker_cookbook.model_lineup`. Other names are
+Models of the hosted service use the values of :mod:`tinker_cookbook.model_lineup`. Other names are
 matched with rules, which also recognise a fine-tune or a local folder that keeps the pattern of its
 family. For a model that no rule matches, the chat template of a local copy is inspected, and the
 log states what was assumed. If no renderer exists for a model, ``template`` is recommended, which
@@ -82,7 +82,7 @@ _MISTRAL = ("mistral", *_TEMPLATE)
 # The first rule that matches is used, so special rules come before general ones.
 _FAMILIES = (
     _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", LLAMA3),
-    # Llama 3.3 was released as a chat model only, so its short name means the same model.
+    # Llama 3.3 was only released as a chat model, so the name without "Instruct" means the same.
     _Family(r"(meta-)?llama-?3\.3-70b", "meta-llama", "3.3", LLAMA3),
     _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-", "meta-llama", "3", BASE, is_chat=False),
     _Family(r"qwen3-vl-.*instruct", "Qwen", "3", QWEN3_VL_INSTRUCT, is_vl=True),
@@ -133,7 +133,7 @@ _FAMILIES = (
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
 )
-# Renderers whose prompts contain the current date.
+# Renderers that write the current date into prompts.
 _DATED = re.compile(r"gpt_oss_(low|medium|high)_reasoning")
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?![a-z0-9])")
 
@@ -181,8 +181,8 @@ def get_thinkingmachines_info() -> dict[str, ModelAttributes]:
 def get_model_attributes(model_name: str) -> ModelAttributes:
     """Returns the attributes of a model by Hub name or folder; a ``:peft:…`` suffix is ignored.
 
-    They come from the line-up for a hosted model, and from the rule for a known family. Those of an
-    unknown model are derived from its chat template; a warning, once a name, states what was
+    Hosted models are in the line-up, and known families have a rule. The attributes of an
+    unknown model are derived from its chat template; a warning, once per name, states what was
     assumed.
     """
     attributes, reason = _attributes(base_name(model_name))
@@ -206,11 +206,11 @@ def resolve_renderer_name(
 ) -> tuple[str, str]:
     """Returns the renderer that a run uses, and the reason.
 
-    ``renderer_name`` as configured is used; ``None`` selects the recommended one. If there is no
-    renderer of that name here, the model's own chat template is used (``template``).
+    ``renderer_name`` is used if configured; ``None`` selects the recommended renderer. If there is
+    no renderer for the model, its own chat template is used (``template``).
 
-    A format whose prompts contain the current date gets it as an option of the name, so that the
-    saved configuration has it. If ``log_path``, the run's folder, already holds a configuration,
+    If prompts contain the current date, the date becomes an option of the name, so that the
+    saved configuration has it. If the run's folder ``log_path`` already has a configuration,
     its date is kept, so that a resumed run writes the same prompts.
     """
     if renderer_name is not None:
@@ -231,9 +231,9 @@ def resolve_renderer_name(
 
 
 def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
-    """Returns the tokens after which examples are cut: as configured, or the model's context.
+    """Returns the maximum tokens of an example: as configured, or the model's context.
 
-    ``None`` if the model's config is not on this machine.
+    Returns ``None`` if the model's config is not on this machine.
 
     Raises:
         ConfigurationError: ``max_length`` is longer than the context.
@@ -259,10 +259,10 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     attributes, guessed = _attributes(base_name(model_name))
     requested = renderer_name.partition("?")[0]  # options are the user's choice
     family = _family(base_name(model_name))
-    # The family may have renderers that the hosted line-up does not list, such as other efforts.
+    # The family may have renderers that are not in the hosted line-up, such as other efforts.
     recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
     fitting = {name.partition("?")[0] for name in recommended}
-    # A guess is no reason for a warning, and a chat model's own template always fits.
+    # Do not warn because of a guess; a chat model's own template always fits.
     if guessed or requested in fitting or (requested in _TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
@@ -288,9 +288,9 @@ def _lineup_by_last_part() -> dict[str, LineupModel]:
 
 
 def _attributes(name: str) -> tuple[ModelAttributes, str]:
-    """Returns the attributes and, if no rule matches, a sentence on what was assumed."""
+    """Returns the attributes and, if no rule matches, a sentence about the assumptions."""
     last = Path(name).name.lower()
-    # By the last part, so that a local folder of a hosted model is recognised.
+    # Match the last part, so that a local folder of a hosted model is recognised.
     if row := _lineup_by_last_part().get(last):
         return _from_lineup(row), ""
     if family := _family(name):
@@ -322,13 +322,13 @@ def _family(name: str) -> _Family | None:
 
 
 def _renderer_for_runs(attributes: ModelAttributes) -> str:
-    # Imported here: looking up attributes alone should not load every renderer.
+    # Imported here, because looking up attributes should not load every renderer.
     from tinker_cookbook.renderers import UNAVAILABLE
 
     name = attributes.recommended_renderers[0]
     if name in UNAVAILABLE:
         return _TEMPLATE[0]
-    # The chat template of Qwen3.6 writes scalars of tool calls as JSON, that of Qwen3.5 does not.
+    # Qwen3.6's chat template writes scalars of tool calls as JSON; Qwen3.5's does not.
     is_qwen36 = attributes.organization == "Qwen" and attributes.version_str == "3.6"
     return f"{name}?json_scalars=true" if is_qwen36 and attributes.is_chat else name
 
@@ -338,11 +338,11 @@ def _with_date(name: str, log_path: str | Path | None) -> str:
     if not _DATED.fullmatch(base) or "_date=" in options:
         return name
     folder = Path(log_path).expanduser() if log_path else None
-    # A run of several stages has a configuration in the folder of each.
+    # A run with several stages has a configuration in the folder of each stage.
     saved = [*folder.glob("config.json"), *sorted(folder.glob("*/config.json"))] if folder else []
     pattern = re.compile(rf"{re.escape(base)}\?[^\"]*current_date=([\d-]+)")
     found = (pattern.search(file.read_text(encoding="utf-8")) for file in saved)
-    # The date of the first start; a new run gets today's.
+    # Keep the date of the first start; a new run gets today's date.
     day = next((match[1] for match in found if match), date.today().isoformat())
     return f"{base}?{options}{'&' if options else ''}current_date={day}"
 
@@ -375,26 +375,26 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
         model_type = str(model_config(folder).get("model_type", ""))
     except TinkerCookbookError:
         model_type = ""
-    # Several families write ChatML's markers, so the model type or other text tells them apart.
+    # Several families use ChatML's markers; the model type or other text distinguishes them.
     if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
-        return QWEN3, "its chat template is that of Qwen3"
+        return QWEN3, "it has the chat template of Qwen3"
     if "<|im_start|>" in template and "<think>" not in template:
         if "named SmolLM" in template:
-            return ("smollm2", "chatml"), "its chat template is that of SmolLM2"
+            return ("smollm2", "chatml"), "it has the chat template of SmolLM2"
         if "You are Qwen, created by Alibaba Cloud" in template:
-            return ("qwen2_5", "chatml"), "its chat template is that of Qwen2.5"
+            return ("qwen2_5", "chatml"), "it has the chat template of Qwen2.5"
         return ("chatml",), "its chat template is ChatML"
     if "<|start_header_id|>" in template:
-        return LLAMA3, "its chat template is that of Llama 3"
+        return LLAMA3, "it has the chat template of Llama 3"
     if "<start_of_turn>" in template and model_type.startswith("gemma3"):
-        return ("gemma3",), "its chat template is that of Gemma 3"
+        return ("gemma3",), "it has the chat template of Gemma 3"
     if template:
         return _TEMPLATE, "no renderer is known for its chat template, which defines the format"
     return BASE, "its tokenizer has no chat template, as is usual for base models"
 
 
 def _chat_template(folder: Path) -> str:
-    # Newer versions of transformers save the template in this file, and prefer it.
+    # Newer versions of transformers save the template in this file, which takes precedence.
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         return separate.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The models that the hosted Tinker service names, with the values that its cookbook gives them.
+"""Models of the hosted Tinker service, with the values from its cookbook.
 
-One row holds everything that is known of a model by its name alone: version, size, renderers,
+One row has everything that is known about a model from its name: version, size, renderers,
 hidden size, and the parameters of a rank-1 LoRA adapter as the service measures them. In a mixture
 of experts the service shares the factor at the hidden dimension among the experts of a layer, so
 an expert layer counts ``hidden + experts · intermediate`` for each of its three matrices.
@@ -69,7 +69,7 @@ class LineupModel:
 
     @property
     def organization(self) -> str:
-        """The part of the name before the slash."""
+        """Part of the name before the slash."""
         return self.name.partition("/")[0]
 
     @property

@@ -1,6 +1,6 @@
-"""Published shapes of well-known models, and the memory that they need, by arithmetic alone.
+"""Published shapes of well-known models, and estimates of the memory that they need.
 
-A table, because nothing may be downloaded to answer "does this model fit?". Bytes follow the
+A table, because the question "does this model fit?" must not need a download. Bytes follow the
 engine: a tied head is stored twice (its copy is reordered for products), adapters and both moments
 of AdamW are float32, and the KV cache has the dtype of the base model.
 """
@@ -33,24 +33,24 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Weights of the attention of all layers."""
+        """Number of attention weights in all layers."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return self.layers * self.hidden * 2 * (width + kv_width)
 
     @property
     def mlp_weights(self) -> int:
-        """Weights of the MLPs of all layers, with all experts."""
+        """Number of MLP weights in all layers, including all experts."""
         return self.layers * 3 * self.hidden * self.inner * max(1, self.experts)
 
     @property
     def parameters(self) -> int:
-        """Weights of the model; norms and routers are left out."""
+        """Number of weights of the model, without norms and routers."""
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.attention_weights + self.mlp_weights + tables
 
     @property
     def active_weights(self) -> int:
-        """Weights of the products that one token passes, without the input embedding."""
+        """Number of weights used per token, without the input embedding."""
         share = self.experts_per_token / self.experts if self.experts else 1
         return int(self.attention_weights + self.mlp_weights * share + self.vocab * self.hidden)
 
@@ -60,7 +60,7 @@ class ModelShape:
         return (self.parameters + head_copy) * itemsize
 
     def lora_weights(self) -> tuple[int, int, int]:
-        """Returns the weights of a rank-1 adapter on (MLP, attention, unembedding)."""
+        """Returns the sizes of a rank-1 adapter on (MLP, attention, unembedding)."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + width) + 2 * (self.hidden + kv_width)
         # The factor at the hidden dimension is shared among the experts of a layer.
@@ -71,8 +71,8 @@ class ModelShape:
         """Returns the bytes of an adapter in training: weights, gradients and moments."""
         mlp, attention, unembed = self.lora_weights()
         if self.experts:
-            # The engine shares nothing among experts: each has a pair for gate and up, and one for
-            # down.
+            # The engine does not share factors among experts: each has one pair for gate and up,
+            # one for down.
             mlp = self.layers * self.experts * (2 * self.hidden + 3 * self.inner)
         return _ADAPTER_COPIES * 4 * rank * (attention + unembed + mlp)
 
@@ -81,9 +81,10 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
     def activation_bytes_per_token(self, itemsize: int, *, recompute: bool = False) -> int:
-        """Returns the bytes that a trained token keeps for the backward pass.
+        """Returns the bytes that a trained token saves for the backward pass.
 
-        ``recompute``: with activation checkpointing, one input for each layer and one layer whole.
+        ``recompute``: with activation checkpointing (the inputs of all layers, and one complete
+        layer).
         """
         inner = self.inner * max(1, self.experts_per_token)
         if recompute:

@@ -24,7 +24,7 @@ class PlotConfig:
     log_path: str = chz.field(doc="Folder of the run")
     metrics: str = chz.field(
         default=_DEFAULT_METRICS,
-        doc="Names in metrics.jsonl, separated by commas; missing default names are skipped",
+        doc="Comma-separated names in metrics.jsonl; missing default names are skipped",
     )
     output: str | None = chz.field(default=None, doc="PNG to write; default: LOG_PATH/curves.png")
 
@@ -42,11 +42,11 @@ def write_plot(config: PlotConfig) -> Path:
     known = sorted({key for row in rows for key in row})
     curves: dict[str, list[tuple[float, float]]] = {}
     for name in filter(None, map(str.strip, config.metrics.split(","))):
-        # A metric may be in some rows only, such as those of evaluations.
+        # A metric may be only in some rows, such as rows with evaluations.
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if points:
             curves[name] = points
-        # A missing name is an error only if the user typed it; no run logs all default names.
+        # A missing name is an error only if the user gave it; no run logs all default names.
         elif config.metrics != _DEFAULT_METRICS:
             raise ConfigurationError(
                 f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
@@ -63,14 +63,14 @@ def write_plot(config: PlotConfig) -> Path:
         raise ConfigurationError(
             "plotting needs matplotlib: pip install 'tinker_cookbook[plot]'"
         ) from error
-    # Renders to files, so that no display is needed.
+    # A backend that renders to files, so that no display is needed.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
-        # Markers only for few points; they would hide a long curve.
+        # Use markers only for few points, because they would hide a long curve.
         axes.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.3)

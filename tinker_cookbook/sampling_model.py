@@ -1,6 +1,6 @@
-"""Opens a checkpoint or a base model for sampling, with the chat format that it was trained with.
+"""Opens a checkpoint or a base model for sampling, with the chat format of its training.
 
-For programs that use a trained model: evaluations, chat and exports.
+Used by evaluations, chat and exports.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 @chz.chz
 class SamplingModelSettings(BackendSettings, SamplerOptions):
-    """Settings that name a model to sample from."""
+    """Settings that select a model to sample from."""
 
     model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of a checkpoint; default: the base model alone"
+        default=None, doc="tinker:// path of a checkpoint; default: the base model"
     )
     model_name: str | None = chz.field(
-        default=None, doc="Base model, Hub name or local folder; default: that of model_path"
+        default=None, doc="Base model, Hub name or local folder; default: from model_path"
     )
     renderer_name: str | None = chz.field(
-        default=None, doc="Chat format; default: the one of the run, else the model's"
+        default=None, doc="Chat format; default: the run's, else the model's"
     )
 
     def check(self) -> None:
-        """Raises ConfigurationError for a setting that cannot work; connects to nothing."""
+        """Raises ConfigurationError for an invalid setting; opens no connection."""
         if self.model_path is None and self.model_name is None:
             raise ConfigurationError(
                 "model_path: got none, expected the tinker:// path of a checkpoint, or model_name= "
@@ -56,7 +56,7 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
             check_model(self)
 
     def connect(self) -> Connection:
-        """Connects to the backend that the settings choose."""
+        """Connects to the backend of the settings."""
         return connect(
             self.backend,
             base_url=self.base_url,
@@ -69,10 +69,10 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
 
 @dataclass(frozen=True)
 class SamplingModel:
-    """A model that is ready to be sampled from, and how messages become its tokens."""
+    """A model that is ready for sampling, with its renderer."""
 
     model_name: str
-    """Base model."""
+    """Name of the base model."""
     model_path: str | None
     client: SamplingClient
     renderer: Renderer
@@ -93,7 +93,7 @@ async def open_sampling_model(
     """Opens the model of ``settings`` on ``connection``.
 
     Raises:
-        ConfigurationError: the checkpoint is of another base model than ``model_name``.
+        ConfigurationError: the checkpoint has another base model than ``model_name``.
         CheckpointError: the backend does not have the checkpoint.
     """
     service, path = connection.service, settings.model_path

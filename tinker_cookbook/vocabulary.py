@@ -1,4 +1,4 @@
-"""Whether two models read the same token ids: what one samples, the other can score then."""
+"""Checks that two models have the same token ids, so that one can score samples of the other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
 def check_same_vocabulary(model_name: str, other_name: str, setting: str) -> None:
-    """Refuses ``other_name``, the value of ``setting``, where its tokens mean something else.
+    """Raises if the model ``other_name`` (value of ``setting``) has different tokens.
 
-    Every id that both tokenizers know must stand for the same token, and the other one must know
-    every id of the first: a model whose vocabulary is larger may score a smaller one's tokens.
+    Every common id must be the same token in both tokenizers, and the other tokenizer must have
+    every id of the first: a model with a larger vocabulary may score tokens of a smaller one.
 
     Raises:
-        ConfigurationError: names the first token that differs, and what to do.
+        ConfigurationError: with the first different token, and advice.
     """
-    # Without loading a tokenizer, since this is the usual case.
+    # The usual case, without loading a tokenizer.
     if model_name == other_name:
         return
     own, other = (
@@ -26,7 +26,7 @@ def check_same_vocabulary(model_name: str, other_name: str, setting: str) -> Non
     if wrong:
         first = min(wrong)
         raise ConfigurationError(
-            f"{setting}: got {other_name}, whose vocabulary differs from that of {model_name} in "
+            f"{setting}: got {other_name}, but its vocabulary differs from {model_name}'s in "
             f"{len(wrong)} of {len(own)} tokens (id {first} is {other.get(first)!r} there, not "
             f"{own[first]!r}); expected a model with the same tokenizer, since it scores the "
             "tokens of the other: choose one of the same family"

@@ -81,7 +81,7 @@ def test_ask_on_a_real_terminal(run, answer, left):
     assert (f"left {left}".encode() in out) == (answer != "q")
     # Nothing took the run's place before the program ended, so it is there again.
     assert len([entry for entry in run.iterdir() if entry.name != ".lock"]) == 3
-    assert (b"stopped as asked" in err) == (answer == "q")
+    assert (b"stopped as requested" in err) == (answer == "q")
 
 
 def test_delete_empties_the_folder_and_keeps_what_a_link_points_to(run, tmp_path):

@@ -88,7 +88,7 @@ def test_data_uris_without_base64_are_read(picture):
         ("no/such/file.png", r"'no/such/file.png' cannot be opened as a file"),
         ("A" * 5000, r"\(5002 characters\) cannot be opened as a file"),
         ("data:text/plain,hi", r"expected a data URI such as 'data:image/png"),
-        ("data:image/png;base64,&&&", r"no valid base64"),
+        ("data:image/png;base64,&&&", r"not valid base64"),
         ("data:image/png;base64,aGk=", r"cannot be read as an image"),
         (b"\x89PNG", r"got bytes, expected a Pillow image"),
     ],

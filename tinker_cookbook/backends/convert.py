@@ -1,4 +1,4 @@
-"""Converts between the types of the ``tinker`` SDK and those of the engine.
+"""Converts between the types of the ``tinker`` SDK and the engine.
 
 Loaded only through ``connect()``, so it may import the SDK at the top.
 """
@@ -24,10 +24,10 @@ _OPTIONS = fields(LogitOptions)
 
 
 class LocalSampleResponse(types.SampleResponse):
-    """The SDK's response, which also says what changed the sampling.
+    """The SDK's response with the names of options that changed the sampling.
 
     ``sampling_adjustments`` has the names of the :class:`LogitOptions` in effect, such as
-    ``token_mask``. The log-probabilities are the model's own: without a mask and the other options.
+    ``token_mask``. The log-probabilities are the model's own, without these options.
     """
 
     sampling_adjustments: tuple[str, ...] = ()
@@ -39,15 +39,15 @@ def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
     for chunk in model_input.chunks:
         if not isinstance(chunk, types.EncodedTextChunk):
             raise DataValidationError(
-                f"{where}: holds a chunk of type {chunk.type!r}; the local engine takes text "
-                "tokens only (encoded_text)"
+                f"{where}: has a chunk of type {chunk.type!r}; the local engine supports only text "
+                "tokens (encoded_text)"
             )
         parts.append(np.asarray(chunk.tokens, dtype=np.int64))
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
-    """Returns engine examples of SDK datums; arrays are shared, not copied, where types allow."""
+    """Converts SDK datums to engine examples; shares arrays if their types match."""
     out = []
     for index, datum in enumerate(data):
         tokens = tokens_of(datum.model_input, f"datum {index}: model_input")
@@ -67,7 +67,7 @@ def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> l
                 raise DataValidationError(f"datum {index}: loss_fn_inputs lacks {name!r}{reason}")
             inputs[name] = datum.loss_fn_inputs[name].to_numpy()
         if not trained_only:
-            # The inputs are checked as those of cross_entropy, which requires weights.
+            # The inputs are validated like those of cross_entropy, which requires weights.
             inputs["weights"] = np.zeros(inputs["target_tokens"].shape, dtype=np.float32)
         out.append(Example(tokens, inputs))
     return out
@@ -86,7 +86,7 @@ def adam_settings_of(params: types.AdamParams) -> AdamSettings:
     """Returns checked settings of one optimizer step; other optimizers are refused."""
     if not isinstance(params, types.AdamParams):
         raise BackendError(
-            f"optim_params: got {type(params).__name__}; the local engine has AdamW, so give "
+            f"optim_params: got {type(params).__name__}; the local engine only has AdamW, so give "
             "AdamParams"
         )
     return AdamSettings(**params.model_dump())
@@ -97,12 +97,12 @@ def sampling_settings_of(
 ) -> SamplingSettings:
     """Returns checked settings of a sampling request.
 
-    With ``stop`` None a sample ends at the model's end-of-sequence tokens; strings or token ids
-    are added to these; with an empty list it ends only at ``max_tokens``.
+    If ``stop`` is None, a sample ends at the model's end-of-sequence tokens. Strings or token ids
+    are added to these. With an empty list, a sample ends only at ``max_tokens``.
     """
     tokens: set[int] = set()
     strings: tuple[str, ...] = ()
-    # None and [] differ: an empty list switches off the end-of-sequence tokens too.
+    # None and [] differ: an empty list also disables the end-of-sequence tokens.
     stop = params.stop
     if stop is None:
         tokens = set(eos_ids)
@@ -112,7 +112,7 @@ def sampling_settings_of(
         strings = tuple(item for item in stop if isinstance(item, str))
         tokens = {item for item in stop if isinstance(item, int)} | set(eos_ids)
     if any(not text for text in strings):
-        raise ConfigurationError("stop: holds an empty string, which would end every sample")
+        raise ConfigurationError("stop: got an empty string, which would end every sample")
     more = {} if options is None else {f.name: getattr(options, f.name) for f in _OPTIONS}
     return SamplingSettings(
         max_tokens=params.max_tokens,

@@ -1,4 +1,4 @@
-"""Settings of the bundled engine beside device and precision."""
+"""Further settings of the bundled engine, besides device and precision."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """``base_dtype``: auto, nf4 or int8, in which the matrices of a base model are kept.
+    """``base_dtype``: auto, nf4 or int8, the storage format of a base model's matrices.
     ``replay_router``: train routed experts with the choices of the sampler's routers.
 
-    ``joint_training``: auto (on CUDA), true or false: small ``forward_backward`` passes of several
-    runs on one base model are computed together where they wait at the same time. The lowest bits
-    of a run's numbers then depend on what other runs train at that moment."""
+    ``joint_training``: auto (on CUDA), true or false: whether small ``forward_backward`` passes of
+    several runs on one base model are computed together if they are queued at the same time. The
+    lowest bits of a run's results then depend on the other runs in the pass."""
 
     base_dtype: str = "auto"
     replay_router: bool = False
@@ -24,12 +24,13 @@ class EngineSettings:
 
     @classmethod
     def of(cls, settings: Any) -> EngineSettings:
-        """Takes them from settings; those that lack some keep the defaults."""
+        """Reads the fields from settings; missing fields keep their defaults."""
         names = cls.__dataclass_fields__
         return cls(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
     def check(self, *, local: bool = True) -> None:
-        """Raises ``ConfigurationError`` for an unknown value, and for any with a remote backend."""
+        """Raises ``ConfigurationError`` for unknown values, and for any value with a remote
+        backend."""
         check_base_dtype_name(self.base_dtype)
         check_joint_training(self.joint_training)
         for name, field in self.__dataclass_fields__.items():

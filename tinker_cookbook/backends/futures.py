@@ -30,8 +30,8 @@ _warned_of_blocking = False
 class LocalFuture(tinker.APIFuture[T]):
     """Future result of an operation of the engine.
 
-    A timeout or a cancelled task does not cancel the operation: it runs in its turn, because later
-    ones rely on it. ``future().cancel()`` cancels an operation that has not begun.
+    A timeout or a cancelled task does not cancel the operation: it still runs, because later
+    operations depend on it. ``future().cancel()`` cancels an operation that has not started.
     """
 
     def __init__(self, future: ConcurrentFuture[T]) -> None:
@@ -64,10 +64,10 @@ class LocalFuture(tinker.APIFuture[T]):
 
 
 class SampleFuture(LocalFuture[T]):
-    """Future samples or scores of a request.
+    """Future result of a sampling or scoring request.
 
-    Requests have no order, so a request is cancelled, and its memory freed, once its result can no
-    longer be read: when this object is gone, as after the task that awaited it was cancelled.
+    Requests are independent, so a request is cancelled, and its memory freed, once its result can
+    no longer be read: when this object is garbage-collected, for example after a cancelled await.
     """
 
     def __init__(self, future: ConcurrentFuture[T]) -> None:
@@ -76,7 +76,7 @@ class SampleFuture(LocalFuture[T]):
         self._abandon.atexit = False  # the engine cancels all its requests when it closes
 
     def future(self) -> ConcurrentFuture[T]:
-        """Returns the underlying future; the request is no longer cancelled with this object."""
+        """Returns the underlying future; disables the cancellation with this object."""
         self._abandon.detach()
         return self._future
 
@@ -86,14 +86,14 @@ def chain(
     then: Callable[[], ConcurrentFuture[T]],
     finish: Callable[[T], R],
 ) -> ConcurrentFuture[R]:
-    """Returns the future of ``finish(then().result())``; ``then`` is called when ``first`` is done.
+    """Returns a future of ``finish(then().result())``; calls ``then`` when ``first`` is done.
 
-    Cancelling it, at any time before its end, cancels what ``then`` began.
+    Cancelling it before its end also cancels the work of ``then``.
     """
     out: ConcurrentFuture[R] = ConcurrentFuture()
 
     def begin(_: ConcurrentFuture[Any]) -> None:
-        if out.cancelled():  # while ``first`` was in progress: the request is never submitted
+        if out.cancelled():  # cancelled during ``first``: do not submit the request
             return
         try:
             inner = then()
@@ -126,10 +126,10 @@ def done_future(value: T) -> LocalFuture[T]:
 
 
 class AsyncNames:
-    """Adds the second names of SDKs before 0.38: ``NAME_async`` for each public method ``NAME``.
+    """Adds the names of SDKs before 0.38: ``NAME_async`` for each public method ``NAME``.
 
-    Awaiting one returns the result of the method. If ``async_gives_futures`` is set, as in a
-    training client, it returns the future of a request, which is awaited in turn.
+    Awaiting such a method returns the result. If ``async_gives_futures`` is set, as in a
+    training client, awaiting it returns the future of the request, which is awaited separately.
     """
 
     async_gives_futures = False
@@ -137,14 +137,14 @@ class AsyncNames:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
-            # A name that the class or a base defines is kept.
+            # Keep names that the class or a base class defines.
             public = inspect.isfunction(method) and not name.startswith("_")
             if public and not name.endswith("_async") and not hasattr(cls, f"{name}_async"):
                 setattr(cls, f"{name}_async", async_twin(method))
 
 
 def async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the async form of a client's method; see ``AsyncNames``."""
+    """Returns the async version of a client's method; see ``AsyncNames``."""
 
     @functools.wraps(method)
     async def twin(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +157,7 @@ def async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ReadyClient(tinker.APIFuture[C], Generic[C]):
-    """Base of clients that can be used before they are created: methods queue after the creation.
+    """Base of clients that can be used before their creation has finished: methods queue behind it.
 
     ``class Client(ReadyClient["Client"])``: ``await client`` and ``client.result()`` wait for the
     creation, raise its error, and return the client itself, like a future of a client.
@@ -181,7 +181,7 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
 
     def future(self) -> ConcurrentFuture[C]:
         """Returns a future of the client; cancelling it does not affect the client."""
-        # Not the creation itself: the operations of the client in the queue rely on it.
+        # Not the creation itself, because the client's queued operations depend on it.
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:
@@ -196,13 +196,13 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
 
 async def _wait(future: ConcurrentFuture[T], timeout: float | None) -> T:
     async with asyncio.timeout(timeout):
-        # Unshielded, a waiter that gives up would cancel the operation in the engine's queue.
+        # Without the shield, a cancelled waiter would cancel the operation in the engine's queue.
         return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _blocking_result(future: ConcurrentFuture[T], timeout: float | None) -> T:
     global _warned_of_blocking
-    # A result that is ready does not block, so it needs no warning.
+    # A finished result does not block, so no warning is needed.
     if not (future.done() or _warned_of_blocking) and asyncio._get_running_loop() is not None:
         _warned_of_blocking = True
         warnings.warn(

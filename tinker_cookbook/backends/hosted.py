@@ -1,7 +1,7 @@
 """The hosted Tinker API, or any server that implements its protocol, through the official SDK.
 
 The SDK connects on first use and then retries for minutes, long after a run has loaded its data.
-``connect_hosted`` therefore checks first that a key is set and that the address responds. These
+``connect_hosted`` therefore first checks that a key is set and that the URL responds. These
 checks send no secret.
 """
 
@@ -31,23 +31,23 @@ else:
     tinker = lazy_module("tinker")
 
 PROBE_SECONDS = 5.0
-"""Seconds within which an address must respond; after that it counts as unreachable."""
+"""Seconds within which a URL must respond; otherwise it counts as unreachable."""
 
 _EXIT_SECONDS = 5.0
-"""Seconds that the end of the program waits for the callback or request of the SDK's thread."""
+"""Seconds that the program's end waits for a callback or request of the SDK's thread."""
 
 _KEY_PREFIXES = ("tml-", "eyJ")  # an API key; a JSON web token
 _LOCAL_INSTEAD = "or train on this machine with backend=local"
 
 
 def hosted_credentials_present() -> bool:
-    """Returns whether credentials, well-formed or not, are set where the SDK reads them:
+    """Returns whether credentials (even malformed ones) are set where the SDK reads them:
     ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file of ``tinker auth login``."""
     if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD"):
         return True
     try:
         return _stored_login_is_usable()
-    except BackendError:  # a damaged login counts: connecting reports the damage
+    except BackendError:  # a damaged login counts, and connecting reports the error
         return True
 
 
@@ -71,7 +71,7 @@ def connect_hosted(
     """
     from tinker.lib.base_url import resolve_base_url
 
-    # From cheap to slow: the form of the key, the form of the address, then one request.
+    # Check cheap things first: the format of key and URL, then one request.
     check_credentials()
     if base_url or os.environ.get("TINKER_BASE_URL"):
         _check_url(base_url or os.environ["TINKER_BASE_URL"])
@@ -85,7 +85,7 @@ def connect_hosted(
     # The package calls these because all SDK versions have them; users cannot change that.
     for name in ("create_rest", "get_server_capabilities"):
         warnings.filterwarnings("ignore", rf"DEPRECATED: ServiceClient\.{name}", FutureWarning)
-    # Exit handlers run in reverse order: registered again, this one runs before those so far.
+    # Exit handlers run in reverse order, so registering again makes this one run first.
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)
     accept_samples_without_ids()
@@ -96,7 +96,7 @@ def check_credentials() -> None:
     """Raises ``BackendError`` if the key is missing or malformed. Sends no request."""
     key = os.environ.get("TINKER_API_KEY")
     if os.environ.get("TINKER_CREDENTIAL_CMD"):
-        return  # its output is known only when it runs, and it replaces a malformed key
+        return  # its output is unknown before it runs, and it overrides TINKER_API_KEY
     if key and (not key.startswith(_KEY_PREFIXES) or any(map(str.isspace, key))):
         raise BackendError(
             f"TINKER_API_KEY: got {len(key)} characters that do not begin with 'tml-' or that "
@@ -113,7 +113,7 @@ def check_credentials() -> None:
 
 
 def _stored_login_is_usable() -> bool:
-    # No file is no login; a file that cannot be read is an error, with advice.
+    # Without a file there is no login; an unreadable file is an error with advice.
     path = Path("~/.tinker/credentials.json").expanduser()
     try:
         stored = json.loads(path.read_bytes())
@@ -131,7 +131,7 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         usable = False
     if not usable:
         raise BackendError(
@@ -141,14 +141,14 @@ def _check_url(url: str) -> None:
 
 
 def accept_samples_without_ids() -> None:
-    """Lets the SDK read samples of servers of an older protocol, which give them no ids.
+    """Makes the SDK accept samples without ids, from servers with an older protocol.
 
-    The SDK of 0.38 stops with an assertion there. Only ``stable_reinforce`` needs the ids.
-    ``connect`` calls it, and so does each process that gets a client of the SDK by pickle.
+    SDK 0.38 raises an assertion error for them. Only ``stable_reinforce`` needs the ids.
+    ``connect`` calls this, and so does each process that unpickles an SDK client.
     """
     from tinker.lib.public_interfaces import sampling_client
 
-    # No public setting exists for it; another version of the SDK may have no such function.
+    # There is no public setting for this; other SDK versions may lack the function.
     attach = getattr(sampling_client, "_attach_sequence_ids", None)
     if attach is None or getattr(attach, "accepts_none", False):
         return
@@ -165,7 +165,7 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
     reasons: list[str | None] = []
 
     def probe() -> None:
-        # The SDK checks certificates with its own list; here only a response counts.
+        # Do not verify certificates here: the SDK does, and only a response matters.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         health = f"{url}/api/v1/healthz"
@@ -179,7 +179,7 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
         except (OSError, HTTPException, ValueError) as error:
             reasons.append(f"{type(error).__name__}: {error}")
 
-    # In a thread, because looking up a name has no timeout.
+    # In a thread, because a DNS lookup has no timeout.
     thread = threading.Thread(target=probe, daemon=True, name="probe-hosted")
     thread.start()
     thread.join(seconds + 0.5)
@@ -187,17 +187,17 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
 
 
 def _end_sdk_thread() -> None:
-    """Ends the daemon thread from which the SDK sends requests, before the interpreter ends.
+    """Ends the SDK's daemon thread for requests before the interpreter exits.
 
-    Python unwinds such a thread where it next needs the interpreter. Inside pydantic's compiled
-    code that aborts the process ("FATAL: exception not rethrown", status -6).
+    At exit, Python unwinds a daemon thread when it next needs the interpreter. Inside pydantic's
+    compiled code, this aborts the process ("FATAL: exception not rethrown", status -6).
     """
-    # The SDK has no public call for it; a version without these names keeps its thread.
+    # The SDK has no public function for this; with other SDK versions the thread stays.
     holders = sys.modules.get("tinker.lib.internal_client_holder")
     running = getattr(holders, "_internal_client_holder_thread_singleton", None)
     loop, thread = getattr(running, "_loop", None), getattr(running, "_thread", None)
     if loop is not None and thread is not None and thread.is_alive():
-        # A loop is not thread-safe; this is the only way to stop it from another thread. Its thread
+        # call_soon_threadsafe is the only safe way to stop a loop from another thread. That thread
         # then returns from run_forever and ends, while the interpreter is still complete.
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_EXIT_SECONDS)

@@ -1,7 +1,7 @@
 """The service client of the bundled engine, with the interface of the ``tinker`` SDK.
 
-Methods return at once; the work runs on the engine's worker, in the order of the calls. Loaded only
-through ``connect()``, so it may import the SDK at the top.
+Methods return immediately; the work runs on the engine's worker, in the order of the calls. Loaded
+only through ``connect()``, so it may import the SDK at the top.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tinker_cookbook.exceptions import BackendError
 
 
 class LocalServiceClient(AsyncNames):
-    """Service client of the bundled engine. ``with`` closes it; checkpoints stay.
+    """Service client of the bundled engine. ``with`` closes it; checkpoints are kept.
 
     Args:
-        engine: May serve other clients too.
-        store: Where checkpoints are kept.
+        engine: The engine, which may have several clients.
+        store: Store of the checkpoints.
         user_metadata: Saved with each run.
-        session: First part of the runs' ids, which are unique.
+        session: Prefix of the runs' unique ids.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class LocalServiceClient(AsyncNames):
         seed: int | None,
         user_metadata: dict[str, str] | None = None,
     ) -> LocalTrainingClient:
-        """Like ``create_lora_training_client``, with a given id of the run."""
+        """Like ``create_lora_training_client``, with a given run id."""
         self.engine.require_trainable()
-        self.engine.resolve(base_model)  # a misspelt name fails here, not at the first step
-        # Chosen here and not by torch, so that the record of the run holds it.
+        self.engine.resolve(base_model)  # raises for a misspelt name now, not at the first step
+        # Choose the seed here and not in torch, so that it is stored in the run's record.
         seed = secrets.randbits(31) if seed is None else seed
         metadata = {**self._metadata, **(user_metadata or {})}
 
-        # On the worker, which alone uses the device; a run is stored only once it exists.
+        # Runs on the worker, the only thread that uses the device. A run is stored once it exists.
         def create() -> TrainingRun:
             run = self.engine.create_run(run_id, base_model, spec, seed)
             self.store.create_run(run_id, run_info(run, metadata, seed))
             return run
 
-        # First in the run's lane, so the client's operations can be submitted at once.
+        # First in the run's queue, so that the client's operations can be submitted immediately.
         created = self.engine.submit_in(run_id, create)
         return LocalTrainingClient(self.engine, self.store, base_model, run_id, created)
 
@@ -95,7 +95,7 @@ class LocalServiceClient(AsyncNames):
         weights_access_token: str | None = None,
         optimizer: types.AdamOptimizerConfig | None = None,
     ) -> LocalTrainingClient:
-        """Returns a new run from the weights of ``path``, with a fresh optimizer."""
+        """Returns a new run that starts from the weights of ``path`` with a fresh optimizer."""
         _require_adam(optimizer)
         refuse("weights_access_token", weights_access_token)
         run_id = self._next_id()
@@ -108,7 +108,7 @@ class LocalServiceClient(AsyncNames):
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> LocalTrainingClient:
-        """Returns a new run from weights and optimizer of ``path``; continues it exactly."""
+        """Returns a new run that continues exactly from weights and optimizer of ``path``."""
         refuse("weights_access_token", weights_access_token)
         run_id = self._next_id()
         return self.continue_run(run_id, path, base_model, user_metadata, with_optimizer=True)
@@ -122,8 +122,8 @@ class LocalServiceClient(AsyncNames):
         *,
         with_optimizer: bool,
     ) -> LocalTrainingClient:
-        """Like ``create_training_client_from_state``, with a given id of the new run."""
-        # Read by the caller: a missing or damaged checkpoint fails here, not at the first step.
+        """Like ``create_training_client_from_state``, with a given run id."""
+        # Read in the caller's thread, so that a missing or damaged checkpoint raises here.
         self.engine.require_trainable()
         loaded = self.store.read_checkpoint(path, with_optimizer=with_optimizer)
         name = base_model or loaded.state["base_model"]
@@ -145,9 +145,9 @@ class LocalServiceClient(AsyncNames):
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> LocalSamplingClient:
-        """Samples from the checkpoint ``model_path`` or from the plain ``base_model``.
+        """Returns a client that samples from the checkpoint ``model_path`` or from ``base_model``.
 
-        ``record_stability_info`` needs no action here, because ``stable_reinforce`` reads the
+        ``record_stability_info`` has no effect here, because ``stable_reinforce`` reads the
         sampler's log-probabilities from each datum.
         """
         if (model_path is None) == (base_model is None):
@@ -157,11 +157,11 @@ class LocalServiceClient(AsyncNames):
         return LocalSamplingClient.open(self.engine, self.store, model_path, base_model)
 
     def create_rest_client(self) -> LocalRestClient:
-        """Lists and manages runs and checkpoints."""
+        """Returns the client that lists and manages runs and checkpoints."""
         return LocalRestClient(self.store)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """Returns the models that need no download."""
+        """Returns the models that are available without a download."""
         supported = [
             types.SupportedModel(
                 model_name=name, max_context_length=context, trainable=True, sampleable=True
@@ -171,10 +171,10 @@ class LocalServiceClient(AsyncNames):
         return types.GetServerCapabilitiesResponse(supported_models=supported)
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Cancels queued operations and stops the engine; saved checkpoints stay.
+        """Cancels queued operations and stops the engine; saved checkpoints are kept.
 
-        ``status`` is ``success``, ``errored`` or ``interrupted`` (Ctrl-C), which does not wait for
-        the operation in progress.
+        ``status`` is ``success``, ``errored`` or ``interrupted`` (Ctrl-C); the last does not wait
+        for the operation in progress.
         """
         self.engine.close(wait=status != "interrupted")
 
@@ -191,4 +191,4 @@ class LocalServiceClient(AsyncNames):
 
 def _require_adam(optimizer: types.AdamOptimizerConfig | None) -> None:
     if optimizer is not None and optimizer.type != "adamw":
-        raise BackendError(f"optimizer: got {optimizer.type!r}; the local engine has 'adamw' only")
+        raise BackendError(f"optimizer: got {optimizer.type!r}; the local engine only has 'adamw'")

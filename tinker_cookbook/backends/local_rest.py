@@ -1,7 +1,7 @@
-"""The rest client of the bundled engine: lists and manages the runs and checkpoints on this disk.
+"""REST client of the bundled engine: lists and manages the runs and checkpoints on this disk.
 
-Methods are those of ``tinker.RestClient``, and ``copy_out``. Each returns a future at once and
-works on a separate thread, so archiving gigabytes does not block the event loop.
+It has the methods of ``tinker.RestClient``, and ``copy_out``. Each returns a future immediately and
+runs in a separate thread, so that archiving gigabytes does not block the event loop.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _TYPE_OF_KIND: dict[str, types.CheckpointType] = {
 
 @dataclass(frozen=True)
 class ArchiveUrl:
-    """Where the archive of a checkpoint can be fetched; ``urllib`` reads it."""
+    """URL of a checkpoint's archive, readable with ``urllib``."""
 
     url: str
     expires: datetime | None
-    """When the checkpoint expires, and its archive with it."""
+    """Expiry time of the checkpoint and its archive."""
 
 
 class LocalRestClient:
     """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
 
-    All runs on this disk belong to the user, so both access scopes list them all.
+    All runs on this disk belong to the user, so both access scopes list all of them.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -71,7 +71,7 @@ class LocalRestClient:
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> LocalFuture[types.TrainingRun]:
-        """Returns the run that wrote a checkpoint, which may have been deleted since."""
+        """Returns the run that wrote a checkpoint, even if the checkpoint was deleted."""
         return self.get_training_run(TinkerPath.parse(tinker_path).run_id)
 
     def get_weights_info_by_tinker_path(
@@ -80,7 +80,7 @@ class LocalRestClient:
         """Returns base model and adapter shape of a checkpoint."""
 
         def work() -> types.WeightsInfoResponse:
-            # The record of the run has it all, so no file of weights is read.
+            # The run's record has all of this, so no weights are read.
             checkpoint = self._store.get_checkpoint(tinker_path)
             info = self._store.get_run(checkpoint.path.run_id).info
             return types.WeightsInfoResponse(
@@ -136,7 +136,7 @@ class LocalRestClient:
         def work() -> types.CheckpointsListResponse:
             runs = self._store.list_runs()
             infos = [info for run in runs for info in self._store.list_checkpoints(run.run_id)]
-            # Ties are ordered by path, so that pages neither overlap nor miss an entry.
+            # Break ties by path, so that pages neither overlap nor miss an entry.
             infos.sort(key=lambda info: (-info.created_at, str(info.path)))
             return types.CheckpointsListResponse(
                 checkpoints=[_checkpoint(info) for info in infos[offset : offset + limit]],
@@ -146,19 +146,20 @@ class LocalRestClient:
         return self._submit(work)
 
     def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> LocalFuture[None]:
-        """Deletes the checkpoint ``weights/NAME`` or ``sampler_weights/NAME`` of a run for good."""
+        """Deletes the checkpoint ``weights/NAME`` or ``sampler_weights/NAME`` of a run
+        permanently."""
         return self.delete_checkpoint_from_tinker_path(
             f"tinker://{training_run_id}/{checkpoint_id}"
         )
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
-        """Deletes a checkpoint for good."""
+        """Deletes a checkpoint permanently."""
         return self._submit(lambda: self._store.delete_checkpoint(tinker_path))
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> LocalFuture[None]:
-        """Lets a checkpoint expire ``ttl_seconds`` from now; ``None`` keeps it for good."""
+        """Lets a checkpoint expire ``ttl_seconds`` from now; ``None`` keeps it permanently."""
         return self._submit(lambda: self._store.set_ttl(tinker_path, ttl_seconds))
 
     def get_checkpoint_archive_url(
@@ -171,9 +172,9 @@ class LocalRestClient:
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
     ) -> LocalFuture[ArchiveUrl]:
-        """Returns a ``file://`` address of a tar file with the adapter in PEFT's format.
+        """Returns a ``file://`` URL of a tar file with the adapter in PEFT's format.
 
-        The file is in the store and is deleted with the checkpoint; ``copy_out`` gives a folder.
+        The file is in the store and is deleted with the checkpoint; ``copy_out`` creates a folder.
         """
 
         def work() -> ArchiveUrl:
@@ -192,7 +193,7 @@ class LocalRestClient:
         """
 
         def work() -> Path:
-            # The files are exact as an adapter; only a merge changes tied embeddings too.
+            # The adapter itself is exact; only merging would also change tied embeddings.
             copied = self._store.copy_out(tinker_path, Path(folder))
             info = self._store.get_run(TinkerPath.parse(tinker_path).run_id).info
             if note := merge_note(info.base_model, info.train_unembed):
@@ -202,7 +203,7 @@ class LocalRestClient:
         return self._submit(work)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
-        """Lets every owner of a server read a checkpoint: sample from it, train from it."""
+        """Makes a checkpoint readable for every owner of a server."""
         return self._submit(lambda: self._store.set_public(tinker_path, True))
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
@@ -210,11 +211,11 @@ class LocalRestClient:
         return self._submit(lambda: self._store.set_public(tinker_path, False))
 
     def __getattr__(self, name: str) -> Any:
-        # Older SDKs have a second name ``NAME_async`` for each method.
+        # Older SDKs also have ``NAME_async`` for each method.
         method = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
         if name.endswith("_async") and not name.startswith("_") and method is not None:
             return partial(async_twin(method), self)
-        # A method of the hosted API gets a hint, because the name is not misspelt.
+        # Add a hint for methods of the hosted API.
         hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
         raise AttributeError(
             f"LocalRestClient has no {name!r}"
@@ -222,7 +223,7 @@ class LocalRestClient:
         )
 
     def _training_run(self, run: RunRecord) -> types.TrainingRun:
-        # Checkpoints come oldest first, so the newest of each kind is left.
+        # Checkpoints are sorted oldest first, so the newest of each kind remains.
         last: dict[str, types.Checkpoint] = {}
         for info in self._store.list_checkpoints(run.run_id):
             last[info.path.kind] = _checkpoint(info)

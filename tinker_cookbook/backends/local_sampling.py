@@ -49,9 +49,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> None:
         self._engine = engine
         self._base_model = base_model
-        # On the worker: it loads the base model, or takes the snapshot after the steps in the lane.
+        # Runs on the worker: loads the base model, or takes the snapshot after queued steps.
         self._made = engine.submit_in(lane, make)
-        # Ids contain the client's, because provenance names sequences of several clients.
+        # Ids contain the client's id, because provenance refers to sequences of several clients.
         self._client_id = uuid.uuid4().hex[:12]
         self._ids = itertools.count()
         super().__init__(self._made)
@@ -64,8 +64,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         model_path: str | None,
         base_model: str | None,
     ) -> LocalSamplingClient:
-        """Returns a client of a checkpoint, or of a plain base model."""
-        # Checkpoint and model name are looked up by the caller, so that a wrong one fails here.
+        """Returns a client for a checkpoint or a base model."""
+        # Look up checkpoint and model name in the caller's thread, so that errors are raised here.
         loaded = None
         if model_path is not None:
             loaded = store.read_checkpoint(model_path, with_optimizer=False)
@@ -98,12 +98,12 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> LocalFuture[types.SampleResponse]:
         """Samples ``num_samples`` completions of ``prompt``.
 
-        A string is tokenized with the special tokens that the model's tokenizer puts before a text;
-        other backends take ``ModelInput`` only. ``target_prompt_logprobs`` [len - 1, K] are token
+        A string is tokenized with the special tokens that the model's tokenizer prepends;
+        other backends only accept ``ModelInput``. ``target_prompt_logprobs`` [len - 1, K] are token
         ids to score at each position after the first; -1 skips an entry (0.0 in the response).
         ``on_token(i, sample)`` is called on the engine's thread after each token of sample ``i``;
-        it must return at once and raise nothing. ``sampling_options`` adds penalties, a bias or a
-        mask; the response then has their names in ``sampling_adjustments``, and its
+        it must return immediately and must not raise. ``sampling_options`` adds penalties, a bias
+        or a mask; the response then has their names in ``sampling_adjustments``, and its
         log-probabilities stay the model's own.
         """
         if prompt_alt_tokens_k:
@@ -115,7 +115,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
-        # Cached: scoring and sampling may share the request. Made later: it needs the sampler.
+        # Created lazily, because it needs the sampler; cached, because scoring and sampling may
+        # share it.
         request = cache(
             partial(
                 self._request,
@@ -131,7 +132,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         if target_prompt_logprobs is not None:
             targets = target_prompt_logprobs.to_torch(pad_value=-1).long().numpy()
         scored = None
-        # A single token needs no decoding, so the forward pass of the scores samples it too.
+        # A single token needs no decode step, so the scoring pass samples it too.
         in_one_pass = sampling_params.max_tokens == 1
         if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:
             scored = self._score(
@@ -152,13 +153,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> LocalFuture[list[float | None]]:
-        """Returns log-probabilities of the tokens given those before; the first is ``None``.
+        """Returns each token's log-probability given the tokens before it; the first is ``None``.
 
-        Requests that wait at the same time are computed together: submit all, then wait.
+        Concurrent requests are batched: submit all, then wait.
         """
 
         def answer(scores: PromptScores) -> list[float | None]:
-            # NaN marks positions that were not computed; the SDK has None there.
+            # NaN marks positions that were not computed; the SDK uses None.
             assert scores.logprobs is not None
             return [None if np.isnan(value) else float(value) for value in scores.logprobs]
 
@@ -168,8 +169,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         )
 
     def sampler(self) -> Sampler:
-        """Returns the weights, for requests that the SDK's methods cannot express; blocks until
-        they are loaded, and raises the error of loading them."""
+        """Returns the engine's sampler, for requests that the SDK cannot express; blocks until the
+        weights are loaded, and raises errors of loading."""
         return self._made.result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -186,7 +187,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         """Returns the base model's name, a hash of its files if it is a local folder, and a hash of
         the adapter, if any; blocks until loaded.
 
-        Clients of the same weights have the same one, and others do not.
+        It is equal exactly for clients with the same weights.
         """
         sampler = self.sampler()
         digest, terms = hashlib.sha256(), sampler.terms()
@@ -205,14 +206,14 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         *,
         sampled: bool,
     ) -> SampleFuture[types.SampleResponse]:
-        """Returns ``answer`` of the samples of ``request()`` and of the scores, if requested.
+        """Returns ``answer`` of the samples of ``request()`` and, if requested, the scores.
 
-        ``sampled``: the pass of the scores computes the samples too.
+        ``sampled``: the scoring pass also computes the samples.
         """
 
         def submit() -> Future[list[Sample]]:
             if scored is not None:
-                scored.result()  # raises if scoring failed: then there are no samples either
+                scored.result()  # raises if scoring failed, without sampling
                 if sampled:
                     return request().future
             return self._engine.sample(request())
@@ -220,10 +221,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         def finish(samples: list[Sample]) -> types.SampleResponse:
             return answer(samples, PromptScores() if scored is None else scored.result())
 
-        # One after the other: the prompt's scores first, or at least the weights, then the samples.
+        # In sequence: first the prompt's scores, or at least the weights, then the samples.
         future = chain(scored or self._made, submit, finish)
         if scored is not None:
-            future.add_done_callback(lambda _: scored.cancel())  # does nothing if it is done
+            future.add_done_callback(lambda _: scored.cancel())  # no effect if it is done
         return SampleFuture(future)
 
     def _request(
@@ -237,7 +238,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> SampleRequest:
         sampler = self._made.result()
         settings = convert.sampling_settings_of(params, sampler.base.eos_ids, options)
-        # Only stop strings need the text of a sample while it grows.
+        # Only stop strings need the text of a growing sample.
         decode = self._decode if settings.stop_strings else None
         request = sample_request(
             sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
@@ -252,9 +253,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         sample: Callable[[], SampleRequest] | None = None,
         **what: Any,
     ) -> Future[T]:
-        """Returns ``finish`` of the scores of ``tokens``; ``what`` goes to ``score_request``.
+        """Returns ``finish`` of the scores of ``tokens``; ``what`` is passed to ``score_request``.
 
-        ``sample`` makes a request for samples of one token, which the same pass computes.
+        ``sample`` creates a request for one sampled token, computed in the same pass.
         """
 
         def submit() -> Future[PromptScores]:
@@ -278,7 +279,7 @@ def _response(
     """Returns the SDK's response; ``targets`` [T - 1, K] are the requested token ids."""
     requested = None
     if targets is not None and scores.target_logprobs is not None:
-        # Skipped entries were scored as token 0; the protocol has 0.0 there.
+        # Skipped entries were scored as token 0; the protocol requires 0.0 for them.
         filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
         requested = types.TensorData.from_numpy(filled)
     return convert.sample_response_of(samples, scores, requested, sequence_ids, adjustments)

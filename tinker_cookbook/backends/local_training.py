@@ -1,4 +1,4 @@
-"""The training client of the bundled engine. Loaded only through ``connect()``."""
+"""Training client of the bundled engine. Loaded only through ``connect()``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
-    """Trains one adapter. Gradients add up until ``optim_step``."""
+    """Trains one adapter. Gradients accumulate until ``optim_step``."""
 
     async_gives_futures = True
 
@@ -82,11 +82,11 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         def call(
             indices: Sequence[int], logprobs: list[torch.Tensor]
         ) -> tuple[torch.Tensor, dict[str, float]]:
-            # The engine works on its own examples; the loss gets the datums of the caller.
+            # The engine uses its own examples; the loss gets the caller's datums.
             return loss_fn([data[i] for i in indices], logprobs)
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            # On the worker and in order of submission, like the passes of built-in losses.
+            # Runs on the worker in order of submission, like passes of built-in losses.
             trained_only = bool(getattr(loss_fn, "trained_only", False))
             examples = convert.custom_examples_of(data, trained_only=trained_only)
             group_size = getattr(loss_fn, "group_size", None)
@@ -126,7 +126,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
-        """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
+        """Saves only the adapter; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
         response = types.SaveWeightsForSamplerResponse
         return self._save(response, "sampler_weights", name, ttl_seconds, user_metadata)
 
@@ -138,7 +138,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalFuture[types.SaveWeightsExternalResponse]:
         """Saves the adapter for use elsewhere; ``.path`` is ``tinker://RUN/external_weights/NAME``.
 
-        Its files are PEFT's own; the rest client's ``copy_out`` gives a folder of them.
+        The files are in PEFT's format; ``copy_out`` of the REST client copies them to a folder.
         """
         refuse("age_encryption_recipients", age_encryption_recipients or None)
         response = types.SaveWeightsExternalResponse
@@ -153,27 +153,27 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalSamplingClient:
         """Returns a sampling client for the weights after the operations submitted so far.
 
-        Nothing is written: the client shares the present tensors, which later steps do not change.
-        ``record_stability_info`` needs no action here, because ``stable_reinforce`` reads the
+        Nothing is written: the client shares the current tensors, which later steps do not change.
+        ``record_stability_info`` has no effect here, because ``stable_reinforce`` reads the
         sampler's log-probabilities from each datum.
         """
         refuse("kind", None if kind == "snapshot" else kind)
 
-        # In the run's lane: after the operations submitted before, ahead of later ones.
+        # In the run's queue: after earlier operations and before later ones.
         def make() -> Sampler:
             run = self._created.result()
-            # The snapshot holds references, no copies: from now on steps write new tensors.
+            # The snapshot has references, not copies: later steps write new tensors.
             name = f"run {self._run_id} after step {run.step}"
             return Sampler(run.base, run.snapshot(), name, self._store.owner)
 
         return LocalSamplingClient(self._engine, self._base_model, make, self._run_id)
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """Replaces the weights by those of ``path``; the optimizer is reset."""
+        """Loads the weights of ``path``; resets the optimizer."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """Replaces weights and optimizer by those of ``path``."""
+        """Loads weights and optimizer of ``path``."""
         return self._load(path, with_optimizer=True)
 
     def create_sampling_client(
@@ -184,7 +184,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 
     def get_info(self) -> types.GetInfoResponse:
         """Returns model name, rank and run id; waits until the run exists."""
-        run = self._created.result()  # the configuration of the model is known once it is loaded
+        run = self._created.result()  # the model's configuration is known once it is loaded
         return types.GetInfoResponse(
             type="get_info",
             model_id=self._run_id,
@@ -207,7 +207,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     def fail_pass(
         self, error: Exception, *, backward: bool
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Queues a pass that fails with ``error``, because its data could not be read."""
+        """Queues a pass that fails with ``error``, for data that could not be read."""
         return self._submit(lambda run: run.fail_pass(error, backward=backward))
 
     def run_pass(
@@ -257,7 +257,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         return self._submit(work)
 
     def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
-        # Read by the caller, so that a bad path fails at once; the weights are replaced in turn.
+        # Read in the caller's thread, so that a bad path raises here; the weights are replaced in
+        # order.
         loaded = self._store.read_checkpoint(path, with_optimizer=with_optimizer)
 
         def work(run: TrainingRun) -> types.LoadWeightsResponse:
@@ -284,6 +285,6 @@ def _together(
 
 
 def refuse(name: str, value: object) -> None:
-    """Raises ``BackendError`` for a setting that only the hosted API has; None is not set."""
+    """Raises ``BackendError`` for a setting of the hosted API, unless it is None."""
     if value is not None:
         raise BackendError(f"{name}={value!r} is a feature of the hosted API; leave it out here")

@@ -1,9 +1,9 @@
-"""Interface of a backend, as loops and recipes use it.
+"""Interface of backends for loops and recipes.
 
-The methods are those of the official ``tinker`` SDK that the loops use, with its types, so the
-hosted clients satisfy these protocols. Each method returns a future at once: ``await`` it or call
-``.result()``. Operations of one training client run in the order in which they were *submitted*,
-so a checkpoint has exactly the steps submitted before it.
+These are the methods of the official ``tinker`` SDK that the loops use, with its types, so the
+hosted clients satisfy these protocols. Each method returns a future immediately: ``await`` it or
+call ``.result()``. Operations of one training client run in the order in which they were
+*submitted*, so a checkpoint has exactly the steps submitted before it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ CustomLoss = Callable[
     ["list[tinker.Datum]", "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
 ]
 """``loss_fn(data, logprobs)``: one 1-D tensor of target log-probabilities per datum; returns the
-scalar loss and metrics. It may couple all datums of a batch.
+scalar loss and metrics. It may depend on all datums of a batch.
 
 Two attributes, of the function or of a callable object, let the local engine save work; the hosted
 API ignores them. ``group_size = n``: the loss is a sum over groups of n consecutive datums (n = 2
 for the pairs of DPO). It is then called for some whole groups at a time, in their order, and values
-and metrics are added up, so neither may be a mean over the datums of a call. Each forward pass runs
+and metrics are summed, so neither may be a mean over the datums of a call. Each forward pass runs
 once, in the memory of one micro-batch; the batch length must be a multiple of n.
 ``trained_only = True``: the loss reads log-probabilities only where the ``weights`` of a datum are
-not zero. The others are not computed: the function and ``loss_fn_outputs`` get 0 there.
+not zero. The others are not computed: the function and ``loss_fn_outputs`` get 0 for them.
 """
 
 
 class Future(Protocol[T_co]):
-    """The part of ``tinker.APIFuture`` that the loops use."""
+    """Part of ``tinker.APIFuture`` that the loops use."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Blocks until the operation is done; raises its error."""
@@ -64,8 +64,8 @@ class SamplingClient(Protocol):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
-        """Returns log-probabilities of the prompt tokens, or of the last ones only; those of the
-        first token and of tokens that were not requested are ``None``."""
+        """Returns log-probabilities of the prompt tokens, or only of the last ones; ``None`` for
+        the first token and for tokens that were not requested."""
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,7 +75,7 @@ class SamplingClient(Protocol):
 
 @runtime_checkable
 class TrainingClient(Protocol):
-    """Trains one adapter. Gradients add up until ``optim_step``."""
+    """Trains one adapter. Gradients accumulate until ``optim_step``."""
 
     def forward(
         self,
@@ -98,11 +98,11 @@ class TrainingClient(Protocol):
     def forward_backward_custom(
         self, data: list[tinker.Datum], loss_fn: CustomLoss
     ) -> Future[types.ForwardBackwardOutput]:
-        """Adds the gradient of a loss that the caller computes from the log-probabilities."""
+        """Adds the gradient of a custom loss of the log-probabilities."""
         ...
 
     def optim_step(self, optim_params: types.AdamParams) -> Future[types.OptimStepResponse]:
-        """Runs one optimizer step on the gradients added up so far and clears them."""
+        """Runs one optimizer step on the accumulated gradients and clears them."""
         ...
 
     def save_state(
@@ -114,7 +114,7 @@ class TrainingClient(Protocol):
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
     ) -> Future[types.SaveWeightsForSamplerResponse]:
-        """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
+        """Saves only the adapter; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
         ...
 
     def save_weights_and_get_sampling_client(
@@ -164,7 +164,7 @@ class RestClient(Protocol):
         ...
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
-        """Deletes a checkpoint for good."""
+        """Deletes a checkpoint permanently."""
         ...
 
     def set_checkpoint_ttl_from_tinker_path(
@@ -194,7 +194,7 @@ class ServiceClient(Protocol):
     def create_training_client_from_state(
         self, path: str, user_metadata: dict[str, str] | None = None
     ) -> Future[TrainingClient]:
-        """Returns a new run from saved weights, with a fresh optimizer."""
+        """Returns a new run that starts from saved weights with a fresh optimizer."""
         ...
 
     def create_training_client_from_state_with_optimizer(

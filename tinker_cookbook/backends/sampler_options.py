@@ -1,4 +1,4 @@
-"""The settings of the local engine's sampler, for the command lines of programs that sample."""
+"""Settings of the local engine's sampler, for command lines of programs that sample."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import chz
 
 @chz.chz
 class SamplerOptions:
-    """Settings of ``SamplerSettings`` (``engine.vllm.settings``), which checks them."""
+    """Fields of ``SamplerSettings`` (``engine.vllm.settings``), which validates them."""
 
     sampler: str = chz.field(
         default="auto",
         doc="auto, builtin, vllm, or the URL of a vLLM server (local engine); auto: vllm on CUDA "
-        "where it is found",
+        "if it is installed",
     )
     vllm_python: str | None = chz.field(
-        default=None, doc="Python of the environment with vLLM; default: that of vllm on the path"
+        default=None, doc="Python of the environment with vLLM; default: from the vllm command"
     )
     vllm_args: str = chz.field(
-        default="", doc="Flags of the vLLM server that is started: '--tensor-parallel-size 2'"
+        default="", doc="Flags of the started vLLM server, such as '--tensor-parallel-size 2'"
     )
-    vllm_timeout: float = chz.field(
-        default=1800.0, doc="Seconds after which a request to vLLM fails"
-    )
+    vllm_timeout: float = chz.field(default=1800.0, doc="Timeout of a request to vLLM in seconds")

@@ -1,7 +1,7 @@
-"""What a server of Tinker's protocol can do, found by asking it: one small request for each thing.
+"""Probes the features of a server with Tinker's protocol, with one small request per feature.
 
-Other servers of the protocol implement parts of it, and some ignore what they do not know. A run
-asks for what it needs before its first step (``training.server_needs``).
+Other servers implement only parts of the protocol, and some ignore unknown settings. A run
+probes the features that it needs before its first step (``training.server_needs``).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ else:
 logger = logging.getLogger(__name__)
 
 OWN_SERVER = "tinker_cookbook"
-"""What our server's ``healthz`` names: it can do all that the loops need."""
+"""Name in the ``healthz`` response of this package's server, which has all features."""
 
 _SECONDS = 10.0
 _TOKENS = (1, 2, 3, 1)
 _TARGETS = (2, 3, 1, 2)
-# A schema of the server's document, and its field that a setting needs.
+# Schema in the server's OpenAPI document, and the field that a feature needs.
 _FIELDS = {
     "adam:grad_clip_norm": ("AdamParams", "grad_clip_norm"),
     "lora:train_attn": ("LoRAConfig", "train_attn"),
@@ -46,16 +46,16 @@ _FIELDS = {
 
 
 def is_own_server(url: str) -> bool:
-    """Returns whether the server at ``url`` is that of this package. Sends no key."""
+    """Returns whether ``url`` is a server of this package. Sends no key."""
     found = _get_json(f"{url.rstrip('/')}/api/v1/healthz")
     return str(found.get("server", "")).startswith(OWN_SERVER)
 
 
 @dataclass
 class ServerProbe:
-    """Asks the server at ``url`` through the clients of a run; nothing in the run changes.
+    """Probes the server at ``url`` through the clients of a run, without changing the run.
 
-    The features: ``loss:NAME``, ``custom_loss`` (``forward_backward_custom``), ``topk_targets``
+    Features: ``loss:NAME``, ``custom_loss`` (``forward_backward_custom``), ``topk_targets``
     (cross_entropy with targets [T, K]), ``prompt_logprobs``, ``topk_prompt_logprobs``,
     ``adam:grad_clip_norm``, ``lora:train_attn``, ``lora:train_mlp``, ``lora:train_unembed``.
     """
@@ -70,7 +70,7 @@ class ServerProbe:
         """Returns the names of the models that the server lists; empty if it lists none."""
         ask = getattr(self.service, "get_server_capabilities", None)
         try:
-            # In a thread, because the SDK's method blocks until the result is there.
+            # In a thread, because the SDK's method blocks.
             found = await asyncio.to_thread(ask) if ask is not None else None
         except Exception as error:
             logger.debug("get_server_capabilities failed: %r", error)
@@ -78,9 +78,9 @@ class ServerProbe:
         return [model.model_name for model in getattr(found, "supported_models", None) or ()]
 
     async def lacks(self, feature: str) -> str | None:
-        """Returns why the server cannot do ``feature``, or ``None`` if it can.
+        """Returns why the server lacks ``feature``; ``None`` if it has it.
 
-        A feature that only the server's document could show counts as there without a document.
+        Features that only the OpenAPI document can show are assumed if there is no document.
         """
         kind, _, name = feature.partition(":")
         if feature in _FIELDS:
@@ -98,7 +98,7 @@ class ServerProbe:
         try:
             return await checks[kind]()
         except Exception as error:
-            # A refusal, in the server's words where it has some.
+            # A refusal, with the server's message if any.
             return _one_line(server_error_message(error) or str(error) or type(error).__name__)
 
     async def sums_losses(self) -> bool:
@@ -114,7 +114,7 @@ class ServerProbe:
         return None
 
     async def _check_custom_loss(self) -> str | None:
-        # The SDK sends the gradient of the caller's loss as weights of cross_entropy, so the server
+        # The SDK sends the gradient of the custom loss as weights of cross_entropy, so the server
         # must sum, and the SDK reads the sum.
         if await self.sums_losses():
             return None
@@ -153,13 +153,13 @@ class ServerProbe:
         return None
 
     async def _forward(self, loss: str, targets: Any) -> tuple[dict[str, float], list[float]]:
-        """Returns metrics and log-probabilities of a forward pass, which leaves no gradient."""
+        """Returns metrics and log-probabilities of a forward pass without a gradient."""
         assert self.client is not None
         shape = [len(_TARGETS), *([2] if isinstance(targets[0], list) else [])]
         flat = [t for row in targets for t in (row if isinstance(row, list) else [row])]
         inputs = {"target_tokens": tinker.TensorData(data=flat, dtype="int64", shape=shape)}
         ones = tinker.TensorData(data=[1.0] * len(flat), dtype="float32", shape=shape)
-        # Each loss gets the inputs that it reads, and no others: some servers refuse more.
+        # Pass exactly the inputs that each loss reads: some servers refuse others.
         if loss == "cross_entropy":
             inputs["weights"] = ones
         else:
@@ -199,7 +199,7 @@ def _one_line(text: str) -> str:
 
 
 def _get_json(url: str) -> dict[str, Any]:
-    """Returns the JSON object at an address; empty if there is none. Sends no key."""
+    """Returns the JSON object at a URL; empty if there is none. Sends no key."""
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as response:
             found = json.loads(response.read())

@@ -1,1 +1,1 @@
-"""The chat under the name that it has in the official cookbook."""
+"""The chat under its name in the official cookbook."""

@@ -1,9 +1,9 @@
-"""Chat in the terminal with the keys of the official cookbook's command.
+"""Chat in the terminal with the options of the official cookbook's command.
 
     python -m tinker_cookbook.chat_app.tinker_chat_cli base_model=Qwen/Qwen3-0.6B
     python -m tinker_cookbook.chat_app.tinker_chat_cli model_path=tinker://RUN/sampler_weights/NAME
 
-It is ``python -m tinker_cookbook.chat``, which has more keys.
+It runs ``python -m tinker_cookbook.chat``, which has more options.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Config:
     """Settings of the chat."""
 
     base_model: str = chz.field(
-        default=_DEFAULT_MODEL, doc="Base model; with model_path, that of the checkpoint"
+        default=_DEFAULT_MODEL, doc="Base model; with model_path, the checkpoint's is used"
     )
     model_path: str | None = chz.field(default=None, doc="tinker:// path of a checkpoint")
-    max_tokens: int = number(512, "Most tokens of an answer", low=1)
-    temperature: float = number(0.7, "Sampling temperature; 0 takes the most probable token")
+    max_tokens: int = number(512, "Maximum tokens of an answer", low=1)
+    temperature: float = number(0.7, "Sampling temperature; 0 is greedy")
     top_p: float = chz.field(
         default=0.9,
         validator=at_least(0, 1 + 1e-9),
-        doc="Total probability of the tokens that are sampled from; 1 is off",
+        doc="Nucleus sampling: total probability of the candidate tokens; 1 is off",
     )
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
 
@@ -57,15 +57,15 @@ class ChatSession:
         )
 
     def add_user_message(self, content: str) -> None:
-        """Adds a message of the user."""
+        """Adds a user message."""
         self.messages.append(Message(role="user", content=content))
 
     def add_assistant_message(self, content: str) -> None:
-        """Adds an answer, such as one that the program has written itself."""
+        """Adds an assistant message, for example one written by the program."""
         self.messages.append(Message(role="assistant", content=content))
 
     def clear_history(self) -> None:
-        """Begins a new conversation."""
+        """Starts a new conversation."""
         self.messages.clear()
 
     async def generate_response(self) -> str:
@@ -79,7 +79,7 @@ class ChatSession:
 
 def main(config: Config) -> None:
     """Chats until ``/quit``, Ctrl-D, or the end of the input."""
-    # A checkpoint names its base model; the default is for a chat without one.
+    # A checkpoint records its base model; the default is for a chat without a checkpoint.
     named = config.model_path is None or config.base_model != _DEFAULT_MODEL
     chat.main(
         chat.Config(
