@@ -1,4 +1,4 @@
-"""Memory of activations, by arithmetic over a model's shape. Loads nothing."""
+"""Estimates the memory of activations from a model's shape, without loading it."""
 
 from __future__ import annotations
 

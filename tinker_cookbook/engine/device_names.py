@@ -22,7 +22,7 @@ BASE_DTYPE_NAMES = ("auto", "nf4", "int8")
 def check_device_name(device: str) -> str:
     """Returns ``auto``, ``cuda``, ``cuda:N``, ``mps`` or ``cpu``, in lower case.
 
-    ``mps:0`` is ``mps`` and ``cpu:0`` is ``cpu``; other numbers of these are refused.
+    ``mps:0`` is ``mps`` and ``cpu:0`` is ``cpu``; other indices are refused.
     """
     requested = device.strip().lower()
     kind, _, index = requested.partition(":")

@@ -64,7 +64,8 @@ def cpu_threads() -> int:
     """Returns the number of threads: the usable cores, limited by a container's CPU quota.
 
     torch counts the machine's cores; a container's CPU quota is invisible to it, and threads
-    beyond the quota are put to sleep in the middle of an operation. A user's OMP_NUM_THREADS wins.
+    beyond the quota are put to sleep in the middle of an operation. OMP_NUM_THREADS takes
+    precedence.
     """
     requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if requested.isdigit() and int(requested) > 0:
@@ -81,8 +82,8 @@ def cpu_threads() -> int:
 def free_memory_bytes(device: torch.device) -> int:
     """Returns the bytes that can still be allocated on ``device``.
 
-    On CUDA that includes what torch's allocator holds in reserve; on a CPU it is what the kernel
-    can make available without swapping, or what is left of the container's limit.
+    On CUDA this includes the reserve of torch's allocator; on a CPU it is the memory that the
+    kernel can make available without swapping, or the rest of the container's limit.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -94,7 +95,7 @@ def free_memory_bytes(device: torch.device) -> int:
     if available is not None:
         free = available * 1024
     else:
-        # Other systems need a further package for it; half of the memory is a low estimate.
+        # Other systems would need another package; half of the memory is a low estimate.
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     # The memory limit of a container; its page cache counts as free.
     limit, used = (_cgroup_text(name) for name in ("memory.max", "memory.current"))
@@ -139,7 +140,7 @@ def _require_cuda(requested: str, index: int) -> None:
 
 def _choose_dtype(requested: str, kind: str) -> tuple[torch.dtype, str]:
     """Returns the dtype for a kind of device, and the reason."""
-    # A requested dtype is used even where it is slow, with a note in the reason.
+    # A requested dtype is used even if it is slow, with a note in the reason.
     native = cpu_bfloat16() if kind == "cpu" else None
     if requested != "auto":
         dtype = getattr(torch, requested)

@@ -1,4 +1,5 @@
-"""Divides memory between training and sampling, detects out-of-memory errors, frees reserves."""
+"""Divides memory between training and sampling, detects out-of-memory errors, frees cached
+memory."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error means out of memory: torch has an exception for CUDA and only a
-    text for MPS and CPU; Python and numpy raise ``MemoryError``."""
+    """Returns whether an error means out of memory: torch has an exception type for CUDA but only a
+    message for MPS and CPU; Python and numpy raise ``MemoryError``."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -37,15 +38,15 @@ class KnownLimits:
     recomputed: dict[int, float] = field(default_factory=dict)
 
     def budget(self, tokens: int, free: int = 0) -> int:
-        """Returns ``tokens``, or half of what did not fit if that is lower.
+        """Returns ``tokens``, or half of the failed number if that is lower.
 
-        With more ``free`` bytes than at the failure it is more in proportion: memory that a sampler
-        or another run has returned can be used again.
+        With more ``free`` bytes than at the failure, the limit grows in proportion: memory that a
+        sampler or another run has returned can be used again.
         """
         if self.failed_tokens is None:
             return tokens
         half = max(1, self.failed_tokens // 2)
-        # Measurements differ a little from pass to pass, which should not bring the failure back.
+        # Measurements vary slightly between passes, which must not cause the same failure again.
         if free > self.failed_free * 5 // 4 > 0:
             half = half * free // self.failed_free
         return min(tokens, half)
@@ -55,8 +56,8 @@ class KnownLimits:
         self.failed_tokens, self.failed_free = tokens, free
 
     def recomputed_share(self, tokens: int) -> float:
-        """Returns the share of layers to recompute for this many tokens: what as many or fewer
-        needed."""
+        """Returns the share of layers to recompute for this many tokens: the share that as many or
+        fewer needed."""
         return max((share for most, share in self.recomputed.items() if most <= tokens), default=0)
 
     def note_recomputed(self, tokens: int, share: float) -> None:
@@ -65,7 +66,7 @@ class KnownLimits:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Frees the allocator's reserve, for a smaller attempt or for other programs."""
+    """Frees the allocator's cached memory, for a smaller attempt or for other programs."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -81,16 +82,16 @@ class _Cache(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache holds."""
+        """Size of the cache in bytes."""
         ...
 
 
 class MemoryBudget:
     """Divides a GPU's memory between training and the KV caches of the samplers.
 
-    Both are given shares of what is free without any KV cache, so they fit side by side whichever
+    Both get shares of the memory that is free without any KV cache, so they fit together whichever
     comes first: half for the activations of a micro-batch and two fifths for all KV caches. The
-    rest is for products of a step, and for gaps between allocations.
+    rest is for temporary tensors and for fragmentation.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,17 +99,17 @@ class MemoryBudget:
         self._caches: WeakSet[_Cache] = WeakSet()
 
     def add(self, cache: _Cache) -> None:
-        """Counts ``cache`` while it lives."""
+        """Includes ``cache`` in the budget while it lives."""
         self._caches.add(cache)
 
     def training_bytes(self) -> int:
-        """Returns the memory that the activations of a micro-batch may take now."""
+        """Returns the memory that the activations of a micro-batch may use now."""
         free, held = self._measure()
         # A sequence that is alone may exceed the share of the KV caches.
         return min((free + held) // 2, free)
 
     def cache_tokens(self, cache: _Cache, context_length: int) -> int:
-        """Returns how many tokens ``cache`` may take, with those it holds."""
+        """Returns the maximum number of tokens in ``cache``, including current ones."""
         if self._device.type == "cpu":
             # At least one full context, so that any request can run.
             tokens = free_memory_bytes(self._device) // 2 // cache.bytes_per_token

@@ -1,10 +1,10 @@
-"""The engine's worker thread: runs operations in order, and sampling steps between them.
+"""Worker thread of the engine: runs operations in order, and sampling steps between them.
 
 Operations (training passes, steps, loading, saving) of one lane run in the order of submission.
 Lanes alternate after each operation, so a run with a long queue does not delay others. Operations
 that come next in their lanes may be computed together (``Joinable``). Sampling is not an operation:
 between operations, and at the pauses of long ones, the running batches get as much time as the
-operations took, and all of it while no operation is queued.
+operations took, and all the time while no operation is queued.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from typing import Any
 
 _EXIT_SECONDS = 5.0
-"""Seconds that the end of the process waits for a sampling step or an interrupted operation."""
+"""Seconds that the process's end waits for a sampling step or an interrupted operation."""
 
 
 @dataclass(frozen=True)
 class Joinable:
-    """How an operation is computed together with others that have an equal ``key``.
+    """Makes an operation computable together with others that have an equal ``key``.
 
-    ``together`` gets the ``part`` of each, and yields the number and the result, or the exception,
-    of each operation as it is complete.
+    ``together`` receives the ``part`` of each operation. When an operation is complete, it yields
+    its index and its result or exception.
     """
 
     key: object
@@ -54,7 +54,7 @@ class Worker:
         self, start: Callable[[], None], sample: Callable[[], bool], end: Callable[[], None]
     ) -> None:
         self._start, self._sample, self._end = start, sample, end
-        self._lanes: dict[Hashable, deque[_Operation]] = {}  # those with work, the next one first
+        self._lanes: dict[Hashable, deque[_Operation]] = {}  # lanes with work, the next one first
         self._wake = threading.Condition()
         self._woken = self._closed = False
         self._pause_began: float | None = None
@@ -65,7 +65,7 @@ class Worker:
     def submit(
         self, work: Callable[[], Any], lane: Hashable = None, joinable: Joinable | None = None
     ) -> Future[Any]:
-        """Queues an operation at the end of its lane; returns at once."""
+        """Queues an operation at the end of its lane; returns immediately."""
         future: Future[Any] = Future()
         with self._wake:
             self._require_open()
@@ -83,10 +83,11 @@ class Worker:
 
     def pause(self) -> None:
         """Yields to sampling; long operations call it between their parts."""
-        # Only an operation on this thread has time to share.
+        # Only an operation on this thread can share its time.
         if threading.current_thread() is not self._thread or self._pause_began is None:
             return
-        # As long as the operation ran since the last pause: sampling gets half of the time.
+        # Sample as long as the operation ran since the last pause, so that sampling gets half the
+        # time.
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = time.monotonic()
 
@@ -115,23 +116,23 @@ class Worker:
         idle = True
         while True:
             with self._wake:
-                # Waits only if the last sampling step found nothing to do.
+                # Wait only if the last sampling step found nothing to do.
                 while idle and not (self._lanes or self._woken or self._closed):
                     self._wake.wait()
                 if self._closed:
                     break
                 self._woken = False
                 operations = self._take_next() if self._lanes else []
-            # Without operations sampling has all the time; with them they share it.
+            # Without operations, sampling gets all the time; otherwise they share it.
             if not operations:
                 idle = not self._sample()
             else:
                 self._operate(operations)
                 idle = False
-        self._end()  # on this thread, to which the running batches belong
+        self._end()  # on this thread, which owns the running batches
 
     def _take_next(self) -> list[_Operation]:
-        """Removes the first operation of the next lane, and those of other lanes that join it."""
+        """Removes the first operation of the next lane, and the first ones of other lanes that join it."""
         lane, *others = self._lanes
         out = [self._take_first(lane)]
         if (joinable := out[0].joinable) is not None:
@@ -142,7 +143,7 @@ class Worker:
         return out
 
     def _take_first(self, lane: Hashable) -> _Operation:
-        # The lane then waits for all others.
+        # The lane then goes to the end of the order, so that lanes alternate.
         waiting = self._lanes.pop(lane)
         operation = waiting.popleft()
         if waiting:
@@ -155,12 +156,12 @@ class Worker:
             if self._closed:
                 return
             lanes = list(self._lanes)
-        # A lane keeps its order, so an operation at its end marks that all before it are complete.
+        # Lanes keep their order: when an operation at the end has run, all before it are complete.
         for last in [self.submit(lambda: None, lane) for lane in (None, *lanes)]:
             last.result()
 
     def _operate(self, operations: list[_Operation]) -> None:
-        # From here on the futures cannot be cancelled: later operations rely on these.
+        # From here on, the futures cannot be cancelled, because later operations depend on these.
         operations = [one for one in operations if one.future.set_running_or_notify_cancel()]
         if not operations:
             return
@@ -170,7 +171,7 @@ class Worker:
         else:
             _compute_together(operations)
         del operations  # their results and errors may keep tensors alive
-        # Sampling gets as much time as the last part of the operation took.
+        # Sample for as long as the last part of the operation took.
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = None
 
@@ -211,12 +212,12 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _finish_operations() -> None:
-    """Completes queued operations at exit, for scripts that end right after a request to save.
+    """Completes queued operations at exit, for scripts that end right after submitting a save.
 
-    The threads end before the interpreter, because torch aborts the process if it is stopped inside
-    one of its functions.
+    The threads must end before the interpreter, because torch aborts the process if it is stopped
+    inside one of its functions.
     """
-    # All are closed before the first is joined, so that their threads end at the same time.
+    # Close all workers before joining the first, so that their threads end concurrently.
     for worker in list(_workers):
         worker.finish_operations()
         worker.close(wait=False)

@@ -157,7 +157,7 @@ def test_sampler_weights_hold_no_optimizer(store: CheckpointStore) -> None:
     save(store, "step-1")
     path = save(store, "step-1", kind="sampler_weights")
     assert store.read_checkpoint(path, with_optimizer=False).state["step"] == 5
-    with pytest.raises(CheckpointError, match=r"adapter alone, no optimizer.*weights: 'step-1'"):
+    with pytest.raises(CheckpointError, match=r"only the adapter, no optimizer.*weights: 'step-1'"):
         store.read_checkpoint(path, with_optimizer=True)
     with pytest.raises(CheckpointError, match="expected kind 'weights'"):
         save(store, "two", kind="sampler_weights", optimizer=optimizer())

@@ -144,7 +144,7 @@ def test_max_length_cuts_the_end_of_answers_and_says_so(builder, caplog):
         assert weights_of(short) == weights_of(datum)[:39]
     cut.get_batch(0)
     assert (cut.num_cut, cut.num_dropped) == (3, 0)
-    assert cut.report() == ["3 comparisons: the end of an answer was truncated at max_length"]
+    assert cut.report() == ["3 comparisons: an answer was truncated at max_length"]
     assert caplog.text.count("max_length=40 truncates an answer") == 1
 
 

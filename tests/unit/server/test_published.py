@@ -79,7 +79,9 @@ def test_the_owner_alone_changes_it(owners):
         lambda: bob.delete_checkpoint(path),
         lambda: bob.set_ttl(path, 1),
     ):
-        with pytest.raises(CheckpointError, match="of another owner, who alone may do that"):
+        with pytest.raises(
+            CheckpointError, match="to another owner, and only the owner may do that"
+        ):
             change()
     assert reads(bob, path)
 

@@ -45,12 +45,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def explain_disk_errors(doing: str, root: Path) -> Iterator[None]:
-    """Turns an ``OSError`` into a ``CheckpointError`` that states which data is safe."""
+    """Converts an ``OSError`` to a ``CheckpointError`` that states which data are safe."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            # The store's folder may not exist yet; the disk is that of its nearest parent.
+            # The store's folder may not exist yet, so use the disk of its nearest existing parent.
             existing = next(path for path in (root, *root.parents) if path.exists())
             free = shutil.disk_usage(existing).free
             cause = f"the disk is full ({free} bytes free under {root})"
@@ -70,7 +70,7 @@ def write_durably(path: Path, content: bytes) -> None:
     """Writes a file and syncs it to disk."""
     with open(path, "wb") as file:
         file.write(content)
-        # ``flush`` hands Python's buffer to the system, ``fsync`` the system's to the disk.
+        # ``flush`` writes Python's buffer to the system, ``fsync`` the system's buffer to the disk.
         file.flush()
         os.fsync(file.fileno())
 
@@ -80,8 +80,8 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = _temporary(path, "new")
     try:
         write_durably(temporary, content)
-        # Only complete content gets the final name; the folder is synced so that a power cut cannot
-        # undo the rename.
+        # Only complete content gets the final name. The folder is synced so that a power failure
+        # cannot undo the rename.
         os.replace(temporary, path)
         sync_folder(path.parent)
     finally:
@@ -91,33 +91,33 @@ def replace_file(path: Path, content: bytes) -> None:
 def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Replaces the folder ``path`` by one with ``files`` (name, content). Requires the lock.
 
-    ``files`` may be a generator, so that only one content is in memory at a time. On any error the
+    ``files`` may be a generator, so that only one file is in memory at a time. On any error, the
     previous folder at ``path`` is unchanged, and temporary files are deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new, old = _temporary(path, "new"), _temporary(path, "old")
     try:
         # 1. Write a temporary folder. Its files and its entries reach the disk before the rename
-        #    below, or a power cut could leave NAME with empty files.
+        #    below, or a power failure could leave NAME with empty files.
         new.mkdir()
         for name, content in files:
             write_durably(new / name, content)
         sync_folder(new)
-        # 2. Move the previous folder aside: no rename replaces a folder that has content.
+        # 2. Move the previous folder aside, because a rename cannot replace a non-empty folder.
         if path.exists():
             os.rename(path, old)
             sync_folder(path.parent)
-        # 3. The rename makes the new folder visible, whole.
+        # 3. The rename makes the complete new folder visible.
         os.rename(new, path)
         sync_folder(path.parent)
     except BaseException:
-        # Also for KeyboardInterrupt: between steps 2 and 3 no folder has the final name.
+        # Also for KeyboardInterrupt: between steps 2 and 3, no folder has the final name.
         if old.exists() and not path.exists():
             os.rename(old, path)
         shutil.rmtree(new, ignore_errors=True)
         raise
-    # 4. Delete the previous folder under a name that ``recover`` never restores, because a crash
-    #    may leave half of it.
+    # 4. Delete the previous folder under a name that ``recover`` never restores: a crash
+    #    during the deletion leaves it incomplete.
     if old.exists():
         _delete(old, _temporary(path, "gone"))
 
@@ -142,7 +142,7 @@ def recover(parent: Path) -> None:
     lock."""
     for path in leftovers(parent):
         match = _LEFTOVER.fullmatch(path.name)
-        # The crash was between steps 2 and 3: the previous folder is restored.
+        # The crash was between steps 2 and 3: restore the previous folder.
         if match and match["role"] == "old" and not (parent / match["name"]).exists():
             os.rename(path, parent / match["name"])
             sync_folder(parent)
@@ -155,7 +155,7 @@ def recover(parent: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Syncs renames inside ``path`` to disk."""
-    if sys.platform == "win32":  # Windows offers no handle for a folder and orders renames itself
+    if sys.platform == "win32":  # Windows has no handle for folders and orders renames itself
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -175,10 +175,10 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
         CheckpointError: another process kept the lock for ``timeout`` seconds.
     """
     if sys.platform == "win32":
-        yield  # no flock: the user must not start two processes on one run
+        yield  # without flock, the user must not start two processes on one run
         return
     try:
-        # Closed on exec, or a child process would keep the lock after this one has ended.
+        # Closed on exec, or a child process would keep the lock after this process has ended.
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if exclusive or error.errno not in _NOT_WRITABLE:
@@ -190,7 +190,7 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
     try:
         mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         deadline = time.monotonic() + timeout
-        # ``flock`` itself waits without a limit, so the lock is tried until the deadline.
+        # ``flock`` has no timeout, so try the lock until the deadline.
         while not _locked(handle, mode):
             if time.monotonic() >= deadline:
                 raise CheckpointError(
@@ -216,7 +216,7 @@ def _locked(handle: int, mode: int) -> bool:
 
 
 def _delete(path: Path, gone: Path) -> None:
-    # The rename is the deletion: a crash during ``rmtree`` leaves only a leftover.
+    # The rename is the atomic deletion: a crash during ``rmtree`` leaves only a temporary folder.
     os.rename(path, gone)
     sync_folder(path.parent)
     shutil.rmtree(gone, ignore_errors=True)

@@ -47,8 +47,8 @@ PUBLIC = "public"
 
 _FORMAT = 1
 
-# Names become folders: only characters that every file system accepts and that cannot leave the
-# store. No leading dot: the store's temporary folders have dotted names.
+# Names become folders: allow only characters that every file system accepts and that cannot leave
+# the store. No leading dot, because temporary folders of the store start with a dot.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=@+-]{0,127}")
 
 
@@ -58,7 +58,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def check_name(name: str, field: str) -> None:
-    """Raises ``CheckpointError`` unless ``name`` can safely be a folder of the store."""
+    """Raises ``CheckpointError`` unless ``name`` is safe as a folder of the store."""
     if not is_safe_name(name):
         raise CheckpointError(
             f"{field}: got {name!r}, expected 1 to 128 of the characters A-Z a-z 0-9 _ . : = @ + - "
@@ -101,14 +101,14 @@ class TinkerPath:
 
 @dataclass(frozen=True)
 class FileSeal:
-    """Size and SHA-256 of a file as it was written."""
+    """Size and SHA-256 of a file when it was written."""
 
     size_bytes: int
     sha256: str
 
     @classmethod
     def of(cls, content: bytes) -> FileSeal:
-        """Seals ``content``."""
+        """Computes the seal of ``content``."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
     def check_size(self, path: Path) -> None:
@@ -135,7 +135,8 @@ class StateFile:
 
 
 def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None) -> bytes:
-    """JSON with sorted keys; raises ``CheckpointError`` for what JSON cannot hold."""
+    """Encodes JSON with sorted keys; raises ``CheckpointError`` for values that JSON does not
+    have."""
     try:
         # Sorted keys: equal values give equal bytes, which the checksum relies on.
         return json.dumps(value, indent=indent, sort_keys=True).encode()
@@ -154,7 +155,7 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
         # Sorted by name: the order of the tensors must not change the bytes.
         tensor = tensors[name].detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        # safetensors raises an error for tensors that share storage, so they are copied.
+        # Copy the tensors, because safetensors raises an error for shared storage.
         separate[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
     return safetensors.torch.save(separate, metadata={"format": "pt"})
@@ -167,7 +168,7 @@ def encode_checkpoint(
     created_at: float,
 ) -> Iterator[tuple[str, bytes]]:
     """Yields ``(name, content)`` of each file, ``state.json`` last."""
-    # One at a time: the bytes of the adapter and of the optimizer are never in memory together.
+    # One file at a time, so that adapter and optimizer are never in memory together as bytes.
     seals: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
         content = make()
@@ -180,7 +181,7 @@ def encode_checkpoint(
         "files": seals,
         "state": dict(state),
     }
-    # Through JSON once, so that the checksum covers what a reader will see (keys are strings).
+    # Convert through JSON once, so that the checksum covers what a reader sees (string keys).
     body = json.loads(encode_json(body, "state"))
     yield STATE, encode_json({**body, "checksum": _checksum(body)}, "state")
 
@@ -195,15 +196,15 @@ def read_state(folder: Path) -> StateFile:
         raise CheckpointError(f"{path}: the file is missing") from None
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: got {path.stat().st_size} bytes that are no whole state file ({error})"
+            f"{path}: got {path.stat().st_size} bytes, not a complete state file ({error})"
         ) from error
-    # Before the checksum, which another version may compute in another way.
+    # Before the checksum, which another version may compute differently.
     if body.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path}: got format {body.get('format')!r}, expected {_FORMAT}; it was written by "
             "another version of this package"
         )
-    # ``state.json`` holds the checksums of the other files, so it must hold its own as well.
+    # ``state.json`` has the checksums of the other files, so it must also have its own.
     if checksum != _checksum(body):
         raise CheckpointError(f"{path}: checksum differs; the file was changed or is damaged")
     return StateFile(
@@ -221,19 +222,19 @@ def _checksum(body: Mapping[str, Any]) -> str:
 def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     """Returns a file's content; raises ``CheckpointError`` if its checksum differs."""
     path, seal = folder / name, state.seals[name]
-    # The size first: a file that was cut off is reported with both sizes and is not read.
+    # Check the size first: a truncated file is reported with both sizes and is not read.
     seal.check_size(path)
     content = path.read_bytes()
     if FileSeal.of(content) != seal:
         raise CheckpointError(
-            f"{path}: got {len(content)} of {seal.size_bytes} bytes, but their SHA-256 is not the "
-            "one that was written; the file is damaged"
+            f"{path}: got {len(content)} of {seal.size_bytes} bytes, but their SHA-256 differs "
+            "from the written one; the file is damaged"
         )
     return content
 
 
 def read_tensors(folder: Path, name: str, state: StateFile) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file, checked as ``read_sealed`` does, on the CPU."""
+    """Returns the tensors of a safetensors file, checked as in ``read_sealed``, on the CPU."""
     return safetensors.torch.load(read_sealed(folder, name, state))
 
 
@@ -244,8 +245,8 @@ def read_peft_files(folder: Path) -> dict[str, bytes]:
 
 
 def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
-    """Returns ``expires_at`` for a time to live; nothing for ``None``, which means never."""
-    # A separate file: the TTL may change, but ``state.json`` may not.
+    """Returns ``expires_at`` for a time to live; empty for ``None`` (never)."""
+    # A separate file, because the TTL may change but ``state.json`` must not.
     if ttl_seconds is None:
         return {}
     # ``True`` is an int in Python and would expire the checkpoint after a second.
@@ -264,6 +265,6 @@ def read_expiry(folder: Path) -> float | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
-        # Keeping a checkpoint too long does less harm than deleting one.
-        logger.warning("%s is damaged; the checkpoint is kept for good", folder / EXPIRES_AT)
+        # Keeping a checkpoint too long is better than deleting it.
+        logger.warning("%s is damaged; the checkpoint is kept permanently", folder / EXPIRES_AT)
         return None

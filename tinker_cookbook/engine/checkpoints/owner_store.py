@@ -1,4 +1,5 @@
-"""The store of one owner of a server, who also reads what other owners have published."""
+"""Checkpoint store of one owner of a server, with read access to published checkpoints of
+others."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from tinker_cookbook.engine.checkpoints.store import (
 from tinker_cookbook.exceptions import CheckpointError
 
 _SHOWN_METADATA = ("renderer_name", "recipe")
-"""What other owners see of a run's metadata, which may hold paths and names."""
+"""Metadata of a run that other owners may see; the rest may contain paths and names."""
 
 
 class OwnerStore(CheckpointStore):
     """A checkpoint store that looks up published checkpoints in the stores of other owners.
 
-    A run of another owner shows its published checkpoints alone. Reading works as for a checkpoint
+    A run of another owner shows only its published checkpoints. Reading works as for a checkpoint
     of this owner; writing, deleting and publishing are refused.
     """
 
@@ -75,7 +76,7 @@ class OwnerStore(CheckpointStore):
         return [info for info in found if info.public and info.problem is None]
 
     def published_by_others(self) -> Iterator[tuple[str, CheckpointInfo, RunInfo]]:
-        """Yields owner, checkpoint and run of what other owners have published."""
+        """Yields owner, checkpoint and run of all published checkpoints of other owners."""
         for store in self.others:
             for run in store.list_runs():
                 for info in reversed(store.public_checkpoints(run.run_id)):
@@ -89,7 +90,7 @@ class OwnerStore(CheckpointStore):
         if store is None:
             yield self
             return
-        # A private checkpoint of the same run gets the same error as one that does not exist.
+        # A private checkpoint of the run gives the same error as a missing one.
         if not any(info.path == path for info in store.public_checkpoints(path.run_id)):
             raise CheckpointError(
                 f"{path}: its owner has not published it, or it has expired or been deleted"
@@ -97,7 +98,7 @@ class OwnerStore(CheckpointStore):
         try:
             yield store
         except CheckpointError as error:
-            # The sentences after the first name other checkpoints of the run, which are private.
+            # Keep only the first sentence: the others name private checkpoints of the run.
             raise CheckpointError(str(error).partition(". ")[0]) from None
 
     def _publisher(self, run_id: str) -> OwnerStore | None:
@@ -119,7 +120,7 @@ class OwnerStore(CheckpointStore):
     ) -> Iterator[None]:
         if self._publisher(path.run_id) is not None:
             raise CheckpointError(
-                f"{doing} {path}: it is a checkpoint of another owner, who alone may do that"
+                f"{doing} {path}: it belongs to another owner, and only the owner may do that"
             )
         with super()._writing(path, doing, timeout):
             yield

@@ -51,7 +51,7 @@ def save_run(
         name,
         adapter=run.adapter.parameters(),
         adapter_config=run.adapter.peft_config(run.base.name),
-        # A sampler takes no steps, and the moments are twice as large as the adapter.
+        # A sampler needs no optimizer state, and the moments are twice as large as the adapter.
         optimizer=run.optimizer.state() if kind == "weights" else None,
         state=state,
         ttl_seconds=ttl_seconds,
@@ -66,7 +66,7 @@ def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapte
         fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
     except KeyError as error:
         raise CheckpointError(f"{path}: state.json lacks {error}; it is damaged") from error
-    # ``targets`` are the layers of this base model: tensors that do not fit them are refused.
+    # ``targets`` are the layers of this base model; tensors that do not fit are refused.
     return Adapter.load(AdapterSpec(**fields), base.targets, loaded.adapter, base.device, path)
 
 
@@ -75,14 +75,14 @@ def load_run(
 ) -> TrainingRun:
     """Returns a run restored from a checkpoint. Runs on the engine's worker."""
     saved = loaded.state["base_model"]
-    # Two names may mean the same model, such as a Hub name and the folder of its copy.
+    # Two names may refer to the same model, such as a Hub name and the folder of its copy.
     if saved != base_model and engine.resolve(saved).folder != engine.resolve(base_model).folder:
         raise CheckpointError(
             f"{path}: was trained on {saved!r}, but base_model is {base_model!r}; load it with "
             "the model it was trained on"
         )
     base = engine.trained_base(base_model)
-    # Without its optimizer the checkpoint starts a new run.
+    # Without the optimizer, the checkpoint starts a new run.
     step = 0 if loaded.optimizer is None else loaded.state["step"]
     run = engine.new_run(run_id, base, load_adapter(base, loaded, path), step)
     run.optimizer.load(loaded.optimizer or {}, path)

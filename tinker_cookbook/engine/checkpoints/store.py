@@ -4,8 +4,8 @@ A run is a folder ``<root>/runs/RUN`` with a ``run.json``; its checkpoints are t
 ``weights/NAME`` and ``sampler_weights/NAME`` in it, written ``tinker://RUN/weights/NAME``. The
 store takes and returns tensors under PEFT's names and JSON values; it does not depend on models.
 
-Guarantees: a checkpoint is written atomically, even if the process is killed; a damaged one is
-refused with the file, its size and a remedy; several processes may use one store.
+Guarantees: a checkpoint is written atomically, even if the process is killed; a damaged checkpoint
+is refused with the file, its size and a remedy; several processes may use one store.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """Content of a checkpoint: the arguments of ``write_checkpoint``."""
+    """Content of a checkpoint, as passed to ``write_checkpoint``."""
 
     path: TinkerPath
     adapter: dict[str, Tensor]
@@ -83,7 +83,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Entry of a listing. Times are seconds since the epoch."""
+    """Entry in a list of checkpoints. Times are seconds since the epoch."""
 
     path: TinkerPath
     created_at: float
@@ -91,7 +91,7 @@ class CheckpointInfo:
     size_bytes: int
     user_metadata: dict[str, str]
     problem: str | None
-    """Damage visible from the file sizes; ``None`` if there is none."""
+    """Damage detected from the file sizes; ``None`` if there is none."""
     public: bool = False
     """Whether every owner of a server may read it."""
 
@@ -104,7 +104,7 @@ class CheckpointStore:
 
     Args:
         root: folder of the store; ``None`` is ``TINKER_COOKBOOK_HOME`` or ``~/.tinker_cookbook``.
-        clock: gives the time in seconds since the epoch.
+        clock: returns the time in seconds since the epoch.
         owner: owner of the runs. Errors then name the owner and not the folder, which remote
             clients must not see.
     """
@@ -119,11 +119,11 @@ class CheckpointStore:
         self.clock = clock
         self.owner = owner
         for run in (self.root / "runs").glob("*/"):
-            # Only these folders get temporary names; a run without leftovers is not locked.
+            # Only these folders get temporary names. A run without leftovers is not locked.
             parents = [run, run / "archives", *(run / kind for kind in KINDS)]
             if not any(files.leftovers(parent) for parent in parents):
                 continue
-            # If the lock is taken, these are files that another process is writing right now.
+            # If the lock is held, another process is writing these files right now.
             with (
                 suppress(CheckpointError, OSError),
                 files.folder_lock(run, exclusive=True, timeout=0),
@@ -133,7 +133,7 @@ class CheckpointStore:
         self.expire()
 
     def create_run(self, run_id: str, info: RunInfo) -> RunRecord:
-        """Registers a run; raises ``CheckpointError`` if a run has this id."""
+        """Registers a run; raises ``CheckpointError`` if the id exists."""
         folder = self._run_folder(run_id)
         with files.explain_disk_errors(f"creating run {run_id!r}", self.root):
             folder.mkdir(parents=True, exist_ok=True)
@@ -142,13 +142,13 @@ class CheckpointStore:
             now = self.clock()
             body = {"run_id": run_id, "created_at": now, **asdict(info)}
             files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
-            # The file's time is the time of last use (see ``touch_run``).
+            # The file's modification time is the time of last use (see ``touch_run``).
             os.utime(folder / _RUN, (now, now))
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
 
     def touch_run(self, run_id: str) -> None:
         """Updates the time of last use: the modification time of ``run.json``, because a crash
-        cannot leave it half written."""
+        cannot leave it incomplete."""
         path, now = self._run_folder(run_id) / _RUN, self.clock()
         if not path.exists():
             raise self._unknown_run(run_id)
@@ -156,12 +156,12 @@ class CheckpointStore:
             os.utime(path, (now, now))
 
     def get_run(self, run_id: str) -> RunRecord:
-        """Returns the run of this id; raises ``CheckpointError`` with the nearest known ids."""
+        """Returns the run with this id; raises ``CheckpointError`` with the nearest known ids."""
         path = self._run_folder(run_id) / _RUN
         try:
             body = json.loads(path.read_bytes())
             created_at = body.pop("created_at")
-            # A folder that was copied or renamed by hand.
+            # The folder was copied or renamed by hand.
             if body.pop("run_id") != run_id:
                 raise ValueError("it describes another run")
             info = RunInfo(**body)
@@ -182,12 +182,12 @@ class CheckpointStore:
             try:
                 records.append(self.get_run(run_id))
             except CheckpointError as error:
-                logger.warning("Left out of the list of runs: %s", error)
+                logger.warning("Skipped in the list of runs: %s", error)
         return sorted(records, key=lambda record: (-record.created_at, record.run_id))
 
     def run_ids(self) -> list[str]:
         """Returns the sorted ids of all runs; other folders are ignored."""
-        # A folder without ``run.json`` is not a run, or ``create_run`` has not finished.
+        # A folder without ``run.json`` is not a run, or its ``create_run`` has not finished.
         folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
         return sorted(filter(is_safe_name, folders))
 
@@ -208,15 +208,15 @@ class CheckpointStore:
         """Saves a checkpoint durably and returns ``tinker://RUN/KIND/NAME``.
 
         Args:
-            run_id: a run that ``create_run`` registered.
-            kind: ``weights`` or ``sampler_weights``; the latter takes no ``optimizer``.
-            name: of the checkpoint within its run and kind.
+            run_id: a run registered by ``create_run``.
+            kind: ``weights`` or ``sampler_weights``; the latter has no ``optimizer``.
+            name: name of the checkpoint within its run and kind.
             adapter: tensors under PEFT's names.
             adapter_config: content of PEFT's ``adapter_config.json``.
             optimizer: optimizer tensors, or ``None``.
             state: JSON values to restore (step, RNG, versions).
             ttl_seconds: seconds until it expires; ``None``: never.
-            overwrite: replaces an existing checkpoint of this name atomically.
+            overwrite: whether to replace an existing checkpoint of this name, atomically.
             user_metadata: stored and listed, not interpreted.
 
         Raises:
@@ -240,15 +240,15 @@ class CheckpointStore:
         self.touch_run(run_id)
         folder = self._folder(path)
         with self._writing(path, "saving"):
-            # Under the lock: two writers of one name must not both find it free.
+            # Check under the lock: two writers of the same name must not both find it free.
             if folder.exists() and not overwrite and not self._is_expired(folder):
                 raise CheckpointError(
                     f"{path}: there is a checkpoint of this name. Choose another name, pass "
                     "overwrite=True, or delete it."
                 )
-            # ``content`` is produced here, one file at a time, and goes straight to the disk.
+            # ``content`` is generated here, one file at a time, and written directly to disk.
             files.replace_folder(folder, content)
-            # An archive holds the checkpoint that was replaced.
+            # An existing archive has the replaced checkpoint.
             self._archive_file(path).unlink(missing_ok=True)
         return str(path)
 
@@ -256,10 +256,10 @@ class CheckpointStore:
         """Loads a checkpoint and verifies all checksums. Raises ``CheckpointError`` if it is
         missing, expired or damaged (with file, size and expected size), or lacks its optimizer."""
         path = TinkerPath.parse(tinker_path)
-        # Before the disk is read: the path alone shows the mistake.
+        # Check before reading the disk: the path alone shows the mistake.
         if with_optimizer and path.kind == "sampler_weights":
             raise CheckpointError(
-                f"{path}: sampler_weights hold the adapter alone, no optimizer state. Load it "
+                f"{path}: sampler_weights have only the adapter, no optimizer state. Load it "
                 "without optimizer, or give a path of save_state. "
                 + _some_of("The run has weights", self._names(path.run_id, "weights"))
             )
@@ -312,15 +312,15 @@ class CheckpointStore:
             if not folder.exists() or self._is_expired(folder):
                 raise self._missing(path)
             if not expiry:
-                # No file means no expiry; the sync makes the removal durable.
+                # Without the file there is no expiry; the sync makes the removal durable.
                 (folder / fmt.EXPIRES_AT).unlink(missing_ok=True)
                 files.sync_folder(folder)
             for name, content in expiry.items():
                 files.replace_file(folder / name, content)
 
     def set_public(self, tinker_path: str, public: bool) -> None:
-        """Publishes a checkpoint for all owners of a server, or ends that; one that replaces it
-        is not public."""
+        """Publishes a checkpoint for all owners of a server, or unpublishes it; a checkpoint that
+        replaces it is not public."""
         path = TinkerPath.parse(tinker_path)
         folder = self._folder(path)
         with self._writing(path, "publishing" if public else "unpublishing"):
@@ -339,9 +339,9 @@ class CheckpointStore:
         for path in chain.from_iterable(map(self._paths, self.run_ids())):
             if not self._is_expired(self._folder(path), now):
                 continue
-            # ``timeout=0``: opening a store must not wait for a run that is being written to.
+            # ``timeout=0``: opening a store must not wait for a run that is in use.
             with suppress(CheckpointError), self._writing(path, "deleting", timeout=0):
-                if self._is_expired(self._folder(path), now):  # its TTL may have changed meanwhile
+                if self._is_expired(self._folder(path), now):  # the TTL may have changed
                     self._delete(path)
                     expired.append(str(path))
                     logger.info("Deleted %s, which expired", path)
@@ -357,7 +357,7 @@ class CheckpointStore:
         path, folder = TinkerPath.parse(tinker_path), Path(folder).expanduser().absolute()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(f"{folder}: expected a new or empty folder to copy {path} into")
-        # All checksums are verified before the target is touched.
+        # Verify all checksums before changing the target.
         content = self.peft_files(tinker_path)
         with files.explain_disk_errors(f"copying {path} to {folder}", folder.parent):
             files.replace_folder(folder, content.items())
@@ -366,7 +366,7 @@ class CheckpointStore:
     def archive(self, tinker_path: str) -> Path:
         """Writes a tar file with ``peft_files`` into the store and returns its path. It is deleted
         with the checkpoint."""
-        # Not compressed, because weights do not compress; equal content gives equal bytes.
+        # Not compressed, because weights are incompressible; equal content gives equal bytes.
         path = TinkerPath.parse(tinker_path)
         target, packed = self._archive_file(path), io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -374,7 +374,7 @@ class CheckpointStore:
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mode = len(data), 0o644
                 archive.addfile(entry, io.BytesIO(data))
-        # The tar was built without the exclusive lock; the checkpoint may be gone by now.
+        # The tar was built without the exclusive lock, so the checkpoint may have been deleted.
         with self._writing(path, "archiving"):
             if not self._folder(path).exists():
                 raise self._missing(path)
@@ -387,7 +387,7 @@ class CheckpointStore:
         problem, state = None, None
         try:
             state = fmt.read_state(folder)
-            # Sizes only: checksums would make a listing read all files.
+            # Check only sizes: checksums would require reading all files.
             for name, seal in state.seals.items():
                 seal.check_size(folder / name)
         except CheckpointError as error:
@@ -415,7 +415,7 @@ class CheckpointStore:
             self.get_run(path.run_id)
             run = self._run_folder(path.run_id)
             with files.folder_lock(run, exclusive=True, timeout=timeout):
-                # Under the lock every leftover belongs to a writer that has crashed.
+                # Under the lock, every temporary folder belongs to a crashed writer.
                 files.recover(self._folder(path).parent)
                 yield
 
@@ -425,7 +425,7 @@ class CheckpointStore:
         folder, run = self._folder(path), self._run_folder(path.run_id)
         if not run.exists():
             raise self._missing(path)
-        # Only the lock distinguishes a crashed writer, after which to recover, from a running one.
+        # Only the lock distinguishes a crashed writer (recover its files) from a running one.
         if not folder.exists() and files.leftovers(folder.parent):
             with self._writing(path, "recovering"):
                 pass

@@ -1,7 +1,7 @@
 """Applies bias, penalties, minimum length and masks to the logits of the rows that have them.
 
-All rows of a step are changed by one scatter for each option. What an option has to remember of a
-sequence, its token counts and the state of its mask, belongs to the sequence. So a sequence that is
+All rows of a step are changed by one scatter per option. The state of an option (token counts,
+state of the mask) belongs to the sequence. So a sequence that is
 preempted and resumed continues with the same state.
 """
 
@@ -20,7 +20,7 @@ _MASK_THREADS = 4
 
 
 class LogitAdjuster:
-    """The options of one sequence, and what they remember of its tokens."""
+    """Options of one sequence, with their state."""
 
     def __init__(
         self, options: LogitOptions, stop_tokens: Collection[int], prompt: np.ndarray
@@ -31,7 +31,7 @@ class LogitAdjuster:
         self.counts: TokenCounts | None = None
         repeats = options.repetition_penalty != 1
         if repeats or options.presence_penalty or options.frequency_penalty:
-            # Only the repetition penalty concerns tokens of the prompt.
+            # Only the repetition penalty depends on tokens of the prompt.
             self.counts = TokenCounts(prompt if repeats else prompt[:0])
         mask = options.token_mask
         self.mask = None if mask is None else RowMask(mask.start())
@@ -75,7 +75,7 @@ class TokenCounts:
         """Counts one more token."""
         slot = self._slots.setdefault(token, self._size)
         if slot == self._size:
-            # Twice the memory each time, so that the copies cost little.
+            # Double the memory each time, so that copies are rare.
             if slot == len(self._ids):
                 self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
@@ -92,11 +92,11 @@ class RowMask:
         self._next: Future[np.ndarray] = _threads().submit(state.allowed)
 
     def bits(self) -> np.ndarray:
-        """Returns the mask, uint8 [B]; raises what computing it raised."""
+        """Returns the mask, uint8 [B]; raises the error of its computation."""
         return self._next.result()
 
     def add(self, token: int) -> bool:
-        """Moves on behind a token; returns whether the sequence ends there."""
+        """Advances by one token; returns whether the sequence ends there."""
         self._next.result()  # the state must not change while it is read
         self._state.add(token)
         if self._state.finished:
@@ -167,7 +167,7 @@ def _apply_masks(logits: torch.Tensor, adjusters: Sequence[LogitAdjuster]) -> di
             continue
         try:
             bits = adjuster.mask.bits()[: packed.shape[1]]
-        except Exception as error:  # of a grammar: the other rows are sampled
+        except Exception as error:  # an error of one grammar must not affect other rows
             errors[i] = error
             continue
         packed[len(rows), : len(bits)] = bits
@@ -191,7 +191,7 @@ def _unpacked(packed: np.ndarray, count: int, device: torch.device) -> torch.Ten
 
 
 def unpacked_by_shifts(packed: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
-    """As numpy's ``unpackbits``, for devices to which an eighth of the bytes is sent so."""
+    """Like numpy's ``unpackbits``, on the device: only an eighth of the bytes is transferred."""
     shifts = torch.arange(8, dtype=torch.uint8, device=device)
     bits = (torch.from_numpy(packed).to(device)[:, :, None] >> shifts) & 1
     return bits.view(len(packed), -1)[:, :count].bool()

@@ -25,11 +25,11 @@ class BatchLayout:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.windows_seen: dict[int, int | None] = {}
-        """Sliding window of each layer; the check at load reads it."""
+        """Sliding window of each layer that was called. The check at load reads it."""
 
     @cached_property
     def _attention(self) -> PagedAttention | GatheredAttention | PaddedAttention:
-        # Made at the first layer and used by all, because the runs are the same.
+        # Created at the first layer and used by all, because the runs are the same.
         cache = self.runs[0].table.cache
         if cache.native:
             return PagedAttention(self.runs)

@@ -44,7 +44,7 @@ class BatchPlan:
                 plan.runs.append(Run(table, table.length, len(plan.tokens), 1, decodes=True))
                 plan.outputs.append((len(plan.tokens), row))
                 plan._append([row.sample.tokens[-1]], [table.length], sampler)
-        # Decode tokens come first and are never left out: a long prompt must not delay them.
+        # Decode tokens come first and are always included: a long prompt must not delay them.
         plan._add_prefills(prefills, step_tokens - len(plan.tokens))
         if not plan.tokens:
             return None
@@ -56,17 +56,17 @@ class BatchPlan:
         return plan
 
     def _add_prefills(self, prefills: Sequence[Prefill], room: int) -> None:
-        """Divides ``room`` tokens equally among the samplers; what one leaves goes to the next.
+        """Divides ``room`` tokens equally among the samplers; unused tokens go to the next sampler.
 
-        So a short prompt is prefilled at once, however long another client's prompts are.
+        So a short prompt is prefilled immediately, however long other clients' prompts are.
         """
         queues: dict[Sampler, list[tuple[Prefill, BlockTable]]] = {}
         for prefill in prefills:
-            if prefill.table is not None:  # the others wait for a common prefix
+            if prefill.table is not None:  # otherwise it waits for a common prefix
                 queues.setdefault(prefill.sampler, []).append((prefill, prefill.table))
         shortest_first = sorted(queues.values(), key=lambda queue: sum(p.left for p, _ in queue))
         for number, queue in enumerate(shortest_first):
-            # What a short queue leaves is divided among the queues after it.
+            # Divide the unused part of a short queue among the later queues.
             share = -(-room // (len(queues) - number))
             for prefill, table in queue:
                 if share <= 0:
@@ -77,7 +77,7 @@ class BatchPlan:
                 tokens = prefill.tokens[start:end].tolist()
                 self._append(tokens, list(range(start, end)), prefill.sampler)
                 self.chunks.append((prefill, table, count))
-                # All samples of a prompt take their first token from its last hidden state.
+                # All samples of a prompt sample their first token from its last hidden state.
                 if end == len(prefill.tokens):
                     self.outputs += [(len(self.tokens) - 1, row) for row in prefill.rows]
                 share, room = share - count, room - count

@@ -43,7 +43,7 @@ Place: TypeAlias = tuple[Hashable, Sampler]
 
 
 def owner_of(request: SampleRequest) -> Hashable:
-    """Returns the owner that the fair share is computed for."""
+    """Returns the owner for the fair share."""
     sampler = request.sampler
     return sampler if sampler.owner is None else sampler.owner
 
@@ -95,7 +95,7 @@ class FairQueue:
     """Waiting requests, by owner and by sampler."""
 
     def __init__(self) -> None:
-        # The owner served last is last, which decides between owners with equally many sequences.
+        # Owners in the order of their last service, which breaks ties between equal shares.
         self._owners: dict[Hashable, dict[Sampler, deque[WaitingRequest]]] = {}
 
     def __bool__(self) -> bool:
@@ -122,7 +122,7 @@ class FairQueue:
             for owner, runs in self._owners.items()
             for run, queue in runs.items()
         ]
-        heads.sort(key=lambda head: head[:2])  # stable: ties go to the one served longest ago
+        heads.sort(key=lambda head: head[:2])  # stable sort: ties go to the least recently served
         return [waiting for _, _, waiting in heads]
 
     @property
@@ -131,7 +131,7 @@ class FairQueue:
         return sum(len(runs) for runs in self._owners.values()) > 1
 
     def take(self, waiting: WaitingRequest, count: int) -> list[SampledSequence]:
-        """Removes ``count`` samples of a request that is the first of its sampler."""
+        """Removes ``count`` samples of a request that is first in its sampler's queue."""
         # Owner and sampler are inserted again at the end: they were served last.
         rows = [waiting.rows.popleft() for _ in range(count)]
         owner = owner_of(waiting.request)
@@ -150,7 +150,7 @@ class FairQueue:
         kept = [waiting for waiting in self if not waiting.request.future.done()]
         if len(kept) == sum(1 for _ in self):
             return
-        # Rebuilt in the same order, so that each keeps its turn.
+        # Rebuild in the same order, so that each keeps its turn.
         self._owners = {}
         for waiting in kept:
             self.add(waiting)

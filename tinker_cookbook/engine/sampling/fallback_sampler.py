@@ -37,7 +37,7 @@ class FallbackSampler:
         self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
-        """Samples one token for each running sequence; an error fails its request alone."""
+        """Samples one token for each running sequence; an error fails only its request."""
         # One request of each owner runs at a time.
         self._waiting.drop_done()
         shares = Shares(row for request in self._running for row in request.rows[:1])
@@ -54,7 +54,7 @@ class FallbackSampler:
                 next(steps)
             except StopIteration:
                 del self._running[request]
-            except Exception as error:  # requests share nothing, so the others go on
+            except Exception as error:  # requests are independent, so the others continue
                 request.fail(error)
                 del self._running[request]
 
@@ -84,7 +84,7 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
     hidden = last_hidden(torch.from_numpy(request.prompt).to(base.device)[None])
     rows = list(request.rows)
     if len(rows) > 1:
-        # The one method by which layers of all kinds choose sequences.
+        # The only method that selects sequences in all cache types.
         cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=base.device))
         hidden = hidden.expand(len(rows), -1)
     while not request.future.done():

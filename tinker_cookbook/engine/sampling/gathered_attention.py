@@ -1,6 +1,6 @@
 """Attention of one step on a CPU with torch's operators, for any kind of attention.
 
-It serves what the C kernel does not know: soft caps, sinks, other dtypes, a machine without a
+It is used where the C kernel does not apply: soft caps, sinks, other dtypes, a machine without a
 compiler. Decode tokens of similar length share a product, and a prefill chunk has its own.
 """
 
@@ -33,7 +33,7 @@ def attention_weights(
         scores += bias
     if call.sinks is None:
         return scores.softmax(-1).to(query.dtype)
-    # A sink is one more logit of each head, whose weight is dropped after the softmax.
+    # A sink is an additional logit per head; its weight is dropped after the softmax.
     kv_heads = len(scores) // count
     sinks = call.sinks.float().view(1, kv_heads, -1, 1)
     sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
@@ -50,7 +50,7 @@ class _Gathered:
 
     def __init__(self, cache: PagedCache, runs: Sequence[Run], blocks: int) -> None:
         self._cache, self.count = cache, len(runs)
-        # Past the end of a table its first block is repeated: finite numbers, whose weight is 0.
+        # Repeat the first block past the end of a table: finite numbers with weight 0.
         tables = [[block.index for block in run.table.blocks[:blocks]] for run in runs]
         padded = [table + table[:1] * (blocks - len(table)) for table in tables]
         self._table = torch.tensor(padded, device=cache.device)
@@ -110,7 +110,7 @@ class _PrefillChunk(_Gathered):
 
     Query blocks begin at multiples of ``BLOCK`` in the sequence and are padded to full size. So the
     same matrix products run wherever a prompt was split, by a cached prefix or by the token budget
-    of a step, and the results are equal to the bit.
+    of a step, and the results are bit-identical.
     """
 
     def __init__(self, cache: PagedCache, run: Run) -> None:

@@ -34,7 +34,7 @@ class MaskState(Protocol):
         ...
 
     def add(self, token: int) -> None:
-        """Moves on behind a sampled token."""
+        """Advances by one sampled token."""
         ...
 
 
@@ -55,7 +55,7 @@ class LogitOptions:
     in prompt or sample are divided by it if positive, multiplied if negative);
     ``frequency_penalty`` (subtracted for each occurrence in the sample) and ``presence_penalty``
     (subtracted once if the token is in the sample); ``token_mask``; temperature; ``min_p`` (tokens
-    below this share of the highest probability are left out); top-k and top-p.
+    below this share of the highest probability are excluded); top-k and top-p.
     """
 
     min_p: float = 0.0
@@ -91,7 +91,7 @@ class LogitOptions:
 
     @cached_property
     def in_effect(self) -> tuple[str, ...]:
-        """Names of the options that differ from their defaults, and so change what is sampled."""
+        """Names of options with non-default values, which therefore affect sampling."""
         default = {one.name: one.default for one in fields(LogitOptions)}
         return tuple(
             name
@@ -101,7 +101,7 @@ class LogitOptions:
 
     @cached_property
     def change_logits(self) -> bool:
-        """Whether an option other than ``min_p``, which needs no memory of a sequence, is set."""
+        """Whether an option other than ``min_p`` is set; ``min_p`` needs no per-sequence state."""
         return bool(set(self.in_effect) - {"min_p"})
 
     @cached_property

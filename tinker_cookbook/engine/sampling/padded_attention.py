@@ -1,8 +1,8 @@
 """Attention of one step on a GPU: sequences are padded to one length and computed together.
 
-There a kernel takes as long to start as a short product takes to compute. So decode tokens of all
+On a GPU, launching a kernel takes as long as a short product. So decode tokens of all
 lengths, and prefill chunks of all prompts, are one call of torch's fused attention each. On a CPU
-padding costs more than calls: ``batch_attention`` computes sequences of similar length together.
+padding costs more than calls: ``gathered_attention`` computes sequences of similar length together.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _QUERIES = 512
 """Tokens of a prefill chunk in one row: a shorter row computes fewer scores of later tokens."""
 
 _COPY = 64
-"""Scores of one key that take as long as its copy from the cache (an estimate)."""
+"""Number of scores per key that cost as much as copying the key from the cache (an estimate)."""
 
 _SLACK = 1 << 20
-"""Padding in scores that is always accepted, as it takes no longer than a further call."""
+"""Padding (in scores) that is always accepted, because it costs no more than another call."""
 
 _GROUP_BYTES = 1 << 30
-"""Memory of the keys and values, or of the scores, that one call may take."""
+"""Maximum memory of keys and values, or of scores, in one call."""
 
 _HEADS = 64
-"""Query heads of a large model, for the memory of scores that are not fused."""
+"""Query heads of a large model, to estimate the memory of unfused scores."""
 
 
 def _padded(run: Run) -> int:
@@ -43,7 +43,7 @@ def _padded(run: Run) -> int:
 def grouped(runs: Sequence[Run], cache: PagedCache) -> list[list[Run]]:
     """Returns the runs that are padded to a common length, in the order of the batch.
 
-    A further group begins where more than half of the work would be padding, or where memory ends.
+    A new group starts if more than half of the work would be padding, or at the memory limit.
     """
     groups: list[list[Run]] = []
     needed = queries = 0
@@ -70,8 +70,8 @@ class _Group:
         self._cache, self._count = cache, len(runs)
         self._length = length = max(run.count for run in runs)
         blocks = max(map(_padded, runs)) // BLOCK
-        # Past the end of a run its last query and its first block are repeated: finite numbers,
-        # which are dropped or have a weight of 0.
+        # Past the end of a run, repeat its last query and its first block: finite numbers
+        # that are dropped or have weight 0.
         rows = np.empty((len(runs), blocks + 2 * length), dtype=np.int64)
         for row, run in zip(rows, runs, strict=True):
             mine = [block.index for block in run.table.blocks[: _padded(run) // BLOCK]]
@@ -172,8 +172,8 @@ class PaddedAttention:
         self._order: Tensor | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Writes keys and values to the cache; returns the attention [T, heads, D]. That of padding
-        after the last run is some token's."""
+        """Writes keys and values to the cache; returns the attention [T, heads, D]. Padding
+        after the last run has arbitrary values."""
         # First the writes: a token attends to itself and to earlier tokens of its chunk.
         self._cache.write(call.layer, self._slots, call.key, call.value)
         found = [group.attend(call) for group in self._groups]

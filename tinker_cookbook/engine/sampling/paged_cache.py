@@ -56,7 +56,7 @@ class BlockTable:
     blocks: list[Block] = field(default_factory=list)
     length: int = 0
     kept: bool = False
-    """Whether it is a cached prefix, not a running sequence."""
+    """Whether it belongs to a cached prefix and not to a running sequence."""
 
     @property
     def capacity(self) -> int:
@@ -96,7 +96,7 @@ class PagedCache:
             self.values.append(torch.empty(0, shape.heads, *value, dtype=dtype, device=device))
         self._blocks: list[Block] = []
         self._free: list[Block] = []
-        # On a GPU the copies and clears of all sequences are a few kernels at the next ``settle``.
+        # On a GPU, copies and clears of all sequences are batched in a few kernels by ``settle``.
         self._later = device.type != "cpu"
         self._copies: dict[Block, Block] = {}  # target -> source
         self._stale: dict[Block, None] = {}
@@ -223,27 +223,27 @@ class PagedCache:
             self._zero(freed)
 
     def settle(self) -> None:
-        """Makes the copies and clears that ``fork`` and ``free`` have left for later."""
+        """Performs the copies and clears that ``fork`` and ``free`` have postponed."""
         copies, stale = self._copies, list(self._stale)
         self._copies, self._stale = {}, {}
         if copies:
             numbers = [[block.index for block in side] for side in (copies, copies.values())]
             target, source = torch.tensor(numbers, device=self.device)
-            # All are read before any is written: a freed source may be a target by now.
+            # Read all sources before writing any target: a freed source may be a target now.
             for pool in (*self.keys, *self.values, *self.choices):
                 pool[target] = pool[source]
         if stale:
             self._zero(stale)
 
     def _copy_later(self, source: Block, targets: Sequence[Block]) -> None:
-        if source in self._copies:  # its own copy is still to be made
+        if source in self._copies:  # its own copy is still pending
             self.settle()
         for target in targets:
             self._copies[target] = source
             self._stale.pop(target, None)
 
     def _zero(self, blocks: Sequence[Block]) -> None:
-        # torch's products multiply what is beyond a sequence's end by a weight of zero, which does
+        # Positions beyond a sequence's end get weight zero in torch's products, which does
         # not remove the NaN that a diverged run may have left.
         index = torch.tensor([block.index for block in blocks], device=self.device)
         for pool in (*self.keys, *self.values):

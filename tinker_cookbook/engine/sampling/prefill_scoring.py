@@ -1,6 +1,6 @@
-"""Hidden states of sequences that are scored, computed like the prefill of the sampler.
+"""Computes hidden states of scored sequences like the sampler's prefill.
 
-The result of a token does not depend, to the bit, on other sequences of the batch nor on how a
+A token's result is bit-identical, whatever the other sequences of the batch and however a
 sequence is split into steps. Scores are therefore the same for any batching of requests, and in a
 resumed run. Common prefixes are computed once (``prefix_tree``) and shared as blocks.
 """
@@ -20,7 +20,8 @@ from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, 
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 
 STEP_TOKENS = 512
-"""Tokens of a forward pass. More would not make the products faster and would delay other requests.
+"""Maximum tokens of a forward pass. More would not be more efficient and would delay other
+requests.
 """
 
 
@@ -59,7 +60,7 @@ def read_together(
         runs, parts = _next_runs(waiting, complete, cache)
         count = sum(map(len, parts))
         indices = np.concatenate(parts)
-        # The padded number of tokens keeps results independent of how many are in the pass.
+        # Pad the number of tokens, so that results do not depend on it.
         fill = (0, -count % 32 if base.ragged else filling(count))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
@@ -81,7 +82,7 @@ def read_together(
             else:
                 left.append(segment)
         waiting = left
-        if waiting:  # sampling gets its share of the time between two passes
+        if waiting:  # let the sampler run between two passes
             pause()
     assert hidden is not None
     return hidden, row.where

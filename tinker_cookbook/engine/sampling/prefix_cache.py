@@ -1,7 +1,7 @@
 """Prefix cache: KV caches of prompts and finished samples, kept for later requests.
 
 The next turn of a conversation begins with the last turn's prompt and answer, so their KV cache is
-reused. Requests with the same instruction that arrive at once share it while it is computed: all
+reused. Concurrent requests with the same instruction share it while it is computed: all
 but one wait for the common prefix. A prefix belongs to one version of the weights: other snapshots
 never use it, and it is freed with its sampler.
 """
@@ -69,7 +69,7 @@ class Prefill:
 
     @property
     def ready(self) -> bool:
-        """Whether it has not begun, and the common prefix is computed."""
+        """Whether it has not started and the common prefix is computed."""
         if self.table is not None or self.source is None:
             return self.table is None
         return self.source.table is not None and self.source.table.length >= self.shared
@@ -158,7 +158,7 @@ class PrefixCache:
         if isinstance(source, CachedPrefix):
             del self._entries[source]
             self._entries[source] = None
-        # Waiting for a running prefill costs steps, so it must save more than it costs.
+        # Waiting for a running prefill costs steps, so it must save enough tokens.
         enough = most + worth_waiting
         for prefill in running:
             # Most prefills differ early, and bytes show that at a small part of the cost.

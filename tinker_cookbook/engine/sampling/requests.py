@@ -27,8 +27,8 @@ class SamplingSettings(LogitOptions):
 
     ``stop_tokens`` end a sample when sampled (and are kept in it); ``stop_strings`` when they
     appear in the decoded text. ``top_k`` -1 and ``top_p`` 1 mean the whole vocabulary;
-    ``temperature`` 0 takes the most probable token. With ``seed``, sample i of a request depends
-    on (seed, i) alone.
+    ``temperature`` 0 is greedy. With ``seed``, sample i of a request depends
+    only on (seed, i).
     """
 
     max_tokens: int | None = None
@@ -99,9 +99,9 @@ class SampleRequest:
     topk: int = 0
     on_token: Callable[[int, Sample], None] | None = None
     """Called on the engine's thread with a sample's index and the sample whenever a token was
-    added to it. It must return at once and raise nothing: all running samples wait for it."""
+    added to it. It must return immediately and must not raise: all running samples wait for it."""
     future: Future[list[Sample]] = field(default_factory=Future)
-    """Left pending until the samples are done, so that it can be cancelled at any time."""
+    """Pending until the samples are done, so that it can be cancelled at any time."""
 
     def __post_init__(self) -> None:
         self.rows = [SampledSequence(self, index) for index in range(self.num_samples)]
@@ -112,8 +112,8 @@ class SampleRequest:
         self._running -= 1
         if self._running or self.future.done():
             return
-        # Request and rows reference each other. Without this, the sampler and its cached prefixes
-        # would stay in memory until the garbage collector runs.
+        # Request and rows reference each other. Without clearing, the sampler and its cached
+        # prefixes would stay in memory until the garbage collector runs.
         samples, self.rows = [row.sample for row in self.rows], []
         settle(self.future, samples)
 
@@ -124,14 +124,14 @@ class SampleRequest:
 
 
 class ExternalSampler(Protocol):
-    """Samples requests outside of the engine's process."""
+    """Samples requests outside the engine's process."""
 
     def takes(self, request: SampleRequest) -> bool:
-        """Returns whether it samples the request; the engine samples the others."""
+        """Returns whether this sampler handles the request; if not, the engine does."""
         ...
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
-        """Samples a request. Cancelling its future, at any time, ends it."""
+        """Samples a request. Cancelling its future ends it at any time."""
         ...
 
     def require(self, base: BaseModel, spec: AdapterSpec) -> None:
@@ -139,7 +139,7 @@ class ExternalSampler(Protocol):
         ...
 
     def rest(self) -> None:
-        """Frees memory for a training pass, if it is set to; called on the engine's worker."""
+        """Frees memory for a training pass, if configured; called on the engine's worker."""
         ...
 
     def close(self) -> None:
@@ -154,7 +154,8 @@ class SampledSequence:
         self.request, self.index = request, index
         self.sample = Sample()
         seed = request.settings.seed
-        # The index is part of the seed, so sample i depends neither on the batch nor on the others.
+        # The index is part of the seed, so sample i depends neither on the batch nor on other
+        # samples.
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
         self._number, self._decides = 0.0, -1
         self.adjuster: LogitAdjuster | None = None
@@ -170,7 +171,7 @@ class SampledSequence:
 
     def uniform(self) -> float:
         """Random number in [0, 1) for the next token; it changes when a token is added."""
-        # One number for each token: a step repeated after an error or preemption uses it again.
+        # One number per token: a step repeated after an error or preemption uses the same number.
         if self._decides != len(self.sample.tokens):
             self._number, self._decides = self._rng.random(), len(self.sample.tokens)
         return self._number
@@ -203,13 +204,13 @@ class SampledSequence:
             # is longer than any string is enough: a character has at most four bytes, a token at
             # least one.
             longest = max(len(text) for text in strings)
-            # Text of the first min_tokens tokens ends no sample.
+            # Stop strings within the first min_tokens tokens do not end a sample.
             first = max(settings.min_tokens, len(sample.tokens) - (4 * longest + 8))
             tail = decode(sample.tokens[first:])
             stop = any(text in tail for text in strings)
         if stop:
             sample.stop_reason = "stop"
-        # A stop at the limit is a stop: the reason "length" means that the text was cut off.
+        # A stop at the limit counts as "stop": the reason "length" means truncation.
         self.ended = stop or len(sample.tokens) >= self.request.limit
         return self.ended
 
@@ -256,7 +257,7 @@ class ScoreRequest:
 
     def follow(self, operation: Future[None]) -> None:
         """Copies an error or cancellation of the worker's operation to the future."""
-        # Scoring settles the future itself; this is for a closed engine and errors outside of it.
+        # Scoring settles the future itself; this handles a closed engine and other errors.
         if operation.cancelled():
             self.future.cancel()
         elif (error := operation.exception()) is not None:
@@ -273,7 +274,7 @@ def sample_request(
     topk_sample: int = 0,
 ) -> SampleRequest:
     """Returns a checked request for ``num_samples`` completions of ``prompt``."""
-    # Checked before it is queued: the error reaches its caller and not the running batch.
+    # Check before queueing, so that the error reaches the caller and not the running batch.
     tokens = _checked(sampler, prompt)
     if num_samples < 1:
         raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
@@ -325,7 +326,7 @@ def score_request(
             )
         if targets.size:
             check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
-    # The first token has no log-probability, because no token is before it.
+    # The first token has no context, so it has no log-probability.
     first = 1 if last_n is None else len(tokens) - last_n
     return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
 

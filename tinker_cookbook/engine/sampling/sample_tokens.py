@@ -1,7 +1,7 @@
 """Samples the next token of each running sequence, with its own sampling parameters.
 
 A token is found by inverting the cumulative distribution at one uniform number per row, so the rest
-of the batch has no influence. The sum over a vocabulary must be exact to many digits; with the sums
+of the batch has no influence. The sum over a vocabulary must be precise; with the sums
 of blocks computed first, only one block of a row is summed token by token in float64.
 """
 
@@ -23,19 +23,19 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 _BLOCK = 256
 _LEAST, _LEAST_EXP = -87.0, 1.65e-38
-"""Below it the exponential is not a normal number in fp32; no token of such a weight is sampled."""
+"""Below this, the exponential is subnormal in fp32; tokens with such weights are never sampled."""
 _COLDEST = 1e-30
-"""Below this temperature a quotient may overflow; the most probable token is sampled anyway."""
+"""Below this temperature a quotient may overflow; sampling is greedy there anyway."""
 
 
 @dataclass(frozen=True)
 class BatchSamplingParams:
     """Sampling parameters of each row, arrays [R].
 
-    ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
-    tokens that may be sampled, -1 for all (ties at the border are all included); ``top_p`` in (0,
-    1] leaves tokens out once more probable ones hold this much; ``uniform`` float64 in [0, 1)
-    decides; ``min_p`` leaves out tokens below this share of the highest probability.
+    ``temperature`` 0 is greedy; ``top_k`` is the number of most probable
+    tokens that may be sampled, -1 for all (all ties at the cutoff are included); ``top_p`` in (0,
+    1] excludes tokens once more probable ones have this mass; ``uniform`` float64 in [0, 1)
+    selects the token; ``min_p`` excludes tokens below this share of the highest probability.
     """
 
     temperature: np.ndarray
@@ -67,14 +67,14 @@ class Exponentials:
         """Computes the exponentials of fp32 ``logits`` [R, V]."""
         top = logits.amax(-1, keepdim=True)
         weights = logits.sub(top)
-        # Of masked tokens, or at a low temperature. CPUs need up to 500 times as long for
-        # exponentials that are no normal numbers of fp32.
+        # For masked tokens, or at a low temperature. CPUs need up to 500 times as long for
+        # subnormal exponentials in fp32.
         if weights.device.type == "cpu" and weights.amin() < _LEAST:
             weights = torch.threshold_(weights.clamp_(min=_LEAST).exp_(), _LEAST_EXP, 0.0)
         else:
             weights.exp_()
         rest = -weights.shape[-1] % _BLOCK
-        weights = F.pad(weights, (0, rest)) if rest else weights  # padding by nothing copies
+        weights = F.pad(weights, (0, rest)) if rest else weights  # padding by 0 would copy
         weights = weights.view(len(weights), -1, _BLOCK)
         return cls(top, weights, weights.sum(-1).double())
 
@@ -88,7 +88,7 @@ def sample_sequences(
     log-probabilities are not finite, or whose token cannot be appended, fails alone: its request
     gets the error.
     """
-    if not outputs:  # a step that only reads prompts
+    if not outputs:  # a step with prefill only
         return []
     indices, rows = zip(*outputs, strict=True)
     # fp32 logits, once for each hidden state, with the owners' adapters. The number of rows is
@@ -99,10 +99,12 @@ def sample_sequences(
     padded = torch.from_numpy(np.pad(once, (0, short), mode="edge")).to(hidden.device)
     segments = segments_of(owners + owners[-1:] * short, hidden.device)
     logits = segments.apply(base.unembed_name, hidden[padded], base.head.logits_of_parts)
-    if hidden.device.type == "mps":  # it has no float64
+    if hidden.device.type == "mps":  # MPS has no float64
         logits = logits.cpu()
     known = Exponentials.of(logits)
-    in_order = np.array_equal(once, indices)  # then the padding is cut off, and nothing copied
+    in_order = np.array_equal(
+        once, indices
+    )  # then slicing off the padding is enough, without a copy
     chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
     logits = logits[chosen]
     known = Exponentials(known.top[chosen], known.weights[chosen], known.sums[chosen])
@@ -129,7 +131,7 @@ def sample_sequences(
     for k in {row.request.topk for row in rows} - {0}:
         best = (logits - normalizer).topk(k, dim=-1)
         top[k] = best.indices.cpu().numpy(), best.values.cpu().numpy()
-    # All that may fail for the rows together is done: from here on each row fails alone.
+    # Everything that may fail for all rows is done; from here on, each row fails separately.
     ended = []
     for i, (row, token) in enumerate(zip(rows, sampled.tolist(), strict=True)):
         k = row.request.topk
@@ -145,7 +147,7 @@ def _sample_adjusted(
     rows: Sequence[SampledSequence],
     which: np.ndarray,
 ) -> tuple[torch.Tensor, dict[int, Exception]]:
-    """Samples all rows, those of ``which`` from logits that their options change.
+    """Samples all rows; rows in ``which`` from logits changed by their options.
 
     Returns the tokens [R] and the errors of rows; ``logits`` stay the model's own.
     """
@@ -155,7 +157,7 @@ def _sample_adjusted(
     found = adjusted_logits(changed, adjusters)
     errors = {int(which[i]): error for i, error in found.items()}
     tokens = sample_tokens(changed, params.of_rows(which))
-    # Where the options leave no token, the sampled one is excluded too.
+    # If the options leave no token, the sampled one is excluded too.
     possible = changed.gather(1, tokens[:, None])[:, 0] > -torch.inf
     for i, ok in zip(which.tolist(), possible.tolist(), strict=True):
         if not ok and i not in errors:
@@ -165,7 +167,7 @@ def _sample_adjusted(
             )
     if len(which) == len(rows):
         return tokens, errors
-    # The other rows as without them: the pass over all rows copies no logits.
+    # Other rows are sampled as usual, without a copy of their logits.
     sampled = sample_tokens(logits, params, known)
     sampled[index] = tokens
     return sampled, errors
@@ -176,7 +178,7 @@ def _add(
 ) -> bool:
     """Appends a sampled token; returns whether the row ends or has failed."""
     request = row.request
-    if row.failed:  # or another row of its request has
+    if row.failed:  # or another row of its request has failed
         return True
     # NaN or infinity comes from the weights: only the requests of this sampler fail.
     if not math.isfinite(logprob):
@@ -195,7 +197,7 @@ def sample_tokens(
 ) -> torch.Tensor:
     """Samples one token id per row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` are their
     exponentials."""
-    # Rows at temperature 0 take the maximum; softmax and sums are computed for the others only.
+    # Rows at temperature 0 use the maximum; softmax and sums are computed only for the others.
     hot = np.flatnonzero(params.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
@@ -223,7 +225,8 @@ def _sample_hot(
     nucleus = np.flatnonzero(params.top_p < 1)
     likely = np.flatnonzero(params.min_p > 0) if params.min_p is not None else ()
     if scaled is not logits or len(narrow) or len(nucleus) or len(likely):
-        # The exponentials are of the plain logits. A copy, because log-probabilities need those.
+        # The known exponentials are of the plain logits. Copy, because log-probabilities need
+        # those.
         known = None
         scaled = logits.clone() if scaled is logits else scaled
     if params.min_p is not None and len(likely):
@@ -242,7 +245,7 @@ def _sample_hot(
     if len(nucleus):
         rows = torch.from_numpy(nucleus).to(device)
         ranked, order = scaled[rows].softmax(-1).sort(dim=-1, descending=True)
-        # A token is cut when those before it already hold the mass; the first always stays.
+        # A token is excluded if more probable ones already have the mass; the first is always kept.
         cut = ranked.cumsum(-1) - ranked >= column(params.top_p[nucleus])
         cut = torch.zeros_like(cut).scatter(1, order, cut)
         scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
@@ -253,16 +256,16 @@ def _sample_hot(
     block, passed = _first_above(blocks, uniform * blocks[:, -1])
     row = torch.arange(len(blocks), device=device)
     token, _ = _first_above(known.weights[row, block].double().cumsum(-1), passed)
-    # The block of a row of NaN may be the last one, where a token may be past the vocabulary.
+    # For a row of NaN, the block may be the last one, where a token may exceed the vocabulary.
     return (block * _BLOCK + token).clamp_(max=logits.shape[-1] - 1)
 
 
 def _first_above(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns each row's first index whose sum exceeds ``at``, and the remainder of ``at``."""
-    # Sums of sums differ in the last digit; past the end there would be no token.
+    # Sums of sums differ in the last digit, so clamp to avoid an index past the end.
     at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
     index = torch.searchsorted(cumulative, at[:, None], right=True)
-    # A row of NaN has no such index. It gets the last one, so that the other rows are sampled.
+    # A row of NaN has no such index. It gets the last one, so that other rows are sampled.
     index.clamp_(max=cumulative.shape[-1] - 1)
     before = F.pad(cumulative, (1, 0)).gather(1, index)
     return index[:, 0], at - before[:, 0]

@@ -1,7 +1,7 @@
 """A base model with a snapshot of an adapter: the target of sampling requests.
 
-``scheduler`` does the sampling and ``scoring`` the scoring of given texts. Reported
-log-probabilities are those of the model (temperature 1, whole vocabulary) from the same chunked
+``scheduler`` does the sampling and ``scoring`` scores given texts. Reported
+log-probabilities are the model's (temperature 1, whole vocabulary) from the same chunked
 head that training uses, so they equal the trainer's for the same tokens.
 """
 
@@ -54,7 +54,7 @@ class Sampler:
         return self._adapter
 
     def terms(self) -> Terms:
-        """Returns the adapter in the form that layers apply."""
+        """Returns the adapter's terms for the layers."""
         if self._terms is None:
             self._terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
         return self._terms
@@ -64,15 +64,15 @@ class Sampler:
         low_rank = self.terms().get(self.base.unembed_name)
         if low_rank is None:
             return None
-        # Elsewhere than on a CPU the sampler applies adapters in the dtype of training.
+        # Except on a CPU, the sampler applies adapters in the dtype of training.
         on_cpu = self.base.device.type == "cpu"
         return LoraPair(*(low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)))
 
 
 def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
-    """Returns the adapter segments of a batch whose tokens [T] belong to ``owners``.
+    """Returns the adapter segments of a batch; ``owners`` [T] is the sampler of each token.
 
-    Tokens of one owner that are scattered are gathered first, so that a layer computes few
+    Scattered tokens of one owner are gathered first, so that a layer computes few
     products.
     """
     numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
@@ -87,7 +87,7 @@ def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
 
     if len(found := parts()) <= 2 * len(terms):
         return Segments(found)
-    # Stable, so that tokens of one owner keep their order; ``back`` inverts the permutation.
+    # A stable sort keeps the order of an owner's tokens; ``back`` inverts the permutation.
     order = np.argsort(whose, kind="stable")
     back = np.empty_like(order)
     back[order] = np.arange(len(order))

@@ -35,12 +35,12 @@ from tinker_cookbook.exceptions import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS_CPU = 128  # beyond, a step only takes longer
+_MOST_ROWS_CPU = 128  # more rows only make a step longer
 _MOST_ROWS_GPU = 512
 _STEP_TOKENS_CPU = 512
 _STEP_TOKENS_GPU = 8192
 _KEPT_BYTES_CPU = 512 << 20
-_WORTH_WAITING_CPU = 64  # common tokens for which a prompt waits: as long as a pass at least
+_WORTH_WAITING_CPU = 64  # common tokens for which a prompt waits: at least as long as a pass
 _WORTH_WAITING_GPU = 512
 _ROOM_OF_SAMPLE = 2 * BLOCK  # tokens that a new sample is expected to need after its prompt
 
@@ -72,7 +72,7 @@ class Scheduler:
 
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
-        # Measured again: training may have taken or freed memory while nothing was sampled.
+        # Measure again: training may have used or freed memory while nothing was sampled.
         if not self.busy:
             self._budget, self._most_rows = self._free_tokens(), self._usual_rows
         self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))
@@ -89,19 +89,19 @@ class Scheduler:
                 # Free memory first, so that it can be given to waiting and growing sequences.
                 self._drop_done()
                 self._admit()
-                # Every running sequence needs space for one more token before the forward pass.
+                # Before the forward pass, every running sequence needs space for one more token.
                 self._grow_full_tables()
                 self._begin_ready_prefills(self._prefills)
                 self._advance(dict(self._rows), list(self._prefills))
         except _Restart:
-            # The error may have left tables and queue half changed: both are rebuilt.
+            # The error may have left tables and queue inconsistent, so rebuild both.
             self._restart_all()
         except Exception as error:
             failed: Exception | None = error
             if out_of_memory(error):
                 failed = self._restart_with_half(error)
             if failed is not None:
-                # It belongs to no single row, so the next step would fail too.
+                # The error belongs to no single row, so the next step would fail too.
                 _fail(self._running_rows(), failed)
                 self._waiting.drop_done()
                 self._clear()
@@ -122,8 +122,8 @@ class Scheduler:
     ) -> None:
         """Decodes one token for ``rows``, prefills part of ``prefills`` and samples.
 
-        On an error each half is tried by itself, down to single requests, so that only the request
-        at fault fails. This is safe because results do not depend on the batch.
+        On an error, each half is tried separately, down to single requests, so that only the
+        request at fault fails. This is safe because results do not depend on the batch.
         """
         # One row of tokens for decode and prefill: each linear layer is then a single product.
         plan = BatchPlan.of(rows, prefills, self._step_tokens)
@@ -140,7 +140,7 @@ class Scheduler:
             finished = set(sample_sequences(hidden, plan.outputs))
         except Exception as error:
             if out_of_memory(error):
-                raise  # no request is at fault, the batch is too large
+                raise  # no request is at fault: the batch is too large
             halves = _halves(rows, prefills)
             if not halves:
                 _fail([*rows.values(), *(row for p in prefills for row in p.rows)], error)
@@ -148,7 +148,7 @@ class Scheduler:
         else:
             self._update_after_step(plan, rows, finished)
             return
-        # Outside of the handler: its traceback would keep the activations alive.
+        # Outside the except block, whose traceback would keep the activations alive.
         for some_rows, some_prefills in halves:
             self._advance(some_rows, some_prefills)
 
@@ -158,8 +158,8 @@ class Scheduler:
         rows: dict[BlockTable, SampledSequence],
         finished: set[SampledSequence],
     ) -> None:
-        """Counts the computed tokens; finished sequences and complete prefills move on."""
-        # Only now: after an error the halves must write the same positions of the cache again.
+        """Counts the computed tokens; advances finished sequences and complete prefills."""
+        # Only after success: after an error, the halves must write the same cache positions again.
         for table in rows:
             table.length += 1
         for _, table, count in plan.chunks:
@@ -177,9 +177,9 @@ class Scheduler:
         self, prefill: Prefill, table: BlockTable, finished: set[SampledSequence]
     ) -> None:
         """Gives each sample of a complete prefill its own block table."""
-        # Prefills that wait for it begin now, because the table may be freed below.
+        # Start prefills that wait for it now, because the table may be freed below.
         self._begin_ready_prefills(self._prefills)
-        # The cache of a failed prompt may hold NaN and must not enter the prefix cache.
+        # The cache of a failed prompt may contain NaN and must not enter the prefix cache.
         broken = all(row.failed for row in prefill.rows)
         running = [row for row in prefill.rows if row not in finished]
         # Samples share the full blocks of the prompt; each writes to a copy of the last block.
@@ -198,7 +198,7 @@ class Scheduler:
     def _finish(self, table: BlockTable) -> None:
         """Moves the KV cache of a finished sequence to the prefix cache."""
         row = self._rows.pop(table)
-        if row.failed:  # its cache may hold NaN
+        if row.failed:  # its cache may contain NaN
             self._cache.free(table)
             return
         self._keep_choices(row, table)
@@ -206,7 +206,7 @@ class Scheduler:
         row.request.row_ended()
 
     def _keep_choices(self, row: SampledSequence, table: BlockTable) -> None:
-        """Keeps the choices of experts of a finished sequence for training."""
+        """Stores the expert choices of a finished sequence for training."""
         replay = self._base.replay
         if replay is not None and not row.failed:
             replay.keep(row.tokens[: table.length], self._cache.read_choices(table))
@@ -220,16 +220,16 @@ class Scheduler:
         for prefill in self._prefills:
             prefill.rows = [row for row in prefill.rows if not row.failed]
         self._drop_empty_prefills()
-        # A prefix belongs to one version of the weights and goes with its sampler.
+        # A prefix belongs to one version of the weights and is evicted with its sampler.
         self._prefixes.purge()
 
     def _drop_empty_prefills(self) -> None:
-        """Stops prefills that no sample waits for; those that wait for them find another source."""
+        """Stops prefills without waiting samples; dependent prefills find another source."""
         for prefill in [prefill for prefill in self._prefills if not prefill.rows]:
             self._prefills.remove(prefill)
             if prefill.table is not None:
                 self._cache.free(prefill.table)
-        # Prefills that waited for a common prefix must not wait for one that is never computed.
+        # Other prefills must not wait for a prefix that is never computed.
         for prefill in self._prefills:
             gone = isinstance(prefill.source, Prefill) and prefill.source not in self._prefills
             if prefill.table is None and gone:
@@ -249,7 +249,7 @@ class Scheduler:
 
     def _admit_request(self, waiting: WaitingRequest, shares: Shares) -> bool:
         """Admits samples of a request; returns whether any fitted."""
-        # Whole blocks for the prompt, and an estimate for what a sample adds; tables grow later.
+        # Whole blocks for the prompt, and an estimate for each sample; tables grow later.
         prompt = -(-len(waiting.tokens) // BLOCK) * BLOCK
         if not self._make_room(waiting, prompt + _ROOM_OF_SAMPLE, shares):
             return False
@@ -269,18 +269,18 @@ class Scheduler:
     def _make_room(self, waiting: WaitingRequest, needed: int, shares: Shares) -> bool:
         """Returns whether a row and ``needed`` tokens are free, by preemption if necessary.
 
-        An owner without any sequence gets its first one at once. For further ones others are
-        preempted only if their KV cache can be kept, so that no work is lost.
+        An owner without any sequence gets its first one immediately. For further sequences, others
+        are preempted only if their KV cache can be kept, so that no work is lost.
         """
         first = not shares.owners[owner_of(waiting.request)]
         while True:
             missing = needed - self._free_room()
-            # A sequence that is alone may always run: out of memory it fails with advice.
+            # A single sequence may always run: out of memory, it fails with advice.
             if shares.total < self._most_rows and (missing <= 0 or not shares.total):
                 return True
             place = shares.preemptible_for(waiting.request)
-            # For memory, only an owner without a sequence preempts, and only if that frees enough:
-            # otherwise the work of others would be lost for nothing.
+            # To get memory, only an owner without a sequence preempts, and only if that frees
+            # enough: otherwise the work of others would be lost without a benefit.
             if place is None or (missing > 0 and not (first and self._preemption_frees(missing))):
                 return False
             row = self._preempt_of(place, only_if_kept=not first)
@@ -301,7 +301,7 @@ class Scheduler:
     def _preempt_of(self, place: Place, *, only_if_kept: bool) -> SampledSequence | None:
         """Preempts the newest sequence of an owner's sampler and returns it.
 
-        With ``only_if_kept`` it returns ``None`` if the prefix cache has no room for its work.
+        With ``only_if_kept``, returns ``None`` if the prefix cache has no room for its KV cache.
         """
         # A sequence in prefill loses the least work, so it is preempted before a decoding one.
         for prefill in reversed(self._prefills):
@@ -323,7 +323,7 @@ class Scheduler:
 
     def _preempt(self, table: BlockTable, *, keep: bool) -> None:
         """Returns a decoding sequence to the queue; it resumes later after its sampled tokens."""
-        # In the prefix cache its KV cache is found again when it resumes, and can still be evicted.
+        # The prefix cache keeps its KV cache for when it resumes, but can still evict it.
         row = self._rows.pop(table)
         if keep:
             self._prefixes.adopt(row.request.sampler, row.tokens, table)
@@ -333,7 +333,7 @@ class Scheduler:
 
     def _start_prefill(self, waiting: WaitingRequest, rows: list[SampledSequence]) -> None:
         """Starts the prefill of a prompt, or joins one that is running for the same prompt."""
-        # A join works at any time before the prefill ends: samples start when it is complete.
+        # Joining works until the prefill ends, because samples start when it is complete.
         new = Prefill(waiting.sampler, waiting.tokens, rows)
         for prefill in self._prefills:
             if prefill.sampler is new.sampler and prefill.key == new.key:
@@ -344,7 +344,7 @@ class Scheduler:
         self._find_prefix(new)
 
     def _find_prefix(self, prefill: Prefill) -> None:
-        """Chooses what a prefill shares its prefix with, and begins it if that is computed."""
+        """Chooses the source of a prefill's prefix, and starts the prefill if that is computed."""
         before = self._prefills[: self._prefills.index(prefill)]  # no circular waiting
         prefill.source, prefill.shared = self._prefixes.find(
             prefill.sampler, prefill.tokens, before, self._worth_waiting
@@ -352,32 +352,32 @@ class Scheduler:
         self._begin_ready_prefills([prefill])
 
     def _begin_ready_prefills(self, prefills: Iterable[Prefill]) -> None:
-        """Begins the prefills whose common prefix is computed by now."""
+        """Starts the prefills with a common prefix that is computed now."""
         for prefill in prefills:
             if not prefill.ready:
                 continue
             source = prefill.source
-            # A fork shares the source's full blocks, so the source may be freed or grow afterwards.
+            # A fork shares the source's full blocks, so the source may be freed or grow later.
             if source is None or source.table is None:
                 prefill.table = self._cache.new(len(prefill.tokens))
             else:
                 (prefill.table,) = self._cache.fork(source.table, prefill.shared)
                 self._cache.grow(prefill.table, len(prefill.tokens))
             prefill.source = None
-            # The first sample computes the rest of the prompt; the others find all of it.
+            # The first sample computes the rest of the prompt; the others reuse all of it.
             _count_cached(prefill.rows[:1], prefill.shared)
             _count_cached(prefill.rows[1:], len(prefill.tokens))
 
     def _grow_full_tables(self) -> None:
-        """Appends a block to the tables that are full.
+        """Appends a block to each full table.
 
-        If memory runs short, the newest sequences of the owner with most are preempted.
+        If memory is short, preempts the newest sequences of the owner with the most sequences.
         """
         for table, row in list(self._rows.items()):
-            # It may have been preempted for a table before it.
+            # The sequence may have been preempted for an earlier table.
             if table not in self._rows or table.length < table.capacity:
                 continue
-            # The last sequence is never preempted: alone it may exceed the budget.
+            # The last sequence is never preempted: a single sequence may exceed the budget.
             while self._free_room() < BLOCK and len(self._rows) > 1:
                 newest = self._newest(Shares(self._rows.values()).largest())
                 self._preempt(newest, keep=False)
@@ -389,18 +389,18 @@ class Scheduler:
         self._prefixes.trim(self._free_room())
 
     def _free_room(self) -> int:
-        """Returns the tokens of the budget that no running sequence has or will have soon.
+        """Returns the tokens of the budget that running sequences neither use nor will soon need.
 
         Cached prefixes are evicted for running sequences, so they do not count.
         """
-        # Prefills that wait for a prefix are admitted, but have no blocks yet.
+        # Prefills that wait for a prefix are admitted but have no blocks yet.
         waiting = sum(len(prefill.tokens) for prefill in self._prefills if prefill.table is None)
-        if self._base.device.type != "cpu":  # the block of each sample that is still to start
+        if self._base.device.type != "cpu":  # one block for each sample that has not started
             waiting += BLOCK * sum(len(prefill.rows) for prefill in self._prefills)
         return self._budget - self._cache.active_tokens - waiting
 
     def _free_tokens(self) -> int:
-        """Returns the number of tokens whose KV cache fits into the memory for it."""
+        """Returns the number of tokens that fit into the memory for KV caches."""
         return self._memory.cache_tokens(self._cache, self._base.context_length)
 
     def _restart_with_half(self, error: Exception) -> Exception | None:
@@ -419,8 +419,8 @@ class Scheduler:
         return None
 
     def _restart_all(self) -> None:
-        """Returns all sequences to the queue; only their KV cache is computed again."""
-        # Each is put first in its queue, so the reverse order keeps the order of admission.
+        """Returns all sequences to the queue; only their KV caches are recomputed."""
+        # Each is put at the front of its queue, so the reverse order keeps the order of admission.
         for row in reversed(self._running_rows()):
             if row.ended:  # the error came after its last token
                 row.request.row_ended()
