@@ -174,7 +174,7 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
     assert [t.masked for t in trajectory.transitions] == [True, False, True, True]
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert "User: again: the message did not end properly" in says.prompts[1]
-    assert "User: again: the message is too long and was cut off" in says.prompts[3]
+    assert "User: again: the message is too long and was truncated" in says.prompts[3]
 
 
 def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):

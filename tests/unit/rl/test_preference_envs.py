@@ -334,5 +334,7 @@ def test_settings_that_cannot_work(make_builder, settings, words):
 
 
 def test_no_comparison_at_all(make_builder):
-    with pytest.raises(DataValidationError, match="comparison_builder: Sums gave no comparison"):
+    with pytest.raises(
+        DataValidationError, match="comparison_builder: Sums returned no comparison"
+    ):
         asyncio.run(make_builder(comparison_builder=Sums(num_train=0))())

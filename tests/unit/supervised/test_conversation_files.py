@@ -132,7 +132,7 @@ GOOD = json.dumps({"messages": dialogue()})
     [
         ('{"messages": [', r"not JSON \(Expecting value at column \d+\); expected lines like"),
         ("hello", "not JSON"),
-        ("[" + GOOD + ",", "looks like one JSON array: write one object a line"),
+        ("[" + GOOD + ",", "looks like one JSON array: write one object per line"),
         ("[1]", "not a conversation: got a JSON list, expected an object like"),
         (
             '{"message": []}',

@@ -111,7 +111,7 @@ def test_pieces_of_one_conversation_weigh_one_together():
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (([1, 2, 3], [1.0, 1.0]), r"weights: got shape \(2,\).*whose shape is \(3,\)"),
+        (([1, 2, 3], [1.0, 1.0]), r"weights: got shape \(2,\).*with shape \(3,\)"),
         (([1], [1.0]), "tokens: got 1, expected at least 2"),
         (([], []), "tokens: got 0, expected at least 2"),
         (([1, 2], [0.0, math.nan]), r"weights\[1\]: got nan, expected a finite number"),

@@ -1,1 +1,1 @@
-"""Environments to subclass or to use: problems, conversations, preferences, reasoning tasks."""
+"""Environments: problems, conversations, preferences, reasoning tasks."""

@@ -1,9 +1,9 @@
-"""Environments whose own program calls the model, as agent frameworks and other libraries do.
+"""Environments driven by a program that calls the model, such as an agent framework.
 
-Our loop samples a response and passes it to ``step``; such a program waits for the response of a
+The RL loop samples a response and passes it to ``step``; such a program waits for the response to a
 call in the middle of its code. ``DrivenEnv`` runs the program as a task. Each call becomes an
 observation, and the sampled tokens become the call's result. So tokens, masks and log-probabilities
-of the trajectory are those of the loop, with its seeds, limits, retries and transcripts.
+of the trajectory come from the loop, with its seeds, limits, retries and transcripts.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tinker_cookbook.rl.types import (
 
 
 class ModelCall(Protocol):
-    """Call of the model by a program; calls of one episode run one after the other."""
+    """Call of the model by a program; calls of one episode run sequentially."""
 
     async def __call__(
         self, ob: Observation, stop: StopCondition, *, trained: bool = True
     ) -> TokensWithLogprobs:
-        """Returns the response to a prompt; ``trained=False`` leaves it out of the training."""
+        """Returns the response to a prompt; ``trained=False`` excludes it from training."""
         ...
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """End of a program: the reward of its episode, its metrics, and why it stopped."""
+    """Result of a program: the episode's reward, metrics and stop reason."""
 
     reward: float
     metrics: Metrics = field(default_factory=dict)
@@ -65,8 +65,8 @@ class DrivenEnv(Env):
     """Environment of a program that calls the model itself.
 
     An error of the program is raised by ``initial_observation`` or ``step``. A program that ends
-    without a call gives an episode without turns, with its reward. ``close`` cancels a program that
-    has not ended, for example at a limit of the loop; builders call it in ``cleanup``.
+    without a call yields an episode without turns, with its reward. ``close`` cancels a program
+    that has not ended, for example at a limit of the loop; builders call it in ``cleanup``.
     """
 
     def __init__(self, program: Program) -> None:
@@ -92,15 +92,17 @@ class DrivenEnv(Env):
         return following.ob, following.stop
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Gives the response to the waiting call, and waits for the next call or the end."""
+        """Passes the response to the waiting call, and waits for the next call or the end."""
         call = self._pending
         if call is None:
-            raise DataValidationError("step was called before initial_observation, or after it")
+            raise DataValidationError(
+                "step was called before initial_observation, or after the end"
+            )
         extra = extra or {}
         response = TokensWithLogprobs(
             list(action), extra.get("logprobs"), extra.get("stop_reason", "stop")
         )
-        # The caller may have been cancelled meanwhile, by a timeout of the program itself.
+        # The caller may have been cancelled, for example by a timeout in the program.
         if not call.response.done():
             call.response.set_result(response)
         masked: Metrics = {} if call.trained else {PARSE_ERROR_MASKED_METRIC_KEY: 1.0}
@@ -120,7 +122,7 @@ class DrivenEnv(Env):
         task = self._task
         if task is not None and not task.done():
             task.cancel()
-            # Its own errors while it is cancelled have no reader any more.
+            # Ignore errors during the cancellation, because nobody reads them.
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
@@ -144,7 +146,7 @@ class DrivenEnv(Env):
                 if not call.response.cancelled():
                     self._pending = call
                     return call
-                # Its caller does not wait any more, so the response would be lost.
+                # The caller no longer waits, so the response would be lost.
                 waiting = asyncio.ensure_future(self._calls.get())
                 await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
             return self._task.result()

@@ -7,10 +7,10 @@ from typing import TypeAlias
 import tinker
 
 FlatObElem: TypeAlias = int | tinker.ModelInputChunk
-"""A token, or a chunk that is no text."""
+"""A token, or a non-text chunk."""
 
 FlatOb: TypeAlias = list[FlatObElem]
-"""An observation, token by token."""
+"""An observation as a list of tokens and chunks."""
 
 ProvenanceSpan: TypeAlias = tinker.PromptProvenanceSpan | tinker.SampledProvenanceSpan
-"""Where neighbouring tokens come from: the prompt of a sampled sequence, or the sequence."""
+"""Origin of consecutive tokens: the prompt of a sampled sequence, or the sequence."""

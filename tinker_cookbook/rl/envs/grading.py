@@ -2,7 +2,7 @@
 
 ``math_verify`` reads LaTeX and checks with sympy whether two expressions are equal. For an answer
 such as ``9^{9^{9^9}}`` this may take forever or all memory, and a thread cannot be stopped. So the
-comparison runs in worker processes; one that takes too long is killed and replaced.
+comparison runs in worker processes; a worker that takes too long is killed and replaced.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ else:
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
-# An expression may also take all memory while it is evaluated; then only its worker dies.
+# Evaluating an expression may also use all memory; then only the worker dies.
 _WORKER_MEMORY_BYTES = 2 << 30
 _MAX_WORKERS = 4
-_ORPHAN_SECONDS = 2.0  # time after its timeout when a worker without a parent ends itself
+_ORPHAN_SECONDS = 2.0  # seconds after the timeout until a worker without a parent exits
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(rf"[+-]?(?:{_NUMBER})")
 # A minus is a sign unless a number or letter precedes it: "5-3" ends in 3, "= -3" in -3.
@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 
 class _WorkerProcess(SpawnProcess):
-    """A spawned process that does not run the program's file.
+    """A spawned process that does not run the main file.
 
-    Usually such a process imports that file first. A script without ``if __name__ == "__main__":``
-    would then start again from its first line in every worker.
+    By default, a spawned process first imports the main file. A script without ``if __name__ ==
+    "__main__":`` would then start again from its first line in every worker.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class _WorkerProcess(SpawnProcess):
 
         def without_main(name: str) -> dict[str, Any]:
             data = original(name)
-            # Processes that other threads start meanwhile are not ours.
+            # Do not affect processes that other threads start at the same time.
             if threading.get_ident() != thread:
                 return data
             return {key: data[key] for key in data if not key.startswith("init_main")}
@@ -82,11 +82,11 @@ _starting = threading.Lock()
 
 
 class TimedPool:
-    """Worker processes for calls that may never return.
+    """Pool of worker processes for calls that may never return.
 
-    The workers start at the first call and end with the program. They are spawned, not forked,
-    because the engine's threads do not survive a fork; so functions and arguments must pickle. The
-    program's file is imported only by workers of functions that are defined in it.
+    Workers start at the first call and end with the program. They are spawned, not forked,
+    because the engine's threads do not survive a fork; so functions and arguments must be
+    picklable. The main file is imported only by workers for functions that are defined in it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TimedPool:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         preload: Sequence[str] = (),
     ) -> None:
-        """``max_workers=None`` is one worker per core, at most four.
+        """``max_workers=None``: one worker per core, at most four.
 
         A worker imports the installed modules of ``preload`` before its first call, so that a slow
         import does not count as a slow answer.
@@ -109,15 +109,15 @@ class TimedPool:
         self._preload = tuple(preload)
         # Both call methods may start the pool, from different threads.
         self._lock = threading.Lock()
-        # By whether the workers import the program's file.
+        # Key: whether the workers import the main file.
         self._pools: dict[bool, pebble.ProcessPool] = {}
 
     async def call(
         self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
     ) -> T:
-        """Returns ``function(*args)``, computed in a worker. Cancelling the caller ends the call.
+        """Returns ``function(*args)``, computed in a worker. Cancelling the caller stops the call.
 
-        The timeout, by default that of the pool, starts when a worker begins the call. Raises
+        The timeout (default: the pool's) starts when a worker starts the call. Raises
         ``TimeoutError`` after it, and ``pebble.ProcessExpired`` if the worker died, for example for
         lack of memory.
         """
@@ -128,7 +128,7 @@ class TimedPool:
     def call_blocking(
         self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
     ) -> T:
-        """As :meth:`call`, for code without an event loop."""
+        """Synchronous version of :meth:`call`."""
         return self._schedule(function, args, timeout_seconds).result()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class TimedPool:
         if pools:
             atexit.unregister(self.close)
         for pool in pools:
-            # stop, not close, which would wait for calls that may hang.
+            # ``stop``, because ``close`` would wait for calls that may hang.
             pool.stop()
             pool.join()
 
@@ -154,10 +154,10 @@ class TimedPool:
         with self._lock:
             if (pool := self._pools.get(imports_main)) is not None:
                 return pool
-            # True while such a worker imports the file: it cannot start workers of its own yet.
+            # True while a worker imports the main file, when it cannot start workers itself.
             if getattr(process.current_process(), "_inheriting", False):
                 raise ConfigurationError(
-                    "a worker process imports the program's file, which starts the program again; "
+                    "a worker process imports the main file, which starts the program again; "
                     'expected the program below `if __name__ == "__main__":`, or the function that '
                     "the worker calls in another file"
                 )
@@ -168,19 +168,19 @@ class TimedPool:
                 initargs=(self._preload,),
                 context=context,  # pyright: ignore[reportArgumentType]
             )
-            pool.schedule(int)  # pebble starts its processes at the first call
+            pool.schedule(int)  # pebble starts processes at the first call
             if len(self._pools) == 1:
                 atexit.register(self.close)
             return pool
 
 
 def _is_in_main(*values: Any) -> bool:
-    """Returns whether one of these functions or objects is defined in the program's file."""
+    """Returns whether one of these functions or objects is defined in the main file."""
     for value in values:
         if isinstance(value, partial):
             if _is_in_main(value.func, *value.args, *value.keywords.values()):
                 return True
-        # In a worker the program's file has the second name.
+        # In a worker, the main file has the second name.
         elif (getattr(value, "__module__", None) or type(value).__module__) in (
             "__main__",
             "__mp_main__",
@@ -198,23 +198,23 @@ def _check_timeout(seconds: float) -> None:
 
 
 def _prepare_worker(preload: Sequence[str]) -> None:
-    # The main process handles Ctrl-C and ends its workers.
+    # The main process handles Ctrl-C and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Imported before the first call, so that its timeout does not include the import.
+    # Import before the first call, so that its timeout does not include the import.
     for module in preload:
         if find_spec(module) is not None:
             import_module(module)
     if find_spec("resource") is not None:  # Windows has no such limit
         import resource
 
-        # A process cannot exceed its hard limit (negative: there is none).
+        # A process cannot exceed its hard limit (negative: no limit).
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = _WORKER_MEMORY_BYTES if hard < 0 else min(hard, _WORKER_MEMORY_BYTES)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _run(function: Callable[..., T], args: tuple[Any, ...], limit: float) -> T:
-    # If the main process was killed, no process ends a call that hangs; then this timer does.
+    # If the main process was killed, only this timer stops a call that hangs.
     if not hasattr(signal, "setitimer"):
         return function(*args)
     # The default action of SIGALRM ends the process, even inside code that never returns.
@@ -223,7 +223,7 @@ def _run(function: Callable[..., T], args: tuple[Any, ...], limit: float) -> T:
     try:
         return function(*args)
     finally:
-        # The worker goes on to other calls.
+        # The worker continues with other calls.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -231,7 +231,7 @@ _default_pool = TimedPool(preload=["math_verify"])
 
 
 def default_pool() -> TimedPool:
-    """Returns the pool that the environments of this process share."""
+    """Returns the shared pool of this process's environments."""
     return _default_pool
 
 
@@ -252,7 +252,7 @@ async def grade_math(
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
         return False
-    # Equal texts and plain numbers need neither a worker nor math_verify.
+    # Equal texts and plain numbers do not need a worker or math_verify.
     if answer == reference:
         return True
     plain = equal_plain_numbers(answer, reference)
@@ -263,7 +263,7 @@ async def grade_math(
         return await (pool or _default_pool).call(
             verify_expressions, answer, reference, timeout_seconds=timeout_seconds
         )
-    # The policy decides how long an answer takes to compare, so a timeout is no error of the run.
+    # The answer determines how long a comparison takes, so a timeout is not an error of the run.
     except TimeoutError:
         reason = f"grading took more than {timeout_seconds:g} s and was stopped"
     except pebble.ProcessExpired as error:
@@ -275,14 +275,14 @@ async def grade_math(
 def equal_plain_numbers(answer: str, reference: str) -> bool | None:
     """Returns whether two numbers in decimal notation are equal; None if one is not a number.
 
-    A leading ``$`` (or ``\\$``), commas between thousands and a final full stop are allowed.
+    A leading ``$`` (or ``\\$``), thousands separators and a final full stop are allowed.
     """
     numbers: list[Decimal] = []
     for text in (answer, reference):
         text = text.strip().removesuffix(".").removeprefix("\\").removeprefix("$").strip()
         if not _PLAIN.fullmatch(text):
             return None
-        # Decimal compares all digits; different long numbers may be equal as floats.
+        # Decimal compares all digits; as floats, different long numbers may be equal.
         numbers.append(Decimal(text.replace(",", "")))
     return numbers[0] == numbers[1]
 
@@ -295,7 +295,7 @@ def last_number(text: str) -> str | None:
 
 def extract_boxed(text: str) -> str | None:
     r"""Returns the content of the last complete ``\boxed{…}``, with nested braces, or None."""
-    # The last box is the answer; if it was cut off, the one before counts.
+    # The last box is the answer; if it is truncated, the previous box counts.
     for match in reversed(list(_BOXED.finditer(text))):
         depth = 0
         for i in range(match.end(), len(text)):
@@ -337,7 +337,7 @@ def verify_expressions(answer: str, reference: str) -> bool:
 
     # The order matters: verify(gold, target) is not symmetric.
     expected, got = (
-        # In a box the whole text is one answer, whether it is LaTeX or plain.
+        # In a box, the whole text is one answer, LaTeX or plain.
         parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         for text in (reference, answer)
     )

@@ -1,4 +1,4 @@
-"""Environments that exchange messages, and the wrapper that makes a token environment of them."""
+"""Environments that exchange messages, and a wrapper that converts them to token environments."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class MessageStepResult:
     """Reward of this step only."""
     episode_done: bool
     next_messages: list[Message]
-    """The whole conversation that the policy sees next, including its last answer."""
+    """The whole conversation for the next prompt, including the last answer."""
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
     next_stop_condition: StopCondition | None = None
     """Replaces the renderer's stop sequences."""
     stop_reason: StopReason | None = None
-    """Why the episode ended, if not "completed"."""
+    """Stop reason of the episode; default: "completed"."""
 
 
 class MessageEnv(ABC):
-    """One episode, in messages. ``EnvFromMessageEnv`` makes an ``Env`` of it."""
+    """One episode of messages. ``EnvFromMessageEnv`` converts it to an ``Env``."""
 
     handles_unparsed_tool_calls = False
-    """Whether ``step`` gets answers that ended properly but have a malformed tool call."""
+    """Whether ``step`` gets properly ended answers with a malformed tool call."""
 
     @abstractmethod
     async def initial_observation(self) -> list[Message]:
@@ -81,8 +81,8 @@ class MessageEnv(ABC):
         return None
 
     async def add_messages(self, messages: Sequence[Message]) -> list[Message] | bool | None:
-        """Adds messages that the environment did not create: a malformed answer and the hint to try
-        again, or the messages of a hook.
+        """Adds messages that the environment did not create: a malformed answer and the hint to
+        retry, or messages of a hook.
 
         Returns the whole conversation, or True, if the environment stores the messages, so that
         ``next_messages`` contains them. By default the wrapper stores them.
@@ -103,8 +103,8 @@ class MessageEnv(ABC):
 class History:
     """The environment's conversation, merged with messages that the environment does not store.
 
-    An added message stays after the message that it followed, so that the prompt of a later turn
-    extends that of an earlier one. If the environment shortens its conversation (compaction) to
+    An added message keeps its position, so that the prompt of a later turn
+    extends the earlier prompt. If the environment shortens its conversation (compaction) to
     before this position, the message is dropped.
     """
 
@@ -126,28 +126,31 @@ class History:
     def seen(self) -> list[Message]:
         """The whole conversation in order."""
         merged = list(self.own)
-        for at, message in reversed(self._added):  # from the end: earlier positions stay valid
+        for at, message in reversed(
+            self._added
+        ):  # from the end, so that earlier positions stay valid
             merged.insert(at, message)
         return merged
 
 
 @dataclass(eq=False, repr=False)
 class EnvFromMessageEnv(Env):
-    """Token environment of a ``MessageEnv``: renders its messages and parses the answers.
+    """Token environment for a ``MessageEnv``: renders messages and parses answers.
 
     An answer is malformed if it did not end properly or has an invalid tool call. The
-    ``ParseErrorPolicy`` of the rollout decides what follows; without one, the arguments do.
+    ``ParseErrorPolicy`` of the rollout decides what happens then; without one, the arguments do.
 
     Attributes:
         renderer: Renderer of the model's chat format.
-        message_env: The environment; it can be used for one episode only.
+        message_env: The environment; it can only be used for one episode.
         failed_parse_reward: Reward of a malformed answer.
-        terminate_on_parse_error: Whether it ends the episode; else the model may try again.
-        max_trajectory_tokens: The episode ends when the next prompt and ``max_generation_tokens``
+        terminate_on_parse_error: Whether it ends the episode; if not, the model may retry.
+        max_trajectory_tokens: The episode ends when the next prompt plus ``max_generation_tokens``
             exceed this.
         max_generation_tokens: Tokens reserved for an answer.
-        context_overflow_reward: Reward of the step if that happens or if an answer was truncated.
-        terminate_on_length: Whether a truncated answer ends the episode; else
+        context_overflow_reward: Reward of the step if this limit is exceeded or an answer is
+            truncated.
+        terminate_on_length: Whether a truncated answer ends the episode; if not,
             ``observe_truncated_response`` decides, and by default the answer is malformed.
         parse_error_policy: Used if the rollout has none.
         rollout_limits: Limits of ``run_rollout``, if it has none.
@@ -172,7 +175,7 @@ class EnvFromMessageEnv(Env):
         self._config = RolloutConfig()
         self._history = History()
         self._prompts = EpisodePrompts(self.renderer)
-        # The conversation up to the newest answer, and its tokens, until the next prompt.
+        # The conversation up to the latest answer, and its tokens, until the next prompt.
         self._answered: tuple[list[Message], Action] | None = None
         self._stop: StopCondition | None = None
         self._errors_in_a_row = 0
@@ -180,7 +183,7 @@ class EnvFromMessageEnv(Env):
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation that the policy sees."""
+        """The conversation in the policy's prompt."""
         return self._history.seen
 
     def begin_rollout(self, config: RolloutConfig) -> None:
@@ -219,7 +222,7 @@ class EnvFromMessageEnv(Env):
             f"max_trajectory_tokens={self.max_trajectory_tokens}: this task is too long for the "
             "model's context window"
         )
-        # An episode without turns, not an error: other prompts may be short enough.
+        # An episode without turns, not an error, because other prompts may be short enough.
         return InitialObservationOverflow(
             self.context_overflow_reward,
             {**_MAX_TOKENS_REACHED, f"{STOP_METRIC_PREFIX}{StopReason.MAX_TOKENS}": 1.0},
@@ -233,7 +236,7 @@ class EnvFromMessageEnv(Env):
             return self._final(
                 self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED
             )
-        # Parsed in a thread, so that a long answer does not delay other episodes.
+        # Parse in a thread, so that a long answer does not delay other episodes.
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
         self._answered = ([*self._history.seen, message], action)
         if cut:
@@ -249,11 +252,11 @@ class EnvFromMessageEnv(Env):
             if unparsed:
                 problem = "; ".join(call.error for call in unparsed)
             elif cut:
-                problem = "the message is too long and was cut off"
+                problem = "the message is too long and was truncated"
             return await self._malformed(message, problem, cut)
-        # A valid message resets the count, which the policy for parse errors compares.
+        # A valid message resets the count of parse errors.
         self._errors_in_a_row = 0
-        # The limit on tool calls counts them before they run.
+        # Count tool calls before they run, for the limit.
         calls = len(message.get("tool_calls", ()))
         metrics: Metrics = {}
         limit = self._config.limits.max_tool_calls
@@ -270,7 +273,7 @@ class EnvFromMessageEnv(Env):
 
     async def add_messages(self, messages: Sequence[Message]) -> tuple[Observation, StopCondition]:
         """Adds messages at the end of the conversation."""
-        # Messages that the environment does not store stay in the history of the wrapper.
+        # The wrapper's history keeps messages that the environment does not store.
         kept = await self.message_env.add_messages(messages)
         if kept:
             whole = kept if isinstance(kept, list) else [*self._history.own, *messages]
@@ -284,7 +287,7 @@ class EnvFromMessageEnv(Env):
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """Returns the message environment's reward for the whole episode."""
-        # By default a grader sees only the messages that the environment stores.
+        # By default, a grader gets only the messages that the environment stores.
         everything = self._config.termination_policy.pass_all_messages_to_grader
         messages = self._history.seen if everything else self._history.own
         return await self.message_env.grade(list(messages), stop_reason)
@@ -294,7 +297,7 @@ class EnvFromMessageEnv(Env):
         return self.renderer.get_stop_sequences() if self._stop is None else self._stop
 
     async def _render(self) -> Observation:
-        # Rendered in a thread, as parsing is: long conversations must not delay other episodes.
+        # Render in a thread, so that long conversations do not delay other episodes.
         answered, self._answered = self._answered, None
         return await asyncio.to_thread(self._prompts.build, self._history.seen, answered)
 
@@ -313,7 +316,7 @@ class EnvFromMessageEnv(Env):
         return self._continue(await self._render(), result.reward, metrics, logs)
 
     async def _malformed(self, message: Message, problem: str, cut: bool) -> StepResult:
-        """Ends the episode or lets the model try again."""
+        """Ends the episode or lets the model retry."""
         self._errors_in_a_row += 1
         policy = self._config.parse_errors or self.parse_error_policy
         if policy is None:
@@ -325,21 +328,21 @@ class EnvFromMessageEnv(Env):
             template = policy.retry_message_template
             reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
         metrics: Metrics = {"parse_error": 1.0}
-        # The metric alone tells that an answer has no end, but not why a tool call is invalid.
+        # The metric shows an answer without an end, but not why a tool call is invalid.
         explained = policy is not None or "unparsed_tool_calls" in message
         logs: Logs = {"parse_error": problem} if explained else {}
         if ends:
             self._history.add([message])
-            # A truncated answer does not parse either, but the limit is the cause.
+            # A truncated answer does not parse either, but its cause is the limit.
             reason = StopReason.MAX_TOKENS if cut else StopReason.PARSE_ERROR
             return self._final(reward, reason, metrics, logs)
-        # The malformed answer stays before the hint, so that the next prompt extends this turn.
+        # Keep the malformed answer before the hint, so that the next prompt extends this turn.
         hint = Message(role="user", content=template.format(details=problem))
         ob, _ = await self.add_messages([message, hint])
         return self._continue(ob, reward, metrics, logs)
 
     def _continue(self, ob: Observation, reward: float, metrics: Metrics, logs: Logs) -> StepResult:
-        # Checked before sampling, which needs room for an answer.
+        # Check before sampling, which needs room for an answer.
         if self._overflows(ob):
             metrics = {**metrics, "context_overflow": 1.0}
             reward, reason = self.context_overflow_reward, StopReason.CONTEXT_OVERFLOW

@@ -1,4 +1,4 @@
-"""Lets a person answer an environment in the terminal, to see what the model will see.
+"""Lets a person answer an environment in the terminal, to inspect the prompts of the model.
 
     python -m tinker_cookbook.rl.envs.play_w_env model_name=MODEL \\
         dataset_builder=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder \\
@@ -39,9 +39,9 @@ _HELP_MULTILINE = "Type an answer of any number of lines; two empty lines end it
 
 
 async def get_async_input(prompt: str, multiline: bool = False) -> str:
-    """Returns what a person types after ``prompt``, without blocking the event loop.
+    """Reads a person's input after ``prompt``, without blocking the event loop.
 
-    ``multiline=True`` reads until two empty lines, which are left out. Otherwise one line is read;
+    ``multiline=True`` reads until two empty lines, which are dropped. Otherwise one line is read;
     a backslash at its end continues it in the next. Raises ``EOFError`` at the end of the input.
     """
     # A daemon thread, so that the program can end while it waits for a line.
@@ -62,9 +62,9 @@ def _read_answer(read: Callable[[str], str], prompt: str, multiline: bool) -> st
 
 @dataclass
 class ManualPolicy(TokenCompleter):
-    """Policy whose answers are typed by a person, without log-probabilities.
+    """Policy with answers typed by a person, without log-probabilities.
 
-    The first stop string or stop token is added to an answer, as the model would end it. ``read``
+    The first stop string or stop token is appended to an answer, as a model would. ``read``
     returns a line like ``input``; with ``multiline``, two empty lines end an answer.
     """
 
@@ -78,9 +78,9 @@ class ManualPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Prints the new part of the prompt and returns what is typed."""
+        """Prints the new part of the prompt and returns the typed answer."""
         prompt = model_input.to_ints()
-        # A prompt that extends the last turn is not printed again.
+        # Print only the part that extends the last turn.
         known = len(self._seen) if prompt[: len(self._seen)] == self._seen else 0
         if self.show_observation:
             self.show(decode_exactly(self.tokenizer, prompt[known:]))
@@ -89,7 +89,7 @@ class ManualPolicy(TokenCompleter):
         ending = stop[0] if stop else None
         if isinstance(ending, int):
             tokens = [*tokens, ending]
-        # A stop string is encoded with the text, since tokens may span their border.
+        # Encode the stop string together with the text, since tokens may span both.
         elif ending is not None:
             tokens = encode_without_special_tokens(self.tokenizer, text + ending)
         self._seen = [*prompt, *tokens]
@@ -101,7 +101,7 @@ class _PrintRewards(RolloutHooks):
     show: Callable[[str], None]
 
     async def on_turn_begin(self, state: RolloutState) -> None:
-        # The last turn is complete only when the next one begins.
+        # The last turn is complete only when the next one starts.
         if state.transitions:
             self._show_turn(state.transitions[-1], state.turn_index)
 
@@ -111,7 +111,7 @@ class _PrintRewards(RolloutHooks):
         if trajectory.transitions:
             self._show_turn(trajectory.transitions[-1], len(trajectory.transitions))
         metrics = "".join(f", {name} {value:g}" for name, value in trajectory.metrics.items())
-        self.show(f"over: {trajectory.stop_reason}, reward {trajectory.reward:g}{metrics}")
+        self.show(f"end: {trajectory.stop_reason}, reward {trajectory.reward:g}{metrics}")
 
     def _show_turn(self, turn: Transition, number: int) -> None:
         metrics = "".join(f", {name} {value:g}" for name, value in turn.metrics.items())
@@ -129,7 +129,7 @@ async def play_env(
     read: Callable[[str], str] = input,
     show: Callable[[str], None] = print,
 ) -> Trajectory | None:
-    """Runs one episode with a person as policy; returns ``None`` if they stop before its end.
+    """Runs one episode with a person as policy; returns ``None`` if the person stops early.
 
     Rewards of the whole group (``compute_group_rewards``) are not included.
     """
@@ -138,7 +138,7 @@ async def play_env(
     try:
         return await run_rollout(policy, env, hooks=_PrintRewards(show))
     except Exception as error:
-        # run_rollout wraps the error of a policy; Ctrl-D is an EOFError inside.
+        # run_rollout wraps errors of the policy; Ctrl-D is a wrapped EOFError.
         if not isinstance(original(error), EOFError):
             raise
         show("stopped")
@@ -160,7 +160,7 @@ class Config:
     """Environment to run: dataset_builder=module:Class dataset_builder.SETTING=VALUE …"""
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="module:Class of a dataset builder")
-    model_name: str = chz.field(doc="Model whose tokenizer is used: a Hub name or a local folder")
+    model_name: str = chz.field(doc="Model that has the tokenizer: a Hub name or a local folder")
     batch: int = chz.field(default=0, doc="Batch of the training data")
     group: int = chz.field(default=0, doc="Group of the batch")
     member: int = chz.field(default=0, doc="Environment of the group")
@@ -168,7 +168,7 @@ class Config:
 
 async def main(config: Config) -> None:
     """Runs one environment of a dataset."""
-    # Mistakes in the settings are reported before anything is loaded.
+    # Report invalid settings before anything is loaded.
     config.dataset_builder.check()
     train, _ = await config.dataset_builder()
     _check_index("batch", config.batch, len(train))
@@ -179,7 +179,7 @@ async def main(config: Config) -> None:
         envs = await builder.make_envs()
         _check_index("member", config.member, len(envs))
         await play_env(envs[config.member], get_tokenizer(config.model_name))
-    # Also after an error, so that no resource of the group stays open.
+    # Also after an error, to release the group's resources.
     finally:
         await builder.cleanup()
 

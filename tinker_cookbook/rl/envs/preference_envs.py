@@ -1,11 +1,11 @@
-"""Environments with a judge that compares the answers of a group in pairs.
+"""Environments in which a judge compares the answers of a group in pairs.
 
 The reward of an answer is ``(wins - losses) / matchups + (format - 1)``. Wins and losses are the
-preferences of a judge model, as fractions if it gives probabilities; ``format`` is 1 if the answer
-ended with the stop sequence and has text, else 0.
+preferences of a judge model, as fractions if it returns probabilities; ``format`` is 1 if the
+answer ended with the stop sequence and has text, else 0.
 
-Within a group, wins and losses cancel: the mean reward of training is ``mean(format) - 1`` even if
-the answers improve. Whether they improve is shown by the held-out prompts, where the policy's
+Within a group, wins and losses cancel: the mean training reward is ``mean(format) - 1`` even if
+the answers improve. Improvement shows on the held-out prompts, where the policy's
 answers are compared with a fixed answer (``win_rate``).
 """
 
@@ -62,7 +62,7 @@ __all__ = [
 
 
 class PreferenceEnv(Env):
-    """Environment with one answer to a conversation; its reward comes from the whole group."""
+    """Environment with one answer to a conversation; the group builder computes the reward."""
 
     def __init__(self, convo_prefix: Sequence[Message], policy_renderer: Renderer) -> None:
         self.convo_prefix: list[Message] = list(convo_prefix)
@@ -70,7 +70,7 @@ class PreferenceEnv(Env):
 
     @property
     def stop_condition(self) -> StopCondition:
-        """The renderer's stop sequences."""
+        """Stop sequences of the renderer."""
         return self.policy_renderer.get_stop_sequences()
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
@@ -85,15 +85,15 @@ class PreferenceEnv(Env):
         return StepResult.final(0.0, self.stop_condition)
 
 
-# One lock for all models: copies share a builder, which may cache the model that it builds.
+# One lock for all models: copies share a builder, which may cache its model.
 _build_lock = threading.Lock()
 
 
 class LazyPreferenceModel(PreferenceModel):
-    """A preference model that is built at the first comparison.
+    """A preference model that is built at its first comparison.
 
-    It pickles as its builder, so a group can run in a process to which the model, with its
-    connection to a server, cannot be sent. A builder that caches its model builds one for all
+    It is pickled as its builder, so a group can run in another process although the model and its
+    connection cannot be pickled. A builder that caches its model builds one for all
     copies in a process.
     """
 
@@ -119,20 +119,20 @@ class LazyPreferenceModel(PreferenceModel):
 
 @dataclass(frozen=True)
 class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
-    """A group of answers to one prompt that are judged in pairs.
+    """Group of answers to one prompt, judged in pairs.
 
     Attributes:
         convo_prefix: The conversation before the answer.
         policy_renderer: Renderer of the policy.
-        tournament_pattern: Which pairs are compared.
-        preference_model: The judge; it must pickle (``LazyPreferenceModel``) if groups run in other
-            processes.
+        tournament_pattern: Pairs to compare.
+        preference_model: The judge; must be picklable (``LazyPreferenceModel``) if groups run in
+            other processes.
         num_envs: Group size.
-        content_preprocessor: Maps the text of an answer to the text that the judge reads (for
+        content_preprocessor: Maps the text of an answer to the judge's input (for
             example, without the reasoning).
         matchup_group_size: Answers are compared in chunks of at most this size.
-        eval_target_completion_A: For evaluation, an answer with which all others are compared
-            instead: in both orders or, if pairs are compared one way, as the second one.
+        eval_target_completion_A: For evaluation, a fixed answer with which all others are compared
+            instead: in both orders or, if pairs are compared in one order, as the second answer.
     """
 
     convo_prefix: list[Message]
@@ -150,15 +150,15 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         get_pairs_chunked(1, self.tournament_pattern, self.matchup_group_size)  # checks both
 
     async def make_envs(self) -> Sequence[Env]:
-        """Makes ``num_envs`` equal environments."""
+        """Creates ``num_envs`` equal environments."""
         return [await self.make_env(i) for i in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
-        """Makes one environment; all members of the group are equal."""
+        """Creates one environment; all members of the group are equal."""
         return PreferenceEnv(self.convo_prefix, self.policy_renderer)
 
     def logging_tags(self) -> list[str]:
-        """Returns the kind of task."""
+        """Returns the tag of the task."""
         return ["pair_pref"]
 
     def get_response_message(self, trajectory: Trajectory) -> tuple[list[Message], bool]:
@@ -172,7 +172,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     def comparison_reward_for_second_messages(
         self, message_i: list[Message], message_j: list[Message]
     ) -> Comparison:
-        """Returns the comparison whose preference is the reward of the second answer."""
+        """Returns the comparison; its preference is the reward of the second answer."""
 
         def judged(message: Message) -> Message:
             if self.content_preprocessor is None:
@@ -191,25 +191,27 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         """Returns reward and metrics of each answer.
 
         ``win_minus_loss`` is ``(wins - losses) / matchups``, from -1 to 1; in training its mean is
-        0. In evaluation ``win_rate`` is ``(1 + win_minus_loss) / 2``: how often the answer beats
+        0. In evaluation ``win_rate`` is ``(1 + win_minus_loss) / 2``: the rate at which the answer
+           beats
         the fixed one. ``format`` is 1 for an answer that ended with the stop sequence and has
         text.
 
         ``judge_confidence`` is the mean absolute preference, near 0 for a judge that cannot
         distinguish the answers. ``judge_position_bias`` is the mean preference for the second
-        answer: near 1 or -1 the position decides instead of the text. Both are absent if all
+        answer: near 1 or -1, the position decides instead of the text. Both are absent if all
         answers are equal.
         """
         responses = [self.get_response_message(trajectory) for trajectory in trajectory_group]
         n, target = len(responses), self.eval_target_completion_A
         compared = [messages for messages, _ in responses]
-        # In training answers of a group are compared, so wins and losses cancel.
+        # In training, answers of a group are compared, so wins and losses cancel.
         if target is None:
             pairs = get_pairs_chunked(n, self.tournament_pattern, self.matchup_group_size)
         else:
-            # In evaluation the opponent is a fixed answer, so that the win rate can rise.
+            # In evaluation, the opponent is a fixed answer, so that the win rate can rise.
             compared.append(target)  # has index n
-            # Two orders or one, by the pattern; the order (0, 1) puts the fixed answer second.
+            # Two orders or one, depending on the pattern; the order (0, 1) puts the fixed answer
+            # second.
             orders = get_pairs(2, self.tournament_pattern)
             pairs = [((i, n)[first], (i, n)[second]) for i in range(n) for first, second in orders]
         comparisons = [
@@ -223,13 +225,13 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
             preferences[k] = verdict
         balance = mean_wins_minus_losses(len(compared), pairs, preferences)
         self._log(n, pairs, preferences)
-        # Metrics of the judge are equal for all members.
+        # The judge's metrics are equal for all members.
         shared: Metrics = {}
         if verdicts:
             shared["judge_confidence"] = sum(map(abs, verdicts)) / len(verdicts)
             shared["judge_position_bias"] = sum(verdicts) / len(verdicts)
         rewards: list[tuple[float, Metrics]] = []
-        # balance may have one more entry, that of the fixed answer.
+        # balance may have one more entry, for the fixed answer.
         for (_, valid), win in zip(responses, balance, strict=False):
             metrics: Metrics = {"win_minus_loss": win, "format": float(valid)}
             if target is not None:
@@ -241,7 +243,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     def _log(
         self, num_answers: int, pairs: list[tuple[int, int]], preferences: list[float]
     ) -> None:
-        """Logs the matchups for the transcript, which has the answers already."""
+        """Logs the matchups for the transcript, which already has the answers."""
         with logtree.scope_header("Matchups"):
             if self.eval_target_completion_A is not None:
                 logtree.log_text(f"Answer {num_answers} is the fixed one:")
@@ -258,7 +260,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
 def _group(
     labeled: LabeledComparison, held_out: bool = False, **settings: Any
 ) -> PairwisePreferenceGroupBuilder:
-    """Returns the group of a prompt; if ``held_out``, the opponent is the preferred answer."""
+    """Returns the group of a prompt; with ``held_out``, the opponent is the preferred answer."""
     comparison, target = labeled.comparison, None
     if held_out:
         target = comparison.completion_B if labeled.label == "B" else comparison.completion_A
@@ -270,8 +272,8 @@ def _group(
 class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
     """Groups over the prompts of a comparison dataset; its answers and labels are not used.
 
-    ``comparisons`` replaces the training part of ``comparison_builder``. The other arguments are
-    those of ``PairwisePreferenceGroupBuilder``.
+    ``comparisons`` replaces the training part of ``comparison_builder``. For the other arguments
+    see ``PairwisePreferenceGroupBuilder``.
     """
 
     def __init__(
@@ -303,29 +305,29 @@ class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
 
 @chz.chz
 class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
-    """Prompts of a comparison dataset; the policy's answers are judged by a preference model.
+    """Prompts of a comparison dataset; a preference model judges the policy's answers.
 
-    On the held-out prompts, they are compared with the answer that the data prefers; ties are left
-    out.
+    On held-out prompts, the opponent is the preferred answer of the data; ties are
+    skipped.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the prompts")
     batch_size: int = chz.field(doc="Prompts per step")
     policy_renderer_name: str = chz.field(doc="Chat format of the policy")
-    policy_model_name: str = chz.field(doc="Model whose tokenizer is used")
+    policy_model_name: str = chz.field(doc="Model that has the tokenizer")
     tournament_pattern: TournamentPattern = chz.field(
-        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
+        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Pairs of a group to compare"
     )
     group_size: int = chz.field(doc="Answers per prompt")
     content_preprocessor: Callable[[str], str] | None = chz.field(
-        default=None, doc="Maps the text of an answer to the text that the judge reads"
+        default=None, doc="Maps the text of an answer to the judge's input"
     )
-    preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Builds the judge")
-    matchup_group_size: int = chz.field(default=4, doc="Answers compared with each other")
+    preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Builder of the judge")
+    matchup_group_size: int = chz.field(default=4, doc="Matchup group size")
     num_test: int = chz.field(default=32, doc="Held-out prompts for evaluation; 0: no evaluation")
     test_group_size: int = chz.field(default=1, doc="Answers per prompt in evaluation")
     max_judge_length: int | None = chz.field(
-        default=None, doc="Leave out prompts whose comparison may be longer, in tokens"
+        default=None, doc="Skip prompts with comparisons that may exceed this many tokens"
     )
     max_answer_tokens: int = chz.field(
         default=0, doc="Maximum tokens of an answer, for max_judge_length"
@@ -350,12 +352,12 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
         train, test = await asyncio.to_thread(self.comparison_builder.get_labeled_comparisons)
         if not train:
             raise DataValidationError(
-                f"comparison_builder: {type(self.comparison_builder).__name__} gave no comparison "
-                "to take prompts from, expected at least one"
+                f"comparison_builder: {type(self.comparison_builder).__name__} returned "
+                "no comparison for the prompts, expected at least one"
             )
         renderer = get_renderer(self.policy_renderer_name, get_tokenizer(self.policy_model_name))
         judge = LazyPreferenceModel(self.preference_model_builder)
-        # In training both compared answers will be sampled, in evaluation one of them.
+        # In training, both compared answers will be sampled; in evaluation, only one.
         that_fit = partial(
             comparisons_that_fit,
             renderer=renderer,
@@ -373,7 +375,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             matchup_group_size=self.matchup_group_size,
             comparisons=that_fit(train, new_answers=2),
         )
-        # A tie has no preferred answer that could be the opponent.
+        # A tie has no preferred answer to use as the opponent.
         held_out = [labeled for labeled in test or [] if labeled.label != "Tie"][: self.num_test]
         held_out = that_fit(held_out, new_answers=1)
         if not held_out:

@@ -13,9 +13,9 @@ P = TypeVar("P")
 
 
 class ProblemDataset(RLDataset, Generic[P]):
-    """Every problem once, in batches of ``groups_per_batch``; the last one may be smaller.
+    """Every problem once, in batches of ``groups_per_batch``; the last batch may be smaller.
 
-    Until ``set_epoch`` shuffles them, the problems are in the order of the list.
+    The problems keep the order of the list until ``set_epoch`` shuffles them.
     """
 
     def __init__(
@@ -25,7 +25,8 @@ class ProblemDataset(RLDataset, Generic[P]):
         groups_per_batch: int,
         shuffle: bool = True,
     ) -> None:
-        """``make_group`` returns the builder of a problem's group, when its batch is requested."""
+        """``make_group`` returns the builder of a problem's group; called when its batch is
+        requested."""
         if groups_per_batch < 1:
             raise ConfigurationError(
                 f"groups_per_batch: got {groups_per_batch}, expected at least 1"
@@ -40,7 +41,7 @@ class ProblemDataset(RLDataset, Generic[P]):
         """Returns the groups of batch ``index``."""
         start = index * self._groups_per_batch
         here = self._order[start : start + self._groups_per_batch]
-        # A slice accepts negative and large indices, and would hide the mistake.
+        # A slice accepts negative and large indices, which would hide an error.
         if index < 0 or not here:
             raise IndexError(f"batch {index} of a dataset with {len(self)} batches")
         return [self._make_group(self._problems[i]) for i in here]
@@ -49,8 +50,9 @@ class ProblemDataset(RLDataset, Generic[P]):
         return -(-len(self._problems) // self._groups_per_batch)
 
     def set_epoch(self, seed: int) -> None:
-        """Puts the problems in an order that depends on ``seed`` only, if ``shuffle`` is set."""
+        """Shuffles the problems, if ``shuffle`` is set; the order depends only on ``seed``."""
         if self._shuffle:
-            # A permutation of the seed alone, not of the order before: a resumed run gets the same.
+            # The permutation depends only on the seed, not on the previous order, so a resumed run
+            # gets the same order.
             count = len(self._problems)
             self._order = random.Random(seed).sample(range(count), count)

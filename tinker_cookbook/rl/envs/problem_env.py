@@ -1,4 +1,4 @@
-"""Single-turn environments: one question, one answer, graded by a program."""
+"""Single-turn environments: one question and one answer, graded by a program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ProblemEnv(Env):
-    """Single-turn environment whose reward is ``correct``, from 0 to 1.
+    """Single-turn environment with the reward ``correct``, from 0 to 1.
 
     A subclass defines ``get_question`` and ``check_answer``. If it also overrides
     ``check_format``, the reward becomes ``correct + format_coef * (format - 1)``, where ``format``
@@ -41,7 +41,8 @@ class ProblemEnv(Env):
         convo_prefix: Messages before the question: a system prompt, few-shot examples.
         format_coef: Penalty for a wrong format; unused unless ``check_format`` is overridden.
         require_stop_sequence_for_format: Whether an answer that ends without the stop sequence
-            (with the end-of-text token, say) has a wrong format. A truncated one always has.
+            (for example, with the end-of-text token) has a wrong format. A truncated answer always
+            has.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ProblemEnv(Env):
 
     @abstractmethod
     def get_question(self) -> str:
-        """Returns the user's message."""
+        """Returns the user message."""
 
     @abstractmethod
     def check_answer(self, sample_str: str) -> bool | float | Awaitable[bool | float]:
@@ -70,11 +71,11 @@ class ProblemEnv(Env):
         """
 
     def check_format(self, sample_str: str) -> bool:
-        """Returns whether the text has the expected format, if overridden; see the class."""
+        """Override to check the format of the text; see the class."""
         return True
 
     def get_reference_answer(self) -> str:
-        """Returns the right answer, for transcripts and teachers' hints; ``""``: there is none."""
+        """Returns the reference answer, for transcripts and teachers' hints; ``""``: none."""
         return ""
 
     @property
@@ -84,7 +85,7 @@ class ProblemEnv(Env):
 
     @property
     def stop_condition(self) -> StopCondition:
-        """The renderer's stop sequences."""
+        """Stop sequences of the renderer."""
         return self.renderer.get_stop_sequences()
 
     def begin_rollout(self, config: RolloutConfig) -> None:
@@ -93,7 +94,7 @@ class ProblemEnv(Env):
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """Returns the rendered prompt and the stop sequences."""
-        # ``get_question`` may be slow too, so all of it runs in the thread.
+        # ``get_question`` may be slow too, so everything runs in the thread.
         prompt = await asyncio.to_thread(
             lambda: self.renderer.build_generation_prompt(self.messages)
         )
@@ -101,12 +102,12 @@ class ProblemEnv(Env):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
-        # In a thread: methods of the task may be slow.
+        # In a thread, because methods of the task may be slow.
         text, metrics, logs = await asyncio.to_thread(self._parse, action)
-        # A right format adds nothing and a wrong one costs format_coef, so the best reward stays 1.
+        # A correct format adds 0 and a wrong one costs format_coef, so the best reward is 1.
         reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0
         limit = self._grader_timeout
-        # Also reported as 0, so that its mean over episodes is the share of timeouts.
+        # Report zeros too, so that the mean over episodes is the share of timeouts.
         if limit is not None:
             metrics["grader_timeout"] = 0.0
         try:
@@ -124,7 +125,7 @@ class ProblemEnv(Env):
         if reference := self.get_reference_answer():
             logs["reference"] = reference
         metrics: Metrics = {}
-        # Without an override the reward has no format term and the metric is not logged.
+        # Without an override, the reward has no format term and the metric is not logged.
         if type(self).check_format is not ProblemEnv.check_format:
             # Both exclude truncated answers; is_clean includes an end with the end-of-text token.
             strict = self.require_stop_sequence_for_format
@@ -136,7 +137,7 @@ class ProblemEnv(Env):
         if inspect.iscoroutinefunction(self.check_answer):
             verdict = await self.check_answer(text)
         else:
-            # A daemon thread: a grader that never returns must not keep the program from ending.
+            # A daemon thread, because a grader that never returns must not block the program's end.
             verdict = await run_in_daemon_thread(self.check_answer, text)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
@@ -150,14 +151,14 @@ class ProblemEnv(Env):
 
 # A separate class: a TimeoutError that check_answer raises itself is an error.
 class _GraderTimeoutError(Exception):
-    """``check_answer`` took longer than ``grader_timeout_seconds``."""
+    """``check_answer`` exceeded ``grader_timeout_seconds``."""
 
 
 @dataclass(frozen=True)
 class ProblemGroupBuilder(EnvGroupBuilder):
-    """Builder of a group of equal environments for one problem.
+    """Builds a group of equal environments for one problem.
 
-    ``env_thunk`` makes one environment; it must be picklable if groups run in other processes (a
+    ``env_thunk`` creates one environment; it must be picklable if groups run in other processes (a
     ``functools.partial`` is, a lambda is not). ``dataset_name`` is the tag of the group's metrics.
     """
 
@@ -170,12 +171,12 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             raise ConfigurationError(f"num_envs: got {self.num_envs}, expected at least 1")
 
     async def make_envs(self) -> Sequence[Env]:
-        """Makes ``num_envs`` environments."""
+        """Creates ``num_envs`` environments."""
         # An environment runs one episode, so each member of the group gets a new one.
         return [self.env_thunk() for _ in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
-        """Makes one environment; all members of the group are equal."""
+        """Creates one environment; all members of the group are equal."""
         return self.env_thunk()
 
     def logging_tags(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prompts of an episode that begin with the tokens that were sampled."""
+"""Prompts of an episode that extend the sampled tokens."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ else:
 
 
 class EpisodePrompts:
-    """Renders the prompts of one episode, each from the conversation so far.
+    """Renders the prompts of one episode from the conversation so far.
 
-    Text can be split into tokens in several ways, and a call can be spelled in several ways; a
-    model does not always sample those of the renderer. A prompt rendered from the parsed answer
-    then differs from the sampled tokens, and training would need a separate sequence for each turn.
+    A text has several tokenizations, and a tool call has several spellings; a
+    model does not always sample the renderer's. A prompt rendered from the parsed answer
+    then differs from the sampled tokens, and training would need a separate sequence per turn.
     So the rendered tokens up to the end of an answer are replaced by the earlier prompt and the
-    sampled tokens. Where the chat format rewrites history, such as by dropping thinking, the prompt
-    stays as it is rendered.
+    sampled tokens. If the chat format rewrites history, for example drops thinking, the rendered
+    prompt is used.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._last: list[int] | None = None
-        # Rendered tokens up to the newest answer, and the tokens that take their place.
+        # Rendered tokens up to the latest answer, and the tokens that replace them.
         self._rendered: list[int] = []
         self._sampled: list[int] = []
 
@@ -45,7 +45,7 @@ class EpisodePrompts:
         """
         prompt = self._renderer.build_generation_prompt(messages)
         tokens = _text_tokens(prompt)
-        # Images have no tokens that could be compared.
+        # Images have no tokens to compare.
         if tokens is None:
             self._last = None
             return prompt
@@ -63,10 +63,11 @@ class EpisodePrompts:
     def _end_of_answer(
         self, tokens: list[int], sampled: list[int], conversation: Sequence[Message]
     ) -> int | None:
-        """Returns how many of the rendered tokens the sampled ones replace, if they may."""
+        """Returns the number of rendered tokens to replace by the sampled ones; None: do not
+        replace."""
         if tokens[: len(sampled)] == sampled:
             return len(sampled)
-        # 1. The same text in other tokens. It grows with the tokens, so its end is bisected.
+        # 1. The same text with other tokens. Its length grows with the tokens, so bisect its end.
         decode = self._renderer.codec.decode
         text = decode(sampled)
         end = bisect_left(range(len(tokens)), len(text), key=lambda n: len(decode(tokens[:n])))
@@ -76,12 +77,12 @@ class EpisodePrompts:
         # template writes it the same at the end of a conversation and in history.
         try:
             example, weights = self._renderer.build_supervised_example(conversation)
-        except RendererError:  # a format that rewrites such an answer in history refuses it
+        except RendererError:  # the format rewrites such an answer in history
             return None
         rendered = _text_tokens(example) or []
         trained = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
         rendered = rendered[: trained[-1] + 1] if trained else []
-        # An answer without its end has no place in the conversation that it could take.
+        # An answer without an end has no corresponding part of the rendered conversation.
         complete = bool(rendered) and rendered[-1] == sampled[-1]
         return len(rendered) if complete and tokens[: len(rendered)] == rendered else None
 

@@ -1,7 +1,7 @@
-"""Control for learning curves: the same task with random rewards.
+"""Random-reward control for learning curves: the same task with random rewards.
 
 If the true score still rises, something other than the reward causes it, such as a leak of the
-answer into the prompt or a bug. It should stay at its first value.
+answer into the prompt or a bug. The score should stay at its first value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _RandomRewardEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         result = await call_step(self._env, action, extra)
         metrics = {**result.metrics, "true_reward": result.reward}
-        # From a generator, because a function of the answer could be learned.
+        # Use a random generator, because a function of the answer could be learned.
         reward = float(self._rng.integers(2)) if result.episode_done else 0.0
         return replace(result, reward=reward, metrics=metrics)
 
@@ -68,7 +68,7 @@ class _RandomRewardEnv(Env):
 
 
 class _RandomRewardGroup(EnvGroupBuilder):
-    # The inherited compute_group_rewards withholds the reward of the group as a whole.
+    # The inherited compute_group_rewards ignores the group's reward.
     def __init__(self, group: EnvGroupBuilder, seed: Sequence[int]) -> None:
         self._group, self._seed = group, seed
 
@@ -99,9 +99,9 @@ class _RandomRewardDataset(RLDataset):
 
 @chz.chz
 class RandomRewardDatasetBuilder(RLDatasetBuilder):
-    """The data of ``inner`` with rewards of 0 or 1 at random at the end of training episodes.
+    """The data of ``inner`` with random rewards of 0 or 1 at the end of training episodes.
 
-    The test set keeps its rewards, and ``env/all/true_reward`` shows those that were withheld.
+    The test set keeps its rewards; ``env/all/true_reward`` is the replaced reward.
     """
 
     inner: RLDatasetBuilder = chz.field(doc="The task")
@@ -113,5 +113,5 @@ class RandomRewardDatasetBuilder(RLDatasetBuilder):
         return _RandomRewardDataset(train, self.seed), test
 
     def check(self) -> None:
-        """Checks the task."""
+        """Validates the task."""
         self.inner.check()

@@ -1,7 +1,7 @@
-"""Tasks of the package reasoning-gym: puzzles, algebra, logic, generated from a seed.
+"""Tasks of the package reasoning-gym: puzzles, algebra and logic, generated from a seed.
 
 Every generator can be used by name (``chain_sum``, ``countdown``, ``letter_counting``, …). Answers
-are scored from 0 to 1 by its ``score_answer``; some generators give a small score to a wrong
+are scored from 0 to 1 by its ``score_answer``; some generators return a small score for a wrong
 answer. Scoring may use symbolic algebra, so it runs in a worker process with a timeout.
 """
 
@@ -44,7 +44,7 @@ DEFAULT_TIMEOUT_SECONDS = 10.0
 Entry = dict[str, Any]
 """A problem of a generator: question, answer, metadata."""
 
-# Separate from the pool of grading: its workers import another package.
+# Separate from the grading pool, because its workers import another package.
 _pool = TimedPool(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, preload=["reasoning_gym"])
 
 
@@ -52,7 +52,7 @@ class ReasoningGymEnv(ProblemEnv):
     """One problem of a generator.
 
     With an ``answer_tag`` the answer is the content of the last ``<TAG>…</TAG>``, which the
-    question requests and the format reward checks; without one it is the whole reply.
+    question requests and the format reward checks; without a tag, it is the whole reply.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReasoningGymEnv(ProblemEnv):
         self.scoring_timeout_seconds = scoring_timeout_seconds
 
     def get_question(self) -> str:
-        """Returns the generator's question, with the expected tag of the answer."""
+        """Returns the generator's question with the expected answer tag."""
         question = str(self.entry["question"])
         tag = self.answer_tag
         if tag is None:
@@ -88,13 +88,13 @@ class ReasoningGymEnv(ProblemEnv):
             return await _pool.call(
                 _score,
                 self.generator,
-                # As sorted JSON: the worker caches scorers by their settings, as a hashable key.
+                # Sorted JSON as a hashable key: the worker caches scorers by their settings.
                 json.dumps(self.config, sort_keys=True),
                 answer,
                 self.entry,
                 timeout_seconds=self.scoring_timeout_seconds,
             )
-        # The policy decides how long scoring takes, so a timeout is no error of the run.
+        # The answer determines how long scoring takes, so a timeout is not an error of the run.
         except (TimeoutError, pebble.ProcessExpired) as error:
             logger.warning(
                 "scoring an answer to %s ended without a score (%s); it gets 0: %.80r",
@@ -109,7 +109,7 @@ class ReasoningGymEnv(ProblemEnv):
         return bool(self._answer(sample_str))
 
     def get_reference_answer(self) -> str:
-        """Returns a right answer; empty if the generator has none."""
+        """Returns a correct answer; empty if the generator has none."""
         answer = self.entry.get("answer")
         return "" if answer is None else str(answer)
 
@@ -126,14 +126,14 @@ def _score(generator: str, config: str, answer: str, entry: Entry) -> float:
     try:
         return float(_scorer(generator, config).score_answer(answer, entry))
     except Exception as error:
-        # Some scorers convert without a check: int("seven") is a wrong answer, not a failure.
+        # Some scorers convert without a check: an error such as int("seven") means a wrong answer.
         logger.debug("%s: score_answer raised %r for %.80r", generator, error, answer)
         return 0.0
 
 
 @lru_cache(maxsize=16)
 def _scorer(generator: str, config: str) -> Any:
-    # Scoring uses the settings of a generator, not its problems: one is enough.
+    # Scoring uses only the generator's settings, so one problem is enough.
     return make_generator(generator, json.loads(config), size=1, seed=0)
 
 
@@ -153,7 +153,7 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
             f"reasoning-gym has{nearest(generator, factory.DATASETS)}; list(reasoning_gym.factory."
             "DATASETS) names them"
         )
-    # A wrong setting is named here; create_dataset would raise a TypeError of its config class.
+    # Name a wrong setting here; create_dataset would raise a TypeError of its config class.
     kind = factory.DATASETS[generator][1]
     known = [field.name for field in dataclasses.fields(kind) if field.name not in ("size", "seed")]
     for name in config:
@@ -166,7 +166,7 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
         return reasoning_gym.create_dataset(generator, size=size, seed=seed, **config)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"config: {generator} refuses {dict(config)}: {error}; expected values that it takes "
+            f"config: {generator} refuses {dict(config)}: {error}; expected valid values "
             f"for {', '.join(known)}"
         ) from error
 
@@ -193,7 +193,7 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
     """
 
     generator: str = chz.field(doc="Name of the generator")
-    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes per problem")
@@ -202,11 +202,12 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
     seed: int = chz.field(default=0, doc="Seed of the problems")
     config: dict[str, Any] = chz.field(default_factory=dict, doc="Settings of the generator")
     answer_tag: str | None = chz.field(
-        default="answer", doc="Tag around the answer; None: the whole reply is the answer"
+        default="answer", doc="Tag around the answer; None: use the whole reply"
     )
     format_coef: float = chz.field(default=0.1, doc="Penalty for a wrong format")
     scoring_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS, doc="Time limit; then an answer scores 0"
+        default=DEFAULT_TIMEOUT_SECONDS,
+        doc="Time limit for scoring; on timeout, an answer scores 0",
     )
 
     def check(self) -> None:
@@ -231,7 +232,7 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
             )
             if not test:  # num_test=0
                 return train_set, None
-            # Evaluation needs no advantages, so it has one episode per problem.
+            # Evaluation needs no advantages, so one episode per problem is enough.
             entries = _Entries(problems, test)
             return train_set, ProblemDataset(entries, partial(make_group, 1), self.groups_per_batch)
 
@@ -239,12 +240,13 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
         return await asyncio.to_thread(build)
 
     def _generator(self) -> Any:
-        # One generator for both parts: problem i depends on the seed and i, so they are disjoint.
+        # One generator for both parts: problem i depends on the seed and i, so the parts are
+        # disjoint.
         size = self.size + self.num_test
         return make_generator(self.generator, self.config, size=size, seed=self.seed)
 
     def _group(self, renderer: Renderer, size: int, entry: Entry) -> EnvGroupBuilder:
-        # A partial can be pickled, so that groups can run in other processes.
+        # A partial is picklable, so that groups can run in other processes.
         env = partial(
             ReasoningGymEnv,
             self.generator,

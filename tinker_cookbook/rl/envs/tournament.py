@@ -1,4 +1,4 @@
-"""Pairs of answers of a group that a judge compares, and the score of each answer.
+"""Pairs of a group's answers for a judge, and the score of each answer.
 
 A preference is a number from -1 (the first is better) to 1 (the second is better); 0 is a tie. A
 judge with probabilities gives ``P(second) - P(first)``, which counts as a fraction of a win.
@@ -17,12 +17,12 @@ __all__ = ["TournamentPattern", "get_pairs", "get_pairs_chunked", "mean_wins_min
 
 
 class TournamentPattern(StrEnum):
-    """Which pairs of a group are compared."""
+    """Pairs of a group to compare."""
 
     ALL_PAIRS_BOTH_WAYS = "all_pairs_both_ways"
-    """Each pair twice, in both orders, so that the position bias of a judge cancels."""
+    """Each pair in both orders, so that the judge's position bias cancels."""
     ALL_PAIRS_ONE_WAY = "all_pairs_one_way"
-    """Each pair once, the earlier member first: half the cost."""
+    """Each pair once, the earlier member first, at half the cost."""
 
 
 def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
@@ -61,14 +61,14 @@ def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> li
 def mean_wins_minus_losses(
     n: int, pairs: Sequence[tuple[int, int]], preferences: Sequence[float]
 ) -> list[float]:
-    """Returns ``(wins - losses) / matchups`` of each of ``n`` members, from -1 to 1.
+    """Returns ``(wins - losses) / matchups`` for each of ``n`` members, from -1 to 1.
 
     ``preferences[k]`` belongs to ``pairs[k]``. A member without a matchup gets 0. If all members
-    have the same number of matchups, the values add up to 0.
+    have the same number of matchups, the values sum to 0.
     """
     if len(pairs) != len(preferences):
         raise DataValidationError(
-            f"preferences: got {len(preferences)}, expected {len(pairs)}, one for each pair"
+            f"preferences: got {len(preferences)}, expected {len(pairs)}, one per pair"
         )
     balance, matchups = [0.0] * n, [0] * n
     for (first, second), preference in zip(pairs, preferences, strict=True):
@@ -77,10 +77,10 @@ def mean_wins_minus_losses(
                 f"preference between answers {first} and {second}: got {preference}, expected a "
                 "number from -1 (the first is better) to 1 (the second is better)"
             )
-        # What one answer wins the other loses, so each pair adds 0 to the sum.
+        # One answer's win is the other's loss, so each pair adds 0 to the sum.
         balance[first] -= preference
         balance[second] += preference
         matchups[first] += 1
         matchups[second] += 1
-    # A mean, since chunks of different sizes have different numbers of matchups.
+    # Use a mean, since chunks of different sizes have different numbers of matchups.
     return [value / max(count, 1) for value, count in zip(balance, matchups, strict=True)]
