@@ -74,7 +74,7 @@ def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
         elif "win32" not in marker:
             packages[extra[1]].add(name)
         else:
-            packages[extra[1]].update({name} if _here(marker) else ())
+            packages[extra[1]].update({name} if _applies_here(marker) else ())
     return [
         Extra(
             name,
@@ -99,7 +99,7 @@ def _all_of(name: str, packages: dict[str, set[str]], nested: dict[str, set[str]
     return packages.get(name, set()).union(*inner)
 
 
-def _here(marker: str) -> bool:
+def _applies_here(marker: str) -> bool:
     import sys
 
     return sys.platform != "win32" if "!=" in marker else sys.platform == "win32"

@@ -177,22 +177,22 @@ class JudgementCache:
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path).expanduser()
-        self._found: dict[str, Judgement] = {}
+        self._judgements: dict[str, Judgement] = {}
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for row in read_rows(self.path):
-                self._found[row["key"]] = Judgement(row["score"], row["text"])
+                self._judgements[row["key"]] = Judgement(row["score"], row["text"])
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._judgements)
 
     def get(self, key: str) -> Judgement | None:
         """Returns the judgement, if there is one."""
-        return self._found.get(key)
+        return self._judgements.get(key)
 
     def put(self, key: str, judgement: Judgement) -> None:
         """Stores a judgement."""
-        self._found[key] = judgement
+        self._judgements[key] = judgement
         if self.path is not None:
             append_row(self.path, {"key": key, "score": judgement.score, "text": judgement.text})
 

@@ -49,7 +49,7 @@ class LabelRenderer(Generic[L]):
     @property
     def tokens(self) -> dict[L, int]:
         """The distinguishing token of each label."""
-        return self._found[1]
+        return self._distinguishing[1]
 
     def prompt(self, convo: Sequence[Message]) -> tinker.ModelInput:
         """Renders all tokens before the distinguishing token, as in training."""
@@ -64,11 +64,11 @@ class LabelRenderer(Generic[L]):
         """
         tokens, weights, first = self._with_label(convo, label)
         # The tokens after the distinguishing one carry no information.
-        end = first + self._found[0] + 1
+        end = first + self._distinguishing[0] + 1
         return tokens[:end], weights[:end]
 
     @cached_property
-    def _found(self) -> tuple[int, dict[L, int]]:
+    def _distinguishing(self) -> tuple[int, dict[L, int]]:
         """Number of trained tokens before the labels differ, and the distinguishing tokens."""
         answers: list[list[int]] = []
         for label in self.labels:

@@ -90,7 +90,7 @@ class FrozenExperts(ABC):
         """Returns the gradients of ``trained``; ``lows`` is its second result."""
 
     @abstractmethod
-    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+    def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
         """Returns the gradient of ``x`` if no term was added."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class _EachExpert(FrozenExperts):
         outs, lows = [], []
         for expert, first, ends in rows.present():
             mine, layout = x[first : first + ends[-1]], self._weights[expert].forward
-            padded = _filled(mine, layout.any_rows)
+            padded = _padded(mine, layout.any_rows)
             if term is None:
                 out = layout.product(padded, self._bias_of(expert))
             else:
@@ -142,7 +142,7 @@ class _EachExpert(FrozenExperts):
             gradient, low_rank = upstream[here], term.of(expert)
             if needs_x:
                 layout = self._weights[expert].backward
-                padded = _filled(gradient, layout.any_rows)
+                padded = _padded(gradient, layout.any_rows)
                 d_x, d_low = layout.trained(padded, None, low_rank.back)
                 d_xs.append(d_x[: len(gradient)])
                 d_low = d_low[: len(gradient)]
@@ -153,12 +153,12 @@ class _EachExpert(FrozenExperts):
             found.b[expert] = outer(gradient, low[:, :rank])
         return found if not needs_x else GroupedGradients(_cat(d_xs, x), found.a, found.b)
 
-    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+    def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
         outs = []
         for expert, first, ends in rows.present():
             layout = self._weights[expert].backward
             gradient = upstream[first : first + ends[-1]]
-            outs.append(layout.product(_filled(gradient, layout.any_rows))[: len(gradient)])
+            outs.append(layout.product(_padded(gradient, layout.any_rows))[: len(gradient)])
         width = self._weights[0].shape[1]
         return _cat(outs, upstream.new_empty(0, width))
 
@@ -172,7 +172,7 @@ class _EachExpert(FrozenExperts):
                 for term, start, end in zip(terms, starts, ends, strict=True)
                 if term is not None and end > start
             ]
-            padded = _filled(mine, layout.any_rows)
+            padded = _padded(mine, layout.any_rows)
             outs.append(layout.adapted(padded, self._bias_of(expert), parts)[: len(mine)])
         return self._joined(outs, x)
 
@@ -219,13 +219,13 @@ class _OneCall(FrozenExperts):
         d_low = _grouped(upstream, b, ends)
         d_x = None
         if needs_x:
-            d_x = self.passed_back(upstream, rows).add_(_grouped(d_low, a, ends))
+            d_x = self.input_gradient(upstream, rows).add_(_grouped(d_low, a, ends))
         # With two row matrices and the groups' ends, it returns one matrix per group.
         d_a = _grouped(d_low.t(), x, ends)[:, :rank]
         d_b = _grouped(upstream.t(), lows[0], ends)[:, :, :rank]
         return GroupedGradients(d_x, d_a, d_b)
 
-    def passed_back(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
+    def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
         return _grouped(upstream, self._weight, rows.expert_ends)
 
     def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
@@ -268,7 +268,7 @@ def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(left, right, offs=ends)
 
 
-def _filled(x: Tensor, any_rows: bool) -> Tensor:
+def _padded(x: Tensor, any_rows: bool) -> Tensor:
     """Pads ``x`` [n, in] to a number of rows for which row results are batch-invariant."""
     if any_rows or x.device.type != "cpu":
         return x

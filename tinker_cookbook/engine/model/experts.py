@@ -147,7 +147,7 @@ class _GroupedProduct(torch.autograd.Function):
         gradient, term = upstream[0].contiguous(), ctx.term
         needs_x = ctx.needs_input_grad[0]
         if term is None:
-            d_x = ctx.weight.passed_back(gradient, ctx.rows) if needs_x else None
+            d_x = ctx.weight.input_gradient(gradient, ctx.rows) if needs_x else None
             return d_x, None, None, None, None, None, None
         x, *lows = ctx.saved_tensors  # read only once, as activation checkpointing requires
         found = ctx.weight.gradients(gradient, x, lows, ctx.rows, term, needs_x)

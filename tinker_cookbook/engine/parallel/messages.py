@@ -94,10 +94,10 @@ def sendable(error: BaseException) -> BaseException:
     elsewhere."""
     try:
         copy = pickle.loads(pickle.dumps(error))
-        return error if str(copy) == str(error) else _in_words(error)
+        return error if str(copy) == str(error) else _as_training_error(error)
     except Exception:  # pickling a user's class may raise anything
-        return _in_words(error)
+        return _as_training_error(error)
 
 
-def _in_words(error: BaseException) -> TrainingError:
+def _as_training_error(error: BaseException) -> TrainingError:
     return TrainingError(f"{type(error).__name__}: {error}")

@@ -155,10 +155,10 @@ def plan(
     # Indices break ties, so equal batches give equal plans, and a resumed run is bit-identical.
     shared.sort(key=lambda row: (-row.length, row.indices))
     empty = MicroBatch((), group_size, packed)
-    out = _filled([(row,) for row in shared], token_budget, empty)
+    out = _fill_batches([(row,) for row in shared], token_budget, empty)
     apart.sort(key=lambda rows: (-max(row.length for row in rows), rows[0].indices))
     if packed:
-        return out + _filled(apart, token_budget, empty)
+        return out + _fill_batches(apart, token_budget, empty)
     # 3. Other rows are padded to the longest row, which is the first one after sorting.
     start = 0
     while start < len(apart):
@@ -175,7 +175,7 @@ def _by_owner(count: int, owners: np.ndarray | None) -> list[list[int]]:
     return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
 
 
-def _filled(
+def _fill_batches(
     units: Sequence[tuple[Row, ...]], token_budget: int, empty: MicroBatch
 ) -> list[MicroBatch]:
     """Fills micro-batches like ``empty`` with consecutive units, as many as the budget

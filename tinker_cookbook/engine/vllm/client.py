@@ -57,7 +57,7 @@ class VLLMClient:
         url: Address without ``/v1``.
         key: Sent as bearer token, if any.
         timeout: Seconds after which a sampling request fails.
-        why_gone: Called when the connection fails. Returns why the process ended, None while it
+        exit_reason: Called when the connection fails. Returns why the process ended, None while it
             runs, and "" if that is not known.
     """
 
@@ -66,9 +66,9 @@ class VLLMClient:
         url: str,
         key: str | None,
         timeout: float,
-        why_gone: Callable[[], str | None] = lambda: "",
+        exit_reason: Callable[[], str | None] = lambda: "",
     ) -> None:
-        self.url, self._timeout, self._why_gone = url, timeout, why_gone
+        self.url, self._timeout, self._exit_reason = url, timeout, exit_reason
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(
             base_url=url,
@@ -164,7 +164,7 @@ class VLLMClient:
     async def _reason(self, error: Exception) -> str:
         # A killed process closes its connections before its exit code is available.
         until = asyncio.get_running_loop().time() + _GONE_SECONDS
-        while (reason := self._why_gone()) is None and asyncio.get_running_loop().time() < until:
+        while (reason := self._exit_reason()) is None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
         return reason or f"{type(error).__name__}: {error}".rstrip(": ")
 
@@ -190,7 +190,7 @@ class VLLMClient:
         )
 
 
-def look_at_server(url: str, key: str | None) -> ServedModel:
+def probe_server(url: str, key: str | None) -> ServedModel:
     """Returns the base model of a running server; blocks for at most two minutes.
 
     Raises:

@@ -74,7 +74,7 @@ class VLLMProcess:
         """Whether the process is running."""
         return self._process.poll() is None
 
-    def why_gone(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Returns why the server ended, with the last errors in its log; None while it runs."""
         code = self._process.poll()
         if code is None:

@@ -38,7 +38,7 @@ from tinker_cookbook.engine.vllm.client import (
     Choice,
     ServedModel,
     VLLMClient,
-    look_at_server,
+    probe_server,
 )
 from tinker_cookbook.engine.vllm.process import VLLMProcess
 from tinker_cookbook.engine.vllm.settings import (
@@ -96,7 +96,7 @@ class VLLMSampler:
         self._submit = submit
         self._key = os.environ.get("VLLM_API_KEY") if settings.url else None
         url = settings.url
-        self._given = None if url is None else look_at_server(url, self._key)
+        self._given = None if url is None else probe_server(url, self._key)
         self._base: BaseModel | None = None
         self._others: set[BaseModel] = set()
         self._server: asyncio.Task[_Server] | None = None
@@ -133,12 +133,12 @@ class VLLMSampler:
         if request.settings.token_mask is not None:
             return False
         if adapter is not None and (reason := _unsupported(base, adapter.spec)) is not None:
-            self._say_once(base, reason)
+            self._warn_once(base, reason)
             return False
         if self._base is None and (self._given is None or _same_model(self._given.root, base)):
             self._base = base
         if base is not self._base:
-            self._say_once(base, "the vLLM server has another model")
+            self._warn_once(base, "the vLLM server has another model")
         return base is self._base
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
@@ -166,7 +166,7 @@ class VLLMSampler:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             self._end()
 
-    def _say_once(self, base: BaseModel, reason: str) -> None:
+    def _warn_once(self, base: BaseModel, reason: str) -> None:
         if base not in self._others:
             self._others.add(base)
             logger.warning("%s is sampled by the built-in sampler: %s", base.name, reason)
@@ -219,7 +219,7 @@ class VLLMSampler:
         if task is not None and task.done() and not task.cancelled() and not task.exception():
             process = task.result().process
             if process is not None and not process.running:
-                logger.warning("vLLM is started again: %s", process.why_gone())
+                logger.warning("vLLM is started again: %s", process.exit_reason())
                 await task.result().client.close()
                 task = None
         # A failed start is not repeated: it would only fail again minutes later.
@@ -239,17 +239,17 @@ class VLLMSampler:
         self._processes[:] = [process]
         began = time.monotonic()
         logger.info("vLLM starts with %s; log: %s", sampler.base.name, process.log)
-        client = VLLMClient(process.url, process.key, timeout, process.why_gone)
+        client = VLLMClient(process.url, process.key, timeout, process.exit_reason)
         try:
             while not await client.healthy():
                 if not process.running:
-                    raise BackendError(f"vLLM did not start: {process.why_gone()}")
+                    raise BackendError(f"vLLM did not start: {process.exit_reason()}")
                 if time.monotonic() - began > _START_SECONDS:
                     raise BackendError(
                         f"vLLM did not start within {_START_SECONDS:g} s; log: {process.log}"
                     )
                 await asyncio.sleep(_POLL_SECONDS)
-            model = await asyncio.to_thread(look_at_server, process.url, process.key)
+            model = await asyncio.to_thread(probe_server, process.url, process.key)
         except BaseException:
             process.end()
             raise
