@@ -148,7 +148,7 @@ def test_sparse_rows_become_dense_ones():
         ({"data": [], "sparse_col_indices": [0], "shape": [1, 1]}, "all three"),
         ({**GOOD, "sparse_col_indices": [2, 3]}, "columns below 3"),
         ({**GOOD, "sparse_col_indices": [2, -1]}, "columns below 3"),
-        ({**GOOD, "sparse_col_indices": [2]}, "name 2 columns"),
+        ({**GOOD, "sparse_col_indices": [2]}, "must be 2 columns"),
         ({**GOOD, "sparse_crow_indices": [0, 3, 2], "sparse_col_indices": [0, 0]}, "rise from 0"),
         ({**GOOD, "sparse_crow_indices": [0, 2**70, 2], "sparse_col_indices": [0, 0]}, "beyond"),
         ({"data": [float("inf")], "dtype": "int64"}, "beyond int64"),
