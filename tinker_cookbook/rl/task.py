@@ -1,4 +1,4 @@
-"""Trains on a task of user code: ``rl.run(env=MyEnv, problems=[...], model_name=...)``."""
+"""Trains on a custom task: ``rl.run(env=MyEnv, problems=[...], model_name=...)``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tinker_cookbook.utils.run_folder.paths import local_path
 
 
 class _Problems(Sequence[Any]):
-    """Problems of a run. A long list is not written to config.json, only this short ``repr``."""
+    """Problems of a run; ``config.json`` stores only their short ``repr``, not a long list."""
 
     def __init__(self, problems: Sequence[Any]) -> None:
         self._problems = problems
@@ -43,22 +43,22 @@ class _Problems(Sequence[Any]):
 
 @chz.chz
 class TaskDatasetBuilder(RLDatasetBuilder):
-    """Groups of environments for a sequence of problems, all made by one callable."""
+    """Builds groups of environments for a sequence of problems, all created by one callable."""
 
     env: Callable[..., Env] = chz.field(doc="Called as env(problem, renderer=renderer)")
     problems: Sequence[Any] = chz.field(doc="Problems to train on")
     test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
-    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems a step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    groups_per_batch: int = chz.field(doc="Problems per step")
+    group_size: int = chz.field(doc="Episodes per problem")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for an ``env`` that cannot be called, or no problems."""
+        """Raises ``ConfigurationError`` if ``env`` cannot be called or there are no problems."""
         if not len(self.problems):
             raise ConfigurationError("problems: got none, expected at least one")
         try:
-            # A wrong signature is found without running code of the environment.
+            # Checking the signature finds a wrong callable without running the environment's code.
             inspect.signature(self.env).bind(self.problems[0], renderer=None)
         except TypeError as error:
             name = getattr(self.env, "__name__", repr(self.env))
@@ -80,11 +80,11 @@ class TaskDatasetBuilder(RLDatasetBuilder):
                 partial(self.env, problem, renderer=renderer), self.group_size
             )
 
-        # One environment now, so that a wrong ``env`` fails before a model is loaded.
+        # Create one environment now, so that a wrong ``env`` fails before the model is loaded.
         made = self.env(self.problems[0], renderer=renderer)
         if not isinstance(made, Env):
             raise ConfigurationError(
-                f"env: it returned a {type(made).__name__}, expected an Env (a ProblemEnv, say)"
+                f"env: it returned a {type(made).__name__}, expected an Env (such as a ProblemEnv)"
             )
         test = self.test_problems
         return (
@@ -101,12 +101,13 @@ def run(
     test_problems: Sequence[Any] = (),
     **settings: Any,
 ) -> Path:
-    """Trains a model on a task, or continues the run in ``log_path``; returns the run's folder.
+    """Trains a model on a task, or resumes the run in ``log_path``; returns the run's folder.
 
     Args:
         env: A ``ProblemEnv`` subclass or a function; ``env(problem, renderer=renderer)`` returns
             the environment of one episode.
-        problems: Anything with a length and an index: a list of texts, tuples, dicts, a dataset.
+        problems: Any sequence with ``len`` and indexing: a list of strings, tuples or dicts, or a
+            dataset.
         model_name: Hub name or local folder of the model.
         test_problems: Held-out problems, evaluated every ``eval_every`` steps.
         **settings: Fields of ``rl.settings.RLSettings``, named and with the same defaults as in
@@ -114,17 +115,17 @@ def run(
             ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` …
 
     Raises:
-        ConfigurationError: A setting is unknown, of the wrong type, or cannot work. Nothing was
+        ConfigurationError: A setting is unknown, of the wrong type, or invalid. Nothing was
             sampled or deleted.
     """
     try:
-        # ``asyncio.run`` fails within a running loop, as in a notebook.
+        # ``asyncio.run`` fails if a loop is already running, as in a notebook.
         asyncio.get_running_loop()
     except RuntimeError:
         work = run_async(env, problems, model_name, test_problems=test_problems, **settings)
         return asyncio.run(work)
     raise ConfigurationError(
-        "rl.run: an event loop is running already, as in a notebook; expected "
+        "rl.run: an event loop is already running, as in a notebook; expected "
         "await rl.run_async(...), which takes the same arguments"
     )
 
@@ -137,8 +138,8 @@ async def run_async(
     test_problems: Sequence[Any] = (),
     **settings: Any,
 ) -> Path:
-    """Does what :func:`run` does, within an event loop that is running."""
-    # Keys are checked as on the command line.
+    """Asynchronous version of :func:`run`, for use within a running event loop."""
+    # Check the names as the command line does.
     fields, aliases = chz.chz_fields(RLSettings), aliases_of(RLSettings)
     named: dict[str, Any] = {}
     for name, value in {"model_name": model_name, **settings}.items():
@@ -146,19 +147,19 @@ async def run_async(
         if key not in fields:
             hint = hint_for(name, fields) or nearest(name, [*fields, *aliases])
             raise ConfigurationError(f"{name}: rl.run has no such setting{hint}")
-        # An alias and the name itself may both be given.
+        # The caller may have passed both an alias and the full name.
         if key in named:
             raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
         named[key] = value
     try:
         resolved = chz.Blueprint(RLSettings).apply(named).make()
-    except TypeError as error:  # chz names the setting, the type it expected and the one it got
+    except TypeError as error:  # the message of chz has the setting and both types
         raise ConfigurationError(f"rl.run: {error}") from error
-    # Settings are derived from the model, so it must exist; finding it may read the hub.
+    # Some defaults depend on the model, so it must exist. This may access the Hub.
     await asyncio.to_thread(check_model, resolved)
     dataset = TaskDatasetBuilder(
         env=env,
-        # The config is written to a file, which a long list would fill.
+        # The config is written to a file, where a long list would only add clutter.
         problems=_Problems(problems),
         test_problems=_Problems(test_problems),
         model_name_for_tokenizer=resolved.model_name,

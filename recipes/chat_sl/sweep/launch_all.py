@@ -1,11 +1,11 @@
-"""The SFT sweep for models of the hosted service: one ``recipes.chat_sl.sweep`` for each model.
+"""The SFT sweep for models of the hosted service: one ``recipes.chat_sl.sweep`` per model.
 
     python -m recipes.chat_sl.sweep.launch_all --dry-run
     python -m recipes.chat_sl.sweep.launch_all --tier small --models-parallel 2 --jobs-per-model 2
     python -m recipes.chat_sl.sweep.launch_all --only Qwen/Qwen3-8B
 
-Models are those of ``model_lineup``, in tiers by their parameters; larger models get smaller ranks.
-The same command goes on where it was interrupted.
+The models come from ``model_lineup``, in tiers by parameter count; larger models get smaller ranks.
+Running the same command again resumes an interrupted sweep.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WANDB_PROJECT = "lr-sweep-2026-03"
 DATASET = "tulu3"
 BATCH_SIZE = 128
 TRAINING_BUDGET = 100_000
-# Billions of parameters up to which a model belongs to a tier.
+# Largest number of parameters of each tier, in billions.
 _TIERS = {
     "compact": (3, RANKS_COMPACT),
     "small": (21, RANKS_SMALL),
@@ -43,7 +43,7 @@ _TIERS = {
 
 @dataclass
 class ModelSweepConfig:
-    """The sweep of one model."""
+    """Settings of one model's sweep."""
 
     model_name: str
     tier: str
@@ -67,7 +67,7 @@ NEW_MODELS: list[ModelSweepConfig] = [_sweep_of(row.name, row.size) for row in L
 def build_sweep_command(
     cfg: ModelSweepConfig, jobs_per_model: int, skip_existing: bool = False
 ) -> list[str]:
-    """Returns the command of one model's sweep, with a folder that depends on the model alone."""
+    """Returns the command of one model's sweep; its folder depends only on the model."""
     command = [
         sys.executable,
         "-m",
@@ -103,9 +103,9 @@ async def run_model_sweep(
     log_dir: str | None = None,
     skip_existing: bool = False,
 ) -> tuple[str, bool]:
-    """Runs one model's sweep as a process; returns the model, and whether all its runs are done.
+    """Runs one model's sweep as a process; returns the model's name and whether all runs succeeded.
 
-    Its output is in ``log_dir``, by default ``sweep-logs`` in the folder of runs.
+    The output is written to ``log_dir``, by default ``sweep-logs`` in the folder of runs.
     """
     command = build_sweep_command(cfg, jobs_per_model, skip_existing)
     if dry_run:
@@ -115,7 +115,8 @@ async def run_model_sweep(
         log = Path(log_dir or runs_path("sweep-logs")) / f"{cfg.model_name.replace('/', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{cfg.model_name}: started, output in {log}", flush=True)
-        # A file and not a pipe: nobody would read a pipe while the sweep runs.
+        # A file instead of a pipe: nothing reads a pipe during the sweep, so it would fill up and
+        # block.
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=output, stderr=asyncio.subprocess.STDOUT
@@ -136,9 +137,9 @@ async def run_all(
     dry_run: bool,
     skip_existing: bool = False,
 ) -> None:
-    """Runs the sweeps of all models, ``models_parallel`` at a time, and prints which failed."""
+    """Runs the sweeps of all models, ``models_parallel`` in parallel, and prints which failed."""
     num_runs = sum(len(m.learning_rates) * len(m.lora_ranks) for m in models)
-    print(f"{len(models)} models, {num_runs} runs, {models_parallel} models at a time")
+    print(f"{len(models)} models, {num_runs} runs, {models_parallel} models in parallel")
     semaphore = asyncio.Semaphore(models_parallel)
     done = await asyncio.gather(
         *(
@@ -154,11 +155,13 @@ async def run_all(
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line and runs the sweeps."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
-    parser.add_argument("--models-parallel", type=int, default=4, help="models at a time")
-    parser.add_argument("--jobs-per-model", type=int, default=3, help="runs at a time of a model")
-    parser.add_argument("--tier", choices=_TIERS, help="only the models of this tier")
-    parser.add_argument("--only", help="only this model")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands without running them"
+    )
+    parser.add_argument("--models-parallel", type=int, default=4, help="models in parallel")
+    parser.add_argument("--jobs-per-model", type=int, default=3, help="parallel runs per model")
+    parser.add_argument("--tier", choices=_TIERS, help="run only the models of this tier")
+    parser.add_argument("--only", help="run only this model")
     parser.add_argument("--include-done", action="store_true", help="has no effect")
     parser.add_argument("--resume", action="store_true", help="has no effect: sweeps always resume")
     given = parser.parse_args(argv)

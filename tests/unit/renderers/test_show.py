@@ -237,7 +237,7 @@ def template_text(renderer, *messages, **options):
 def test_white_space_that_the_template_merges_is_named(make_renderer):
     answer = {"role": "assistant", "content": "\nx"}
     text = template_text(make_renderer("qwen3", "qwen3"), QUESTION, answer, QUESTION)
-    assert "it is the same text, cut into other tokens" in text
+    assert "it is the same text, split into different tokens" in text
 
 
 def test_template_options_and_spellings_of_calls(make_renderer):

@@ -272,9 +272,9 @@ def hidden_size(config: Mapping[str, Any]) -> int | None:
 
 
 def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
-    """Raises ``ConfigurationError`` for a ``rank`` above ``largest``, the highest rank of a layer
+    """Raises ``ConfigurationError`` if ``rank`` exceeds ``largest``, the highest rank of a layer
     of the model (the smaller of inputs and outputs): the product B A cannot exceed it."""
-    # Small ranks are never refused: a run on a tiny model may have the settings of a large one.
+    # Small ranks are always allowed, so that a tiny model can run with the settings of a large one.
     limit = max(largest, _RANK_ALWAYS_ALLOWED)
     if rank > limit:
         raise ConfigurationError(
@@ -284,9 +284,9 @@ def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
 
 
 def merge_note(base_model: str, train_unembed: bool) -> str | None:
-    """Returns a sentence where PEFT merges an adapter inexactly, else ``None``."""
+    """Returns a warning if PEFT would merge the adapter inexactly, otherwise ``None``."""
     # With tied embeddings the input embeddings and the output head are one tensor. An adapter on
-    # the head changes the head alone; merged, it would change the embeddings as well.
+    # the head changes only the head; merging it would change the embeddings as well.
     if not train_unembed:
         return None
     from transformers import AutoConfig
@@ -295,11 +295,11 @@ def merge_note(base_model: str, train_unembed: bool) -> str | None:
         folder = resolve_model(base_model, allow_download=False, need="config").folder
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ModelNotFoundError, OSError, ValueError):
-        return None  # the model is not on this machine, so nothing is known about it
+        return None  # its configuration is unknown, as the model is not on this machine
     if not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return None
     return (
         "merging this adapter with PEFT is inexact: the model ties its head to its input "
-        "embeddings, and the adapter changes the head alone. `python -m tinker_cookbook.weights "
-        "merge` gives the head a matrix of its own"
+        "embeddings, but the adapter changes only the head. `python -m tinker_cookbook.weights "
+        "merge` saves the head as a separate matrix"
     )

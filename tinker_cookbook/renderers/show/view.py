@@ -33,10 +33,10 @@ from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parse
 
 LINE_BREAK = "⏎"
 UNFINISHED = "⋯"
-"""Sign of a token that is part of a character, but not its last."""
+"""Sign of a token that holds part of a character, but not its end."""
 _SIGNS = {" ": "·", "\n": LINE_BREAK, "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 _UNREADABLE = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
-_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
+_REPLACEMENT = "\ufffd"  # decoders write it for incomplete characters
 _MAX_RUN = 8  # tokens that may be parts of one character
 _BEFORE, _AFTER = 4, 8  # tokens shown around a difference
 _TAIL = 12  # tokens shown of a prompt
@@ -73,7 +73,7 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A few tokens below a finding; ``…`` marks further ones."""
+    """Tokens shown below a finding; ``…`` marks omitted ones."""
 
     label: str
     tokens: Sequence[ShownToken]
@@ -83,7 +83,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Fact:
-    """Finding; ``good`` is None where it is neither right nor wrong."""
+    """Finding; ``good`` is None if it is neither a success nor a failure."""
 
     label: str
     text: str
@@ -144,7 +144,7 @@ def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
         if text.endswith(_REPLACEMENT) and run != replacement and len(run) < _MAX_RUN:
             waiting = text
             continue
-        if waiting and text.startswith(waiting):  # never completed: bytes that are no text
+        if waiting and text.startswith(waiting):  # never completed: invalid bytes
             texts[i - 1], texts[i] = waiting, text[len(waiting) :]
         # The first token may begin with whole characters, which belong to it.
         elif len(run) > 1:
@@ -169,7 +169,7 @@ def signs(text: str) -> Iterator[tuple[str, str]]:
         elif category in _UNREADABLE:
             yield character, f"‹U+{ord(character):04X}›"
         elif i == 0 and category in ("Mn", "Me"):
-            yield character, f"◌{character}"  # else it would combine with the border of the token
+            yield character, f"◌{character}"  # or it would combine with the token's border
         else:
             yield character, ""
 
@@ -199,7 +199,7 @@ class _Example:
 class Viewer:
     """Builds the view of one conversation with one renderer.
 
-    Raises RendererError for messages that the chat format cannot express.
+    Raises RendererError if the chat format cannot express a message.
     """
 
     def __init__(
@@ -233,15 +233,15 @@ class Viewer:
             _Example(flat(tokens.chunks), read_tokens(renderer, tokens.chunks, weights.tolist()))
             for tokens, weights in made
         ]
-        # The example of an answer is the one whose tokens continue its prompt the furthest. Tokens
-        # are compared, so that a renderer's own split is supported.
+        # The example of an answer is the one with the longest common prefix with its prompt.
+        # Tokens are compared, so that a renderer's own split is supported.
         self._example_of: dict[int, int] = {}
         for answer in self._trained_answers:
             reach = [example.continues(self._prompts[answer]) for example in self._examples]
             self._example_of[answer] = reach.index(max(reach))
 
     def view(self) -> View:
-        """Returns the findings about the conversation, and its examples with theirs."""
+        """Returns the findings about the conversation and about each example."""
         codec, stops = self._renderer.codec, list[str]()
         for stop in self._renderer.get_stop_sequences():
             if isinstance(stop, int):
@@ -250,8 +250,8 @@ class Viewer:
                 ids = ", ".join(map(str, codec.encode(stop)))
                 stops.append(f"the text {json.dumps(stop, ensure_ascii=False)} (as ids {ids})")
         extension = (
-            "does not hold: history is written otherwise than it was sampled, so that answers may "
-            "need examples of their own"
+            "does not hold: earlier messages are rendered differently than sampled, so answers may "
+            "need separate examples"
         )
         if self._renderer.has_extension_property:
             extension = "holds: each prompt begins with all tokens before it"
@@ -294,15 +294,15 @@ class Viewer:
         """Compares the conversation and the last prompt with the model's own chat template."""
         if not getattr(self._renderer.tokenizer, "chat_template", None):
             return Fact("template", "none: the tokenizer has no chat template to compare with")
-        # Of call arguments as text and as objects, the closer form is the one of the template.
+        # Templates expect call arguments as text or as objects; keep the form that matches better.
         tried = [self._compare_with_template(parsed) for parsed in (False, True)]
         return max(tried, key=lambda found: found[0])[1]
 
     def _compare_with_template(self, parsed: bool) -> tuple[float, Fact]:
         """Returns the number of equal tokens at the beginning, and the finding.
 
-        The number is infinite for equal tokens and -1 where the template raises an error.
-        ``parsed`` gives the template call arguments as objects.
+        The number is infinite if all tokens are equal and -1 if the template raises an error.
+        ``parsed`` passes call arguments to the template as objects.
         """
         renderer, messages = self._renderer, self._messages
         # A template writes the declaration of tools itself.
@@ -323,7 +323,7 @@ class Viewer:
             ("prompt for the last answer", for_template[:prompt_end], self._prompts[self._last]),
         ):
             written = [renderer.to_openai_message(message) for message in part]
-            as_objects = "arguments of calls given as objects"
+            as_objects = "call arguments passed as objects"
             if parsed and any(message.get("tool_calls") for message in written):
                 written = [with_parsed_arguments(message) for message in written]
                 notes += [] if as_objects in notes else [as_objects]
@@ -345,10 +345,10 @@ class Viewer:
             if at is None:
                 continue
             text = f"no: the {name} differs at token {at} of {len(ours):,} and {len(theirs):,}"
-            # Equal text in other tokens is a matter of the tokenizer, not of the format.
+            # Equal text with different tokens is due to the tokenizer, not to the format.
             only_text, decode = all(isinstance(item, int) for item in ours), renderer.codec.decode
             if only_text and decode(ours) == decode(theirs):
-                text += "; it is the same text, cut into other tokens"
+                text += "; it is the same text, split into different tokens"
             rows = self._side_by_side(("renderer", ours), ("template", theirs))
             return at, Fact("template", text + brackets, False, rows)
         text = "yes: conversation and prompt are, token by token, those of the model's own chat "
@@ -361,7 +361,7 @@ class Viewer:
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
         size = count(len(tokens), "token")
         if last == len(self._messages):
-            text = f"{size}, for the answer to come: this conversation has none"
+            text = f"{size}, for the next answer: this conversation has none"
             return Fact("prompt", text, None, [tail])
         text = f"{size}, for message {last} (the last answer); "
         if last not in self._example_of:
@@ -383,7 +383,7 @@ class Viewer:
         at = first_difference(sampled, example.items[len(prompt) :][: len(sampled)])
         if at is not None:
             rows = self._side_by_side(("sampled", [*prompt, *sampled]), ("example", example.items))
-            text = f"{where} begins with it, but does not go on with the answer as it is sampled"
+            text = f"{where} begins with it, but does not continue with the sampled answer"
             return Fact("", text, False, rows)
         if not all(token.trained for token in example.tokens[len(prompt) :][: len(sampled)]):
             return Fact("", f"{where} begins with it, but not all of the answer is trained", False)
@@ -395,7 +395,7 @@ class Viewer:
 
     def _why(self) -> Fact:
         """Explains the number of examples."""
-        # Training refuses such a conversation, so this comes before any explanation.
+        # Checked first, because training refuses such a conversation.
         if not self._any_trained:
             roles = ", ".join(message["role"] for message in self._messages)
             text = f"train_on_what={self._train_on_what.value} selects none of the messages: "
@@ -417,7 +417,7 @@ class Viewer:
                 )
                 rows = self._side_by_side(("sampled", sampled), ("prompt", prompt))
                 return Fact("examples", text, None, rows)
-            return Fact("examples", f"{number}, as the renderer makes them")
+            return Fact("examples", f"{number}, as the renderer builds them")
         if self._train_on_what is TrainOnWhat.ALL_TOKENS:
             reason = "all_tokens trains prompts too and is never split"
         elif len(answers) < 2:
@@ -425,7 +425,7 @@ class Viewer:
         elif self._renderer.has_extension_property:
             reason = "the extension property holds"
         else:
-            reason = "here each prompt begins with all tokens up to the answer before it"
+            reason = "here each prompt begins with all tokens up to the previous answer"
         return Fact("examples", f"1, because {reason}")
 
     def _example_view(self, number: int) -> ExampleView:
@@ -452,20 +452,20 @@ class Viewer:
         """Compares an answer with the message that ``parse_response`` returns for its tokens."""
         sampled = self._samples[answer]
         if not all(isinstance(item, int) for item in sampled):
-            return Fact("parsed", "nothing: a medium is no token that could be sampled")
+            return Fact("parsed", "nothing: images and audio cannot be sampled")
         message, how = self._renderer.parse_response(sampled)
         same = True
         if _comparable(message) == _comparable(self._messages[answer]):
             verdict = "reads the message back"
         else:
-            # Another message is fine as long as it renders to the same tokens.
+            # A different message is accepted if it renders to the same tokens.
             try:
                 same = self._sampled([*self._messages[:answer], message]) == sampled
             except RendererError:
                 same = False
-            verdict = "reads something else than the message"
+            verdict = "reads a different message"
             if same:
-                verdict = "reads another spelling of the message, whose tokens are the same"
+                verdict = "reads another spelling of the message with the same tokens"
         text = (
             f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
             f"{json.dumps(message_to_jsonable(message), ensure_ascii=False)}"

@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 
 RECIPES = "recipes"
 LIBRARY = "tinker_cookbook"
-# Marks a file as a program for users. Other files with a main part are started by programs.
+# Marks a program for users. Other files with a ``__main__`` block are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(main\)", re.MULTILINE)
 _MAIN = "__main__"
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
@@ -46,13 +46,13 @@ def _programs_in(folder: Path, package: str) -> Iterator[Program]:
         is_main = parts[-1] == _MAIN
         if is_main and len(parts) == 1:  # the program that prints this list
             continue
-        # Files are read and not imported: importing every recipe would take seconds.
+        # Read the files instead of importing them: importing every recipe would take seconds.
         text = file.read_text(encoding="utf-8")
         if not is_main and not _STARTS.search(text):
             continue
         name = ".".join((package, *(parts[:-1] if is_main else parts)))
         summary = _first_sentence(text)
-        if is_main:  # the docstring of the package describes the program
+        if is_main:  # the package's docstring describes it
             package_file = file.with_name("__init__.py")
             about = package_file.read_text(encoding="utf-8") if package_file.exists() else ""
             summary = _first_sentence(about) or summary
@@ -63,7 +63,7 @@ def _first_sentence(source: str) -> str:
     """Returns the first sentence of a module's docstring."""
     about = ast.get_docstring(ast.parse(source)) or ""
     paragraph = " ".join(about.partition("\n\n")[0].split())
-    # The command is in the first column already.
+    # The first column already shows the command.
     sentence = re.sub(r": ``python -m [^`]*``", "", paragraph.partition(". ")[0])
     return sentence.rstrip(".:").replace("``", "")
 
@@ -99,16 +99,16 @@ def _unexpected_message(arguments: Sequence[str], packages: Sequence[str]) -> st
         command = " ".join(["python -m", ends[name], *rest])
         return f"got {name!r}, expected no argument here; start the program with: {command}"
     return (
-        f"got {name!r}, which is no program{nearest_sentence(name, ends)} Without arguments, "
+        f"got {name!r}, which is not a program{nearest_sentence(name, ends)} Without arguments, "
         f"python -m {packages[0]} lists the programs"
     )
 
 
 def print_whole(text: str) -> None:
-    """Prints a text that may be cut by its reader (``… | head``)."""
+    """Prints a text; the reader may close the pipe early (``… | head``)."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # else Python reports the error again at exit
+    except BrokenPipeError:  # otherwise Python reports the error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -117,7 +117,7 @@ def running_command() -> str:
     spec = getattr(sys.modules[_MAIN], "__spec__", None)
     if spec is None:
         return f"python {Path(sys.argv[0]).name}"
-    # `python -m package` runs package.__main__, a name that people never type.
+    # `python -m package` runs package.__main__, which users never type.
     return f"python -m {spec.name.removesuffix(f'.{_MAIN}')}"
 
 
