@@ -132,7 +132,7 @@ class Worker:
         self._end()  # on this thread, which owns the running batches
 
     def _take_next(self) -> list[_Operation]:
-        """Removes the first operation of the next lane, and other lanes' first ones that join it."""
+        """Removes the next lane's first operation, and first ones of other lanes that join it."""
         lane, *others = self._lanes
         out = [self._take_first(lane)]
         if (joinable := out[0].joinable) is not None:
