@@ -45,8 +45,8 @@ class Config:
         doc="Hub name or local folder of the tokenizer, with its chat template",
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    conversations: int = chz.field(default=10_000, doc="How many are rendered")
-    turns: int = chz.field(default=3, doc="Questions and answers of each")
+    conversations: int = chz.field(default=10_000, doc="Number of conversations to render")
+    turns: int = chz.field(default=3, doc="Question-answer pairs per conversation")
     words: int = chz.field(default=55, doc="Words of a message, on average")
     seed: int = chz.field(default=0, doc="Seed of the conversations")
 

@@ -47,7 +47,7 @@ class SidesConfig:
     dtype: str = chz.field(default="float32", doc="float32, bfloat16 or auto")
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
     steps: int = chz.field(default=6, doc="Steps of a run; the first is not timed")
-    repeats: int = chz.field(default=1, doc="Times each variant runs, in turn: A B A B")
+    repeats: int = chz.field(default=1, doc="Number of runs of each variant, in the order A B A B")
     variants: tuple[str, ...] = chz.field(default=VARIANTS, doc="Variants to run, in this order")
     lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on the linear layers")
     train_unembed: bool = chz.field(

@@ -38,14 +38,14 @@ DEFAULT_MODEL_NAME = DEMO_MODEL
 class CLIConfig(RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""
 
-    max_operand: int = chz.field(default=9, doc="Problems are a + b with a and b from 0 to this")
+    max_operand: int = chz.field(default=9, doc="Largest operand of a + b")
     include_fewshot: bool = chz.field(
         default=False, doc="Show a worked example before the question"
     )
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
-    num_batches: int = chz.field(default=40, doc="Steps an epoch, as problems never run out")
+    num_batches: int = chz.field(default=40, doc="Steps per epoch")
     max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is never")
+    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

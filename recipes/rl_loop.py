@@ -58,22 +58,24 @@ class Config(SamplerOptions):
         default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
     )
     dataset_path: str | None = chz.field(
-        default=None, doc="Problems with numbers as answers, a JSONL file; default: sums"
+        default=None, doc="JSONL file of problems whose answers are numbers; default: sums"
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    groups_per_batch: int = chz.field(default=8, doc="Questions a step")
+    groups_per_batch: int = chz.field(default=8, doc="Questions per step")
     group_size: int = chz.field(default=8, doc="Answers to a question")
     max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
     loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
     learning_rate: float | None = peak_rate(
-        None, "Default: a quarter of what is recommended for supervised fine-tuning"
+        None, "Default: a quarter of the recommended rate for supervised fine-tuning"
     )
-    num_steps: int = chz.field(default=40, doc="Steps; a file is read again when it ends")
+    num_steps: int = chz.field(default=40, doc="Number of steps; the file is read again if it ends")
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
-    seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
-    save_every: int = number(20, "Steps between checkpoints; 0 is never")
+    seed: int = chz.field(
+        default=0, doc="Seed of the adapter's initialization, the questions and the samples"
+    )
+    save_every: int = number(20, "Steps between checkpoints; 0: never")
     allow_config_change: bool = chz.field(
-        default=False, doc="Continue a run although settings changed that decide what a step means"
+        default=False, doc="Resume even if settings that affect training have changed"
     )
     ttl_seconds: int | None = number(
         DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
@@ -89,8 +91,8 @@ class Config(SamplerOptions):
         default="ask", doc="ask, resume, delete or raise"
     )
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
-    session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
+    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
 
 
 def resolve(config: Config) -> Config:

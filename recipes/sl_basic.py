@@ -53,27 +53,33 @@ class CLIConfig(RecipeSettings):
         default="example",
         doc=f"{', '.join(DATASETS)}, a Hub name, a folder, or a file (jsonl, json, csv, parquet)",
     )
-    dataset_path: str | None = chz.field(default=None, doc="Your conversations, a file")
-    test_path: str | None = chz.field(default=None, doc="Held-out conversations: file, Hub name …")
-    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of your data")
+    dataset_path: str | None = chz.field(default=None, doc="File with your conversations")
+    test_path: str | None = chz.field(
+        default=None, doc="Held-out conversations: a file, or a Hub name"
+    )
+    test_size: int = chz.field(default=0, doc="Without test_path: conversations to hold out")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
-    batch_size: int = chz.field(default=8, doc="Conversations a step")
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    batch_size: int = chz.field(default=8, doc="Conversations per step")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
     )
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
     save_every: int = chz.field(default=15, doc="Steps between checkpoints")
     async_periodic_saves: bool = chz.field(
-        default=False, doc="Accepted and without effect: no step waits for a save anyway"
+        default=False, doc="Has no effect: saves never block submitted steps"
     )
-    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
-    show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
+    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
+    show_samples: int = chz.field(
+        default=1, doc="Held-out prompts answered before and after training"
+    )
 
 
 def build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> ChatDatasetBuilder:

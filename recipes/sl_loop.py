@@ -54,7 +54,7 @@ class Config:
     model_name: str = chz.field(
         default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
     )
-    dataset_path: str = chz.field(default=str(EXAMPLES), doc="Conversations, a JSONL file")
+    dataset_path: str = chz.field(default=str(EXAMPLES), doc="JSONL file of conversations")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
@@ -62,15 +62,17 @@ class Config:
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
-    batch_size: int = number(8, "Conversations a step", low=1)
-    learning_rate: float | None = peak_rate(None, "Default: the model's recommended")
+    batch_size: int = number(8, "Conversations per step", low=1)
+    learning_rate: float | None = peak_rate(None, "Default: the recommended rate for the model")
     num_epochs: int = number(1, "Passes over the training data", low=1)
-    max_steps: int | None = number(None, "Steps of the run, instead of num_epochs")
+    max_steps: int | None = number(None, "Number of steps; overrides num_epochs")
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
-    seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
-    save_every: int = number(20, "Steps between checkpoints; 0 is never")
+    seed: int = chz.field(
+        default=0, doc="Seed of the adapter's initialization and of the data order"
+    )
+    save_every: int = number(20, "Steps between checkpoints; 0: never")
     allow_config_change: bool = chz.field(
-        default=False, doc="Continue a run although settings changed that decide what a step means"
+        default=False, doc="Resume even if settings that affect training have changed"
     )
     ttl_seconds: int | None = number(
         DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
@@ -86,8 +88,8 @@ class Config:
         default="ask", doc="ask, resume, delete or raise"
     )
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
-    session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
+    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
 
 
 def resolve(config: Config) -> Config:

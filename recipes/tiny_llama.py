@@ -34,8 +34,8 @@ class TinyModelSettings:
 
     output: str = chz.field(doc="Folder of the model; it must be empty or absent")
     steps: int = number(400, "Training steps", low=1)
-    batch_size: int = number(32, "Examples a step", low=1)
-    learning_rate: float = peak_rate(3e-3, "Highest learning rate")
+    batch_size: int = number(32, "Examples per step", low=1)
+    learning_rate: float = peak_rate(3e-3, "Peak learning rate")
     hidden_size: int = number(64, "Width", low=4)
     num_layers: int = number(2, "Layers", low=1)
     seed: int = chz.field(default=0, doc="Seed of examples and weights")

@@ -26,7 +26,7 @@ class Settings:
     )
     dtype: str = chz.field(default="auto", doc="float32, bfloat16 or auto")
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
-    repeats: int = chz.field(default=2, doc="Times each variant runs, in turn: A B A B")
+    repeats: int = chz.field(default=2, doc="Number of runs of each variant, in the order A B A B")
     rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on all linear layers")
     seed: int = chz.field(default=0, doc="Seed of adapter, random data and the order of rows")
     output: str | None = chz.field(default=None, doc="Also write the JSON object to this file")
@@ -41,9 +41,9 @@ class Config(Settings):
         default="random:40-400",
         doc="JSONL file of {messages} or {question, answer} rows, or random:MIN-MAX tokens",
     )
-    batch_size: int = chz.field(default=8, doc="Conversations a step")
+    batch_size: int = chz.field(default=8, doc="Conversations per step")
     steps: int = chz.field(default=4, doc="Timed steps of a repeat")
-    warmup: int = chz.field(default=1, doc="Steps before the clock starts")
+    warmup: int = chz.field(default=1, doc="Warm-up steps, which are not timed")
     variants: tuple[str, ...] = chz.field(
         default=("engine", "plain"),
         doc="Which run, in this order: engine, plain (transformers + peft), stock (plain without "
@@ -81,7 +81,8 @@ class SamplingConfig(Settings):
         doc="mixed (many requests of mixed lengths), group (many samples of few prompts), single",
     )
     variants: tuple[str, ...] = chz.field(
-        default=("engine", "generate"), doc="Which run, in this order; generate is transformers'"
+        default=("engine", "generate"),
+        doc="Variants to run, in this order; generate is that of transformers",
     )
     mixed_requests: int = chz.field(default=64, doc="mixed: requests of one sample each")
     mixed_shortest: int = chz.field(default=16, doc="mixed: least tokens of a prompt, an answer")

@@ -20,10 +20,10 @@ class Config:
     row_tokens: int = chz.field(default=8192, doc="Tokens of each row, all of them trained")
     batch_size: int = chz.field(default=8, doc="Rows of a step")
     steps: int = chz.field(default=3, doc="Timed steps of a repeat")
-    warmup: int = chz.field(default=1, doc="Steps before the clock starts")
-    repeats: int = chz.field(default=2, doc="Times each variant runs, in turn: A B A B")
+    warmup: int = chz.field(default=1, doc="Warm-up steps, which are not timed")
+    repeats: int = chz.field(default=2, doc="Number of runs of each variant, in the order A B A B")
     variants: tuple[str, ...] = chz.field(
-        default=("engine", "trl"), doc="Which run, in this order: engine, trl, plain, stock"
+        default=("engine", "trl"), doc="Variants to run, in this order: engine, trl, plain, stock"
     )
     dtype: str = chz.field(default="auto", doc="float32, bfloat16 or auto")
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")

@@ -19,7 +19,7 @@ class Config(SidesConfig):
     """Settings of the comparison with TRL's DPOTrainer."""
 
     dataset: str = chz.field(default="example", doc="As in the recipe: a name or a file of pairs")
-    batch_size: int = chz.field(default=8, doc="Pairs a step")
+    batch_size: int = chz.field(default=8, doc="Pairs per step")
     max_length: int = chz.field(default=512, doc="Tokens after which answers are cut")
     dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards")
 

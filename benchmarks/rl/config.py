@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Config(SidesConfig):
     """Settings of the comparison with TRL's GRPOTrainer."""
 
-    groups_per_batch: int = chz.field(default=8, doc="Problems a step")
+    groups_per_batch: int = chz.field(default=8, doc="Problems per step")
     group_size: int = chz.field(default=8, doc="Samples of each problem")
-    max_tokens: int = chz.field(default=10, doc="Most tokens of an answer")
+    max_tokens: int = chz.field(default=10, doc="Maximum tokens of an answer")
     trl_batch_size: int | None = chz.field(
         default=None, doc="Samples of a training pass of TRL; default: all of a step"
     )

@@ -32,11 +32,11 @@ _AT_ONCE = 2
 class Config:
     """Settings of the measurement."""
 
-    part: Literal["attacks", "speed"] = chz.field(doc="What is measured")
+    part: Literal["attacks", "speed"] = chz.field(doc="What to measure")
     humaneval: str | None = chz.field(default=None, doc="File HumanEval.jsonl(.gz)")
     mbpp: str | None = chz.field(default=None, doc="File mbpp.jsonl, or sanitized-mbpp.json")
     cold: int = chz.field(default=40, doc="Programs of the measurement of cold starts")
-    workers: int = chz.field(default=0, doc="Programs graded at once; 0: processors + 1")
+    workers: int = chz.field(default=0, doc="Programs graded concurrently; 0: processors + 1")
 
     @chz.validate
     def _check(self) -> None:

@@ -14,13 +14,13 @@ class Config:
 
     model_name: str = chz.field(
         default="HuggingFaceTB/SmolLM2-135M-Instruct",
-        doc="Base model; the smaller, the less its own time hides",
+        doc="Base model; a small model shows the overhead of the server best",
     )
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
     lora_rank: int = chz.field(default=32, doc="Rank of the adapter")
     calls: int = chz.field(default=100, doc="Calls of each kind on each side")
-    warmup: int = chz.field(default=10, doc="Calls before, that do not count")
+    warmup: int = chz.field(default=10, doc="Warm-up calls, which are not timed")
     batch_size: int = chz.field(default=8, doc="Datums of a training pass")
     length: int = chz.field(default=256, doc="Tokens of a datum")
     prompt: int = chz.field(default=64, doc="Tokens of a prompt")

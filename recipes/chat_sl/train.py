@@ -51,9 +51,9 @@ class CLIConfig(RecipeSettings):
     test_path: str | None = chz.field(
         default=None, doc="Held-out conversations, as dataset; default: the split test of dataset"
     )
-    test_size: int = number(0, "Else: conversations to hold out of dataset")
+    test_size: int = number(0, "Without test_path: conversations to hold out")
     learning_rate: float = peak_rate(1e-4)
-    batch_size: int = number(256, "Conversations a step", low=1)
+    batch_size: int = number(256, "Conversations per step", low=1)
     max_length: int | None = number(
         16384, "Tokens after which examples are cut, at most the model's context", low=2
     )
@@ -66,14 +66,14 @@ class CLIConfig(RecipeSettings):
         "separated by commas (gsm8k,ifeval)",
     )
     inline_evals_limit: int | None = number(
-        100, "First examples of each benchmark or task; None: all", low=1
+        100, "Number of examples of each benchmark or task, the first ones; None: all", low=1
     )
     inline_evals_data: str | None = chz.field(
         default=None, doc="Local folder with the data of benchmarks or tasks; default: the Hub"
     )
-    eval_every: int = number(20, "Steps between evaluations on the held-out part; 0 is never")
-    submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
-    show_samples: int = number(1, "Held-out prompts answered before and after")
+    eval_every: int = number(20, "Steps between evaluations on the held-out part; 0: never")
+    submit_ahead: int = number(1, "Number of steps that are submitted ahead")
+    show_samples: int = number(1, "Held-out prompts answered before and after training")
 
 
 def get_dataset_builder(
@@ -124,7 +124,7 @@ class InlineBenchmark:
     name: str = chz.field(doc="Name of the benchmark, such as gsm8k")
     model_name: str = chz.field(doc="Model whose tokenizer is used")
     renderer_name: str = chz.field(doc="Chat format")
-    max_examples: int | None = number(100, "First examples only; None: all", low=1)
+    max_examples: int | None = number(100, "Number of examples, the first ones; None: all", low=1)
     max_tokens: int = number(1000, "Maximum tokens of an answer", low=1)
     data_path: str | None = chz.field(default=None, doc="Local data; default: the Hub")
 

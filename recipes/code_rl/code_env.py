@@ -59,7 +59,7 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
     group_size: int = chz.field(doc="Episodes of a problem")
     sandbox_backend: SandboxBackend | None = chz.field(doc="Where programs run; default: local")
     timeout: int = chz.field(default=6, doc="Seconds of a test")
-    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
     max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
     max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
     context_overflow_reward: float = chz.field(
@@ -121,11 +121,11 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
     """Programming tasks to train on and to evaluate on."""
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    batch_size: int = chz.field(doc="Problems a step")
+    batch_size: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes of a problem")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
-    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
     timeout: int = chz.field(default=6, doc="Seconds of a test")
     sandbox_backend: SandboxBackend | None = chz.field(
         default=None, doc="local, sandboxfusion or modal; default: local"

@@ -41,13 +41,13 @@ class CLIConfig(RLSettings):
         default=1, doc="Maximum answers of an episode; from 2 the model has the tool check_solution"
     )
     timeout: int = chz.field(default=6, doc="Seconds of a test")
-    format_coef: float = chz.field(default=0.1, doc="Taken off an answer without a code block")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")
     partial_credit: bool = chz.field(default=False, doc="Reward the share of tests that passed")
     sandbox_backend: SandboxBackend = chz.field(
         default=SandboxBackend.LOCAL, doc="Where programs run: local, sandboxfusion or modal"
     )
     group_size: int = chz.field(default=8, doc="Answers to a problem, compared with each other")
-    groups_per_batch: int = chz.field(default=4, doc="Problems a step")
+    groups_per_batch: int = chz.field(default=4, doc="Problems per step")
     max_tokens: int = chz.field(default=32, doc="Maximum tokens of an answer")
 
 

@@ -98,9 +98,11 @@ class YesNoChoiceRenderer(ChoiceRenderer):
 class Config(MarketSettings, RecipeSettings):
     """Settings of the recipe."""
 
-    batch_size: int = number(32, "Markets a step", low=1)
+    batch_size: int = number(32, "Markets per step", low=1)
     epochs: int = number(1, "Passes over the training markets", low=1)
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     eval_every: int = number(16, "Steps between evaluations; 0: only at both ends")
     save_every: int = number(0, "Steps between checkpoints; 0: only the final one")
     log_path: str = chz.field(

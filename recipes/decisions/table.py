@@ -66,9 +66,11 @@ class CLIConfig(RecipeSettings):
     soft: bool = chz.field(
         default=False, doc="Train on the probabilities instead of sampled outcomes"
     )
-    batch_size: int = number(12, "Decisions a step; the table has 12", low=1)
-    max_steps: int = number(100, "Steps of the run", low=1)
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    batch_size: int = number(12, "Decisions per step; the table has 12", low=1)
+    max_steps: int = number(100, "Number of steps", low=1)
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     eval_every: int = number(20, "Steps between comparisons with the table; 0: only at the end")
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("decisions_table")), doc="Folder of this run"

@@ -34,7 +34,7 @@ class FirstSettings(TeacherSettings):
     """A dataset, its teacher, and its share of a batch."""
 
     groups_per_batch: int | None = chz.field(
-        default=None, doc="Prompts of it a step; default: groups_per_batch of the run"
+        default=None, doc="Prompts of this dataset per step; default: groups_per_batch of the run"
     )
 
 
@@ -53,7 +53,7 @@ class CLIConfig(OnPolicySettings):
     second: SecondSettings = chz.field(
         default_factory=SecondSettings, doc="The second dataset and its teacher"
     )
-    groups_per_batch: int = chz.field(default=8, doc="Prompts a step of each dataset")
+    groups_per_batch: int = chz.field(default=8, doc="Prompts of each dataset per step")
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=64, doc="Maximum tokens to sample in an answer"
     )

@@ -78,8 +78,9 @@ class OnPolicySettings(SampledSettings):
     )
     n_teacher_targets: int = chz.field(
         default=0,
-        doc="Top K of the teacher at each token as targets (20 is usual); 0: the log-probability "
-        "of the sampled token alone. The teacher must have the prompt of the student",
+        doc="Use the teacher's top K tokens as targets at each position (20 is usual); 0: "
+        "use only the log-probability of the sampled token. The teacher must have the "
+        "same prompt as the student",
     )
     reward_coef: float = chz.field(
         default=0.0,
@@ -89,13 +90,13 @@ class OnPolicySettings(SampledSettings):
         default=None, doc="Maximum tokens to sample in an answer; default: 12 for sums, else 256"
     )
     max_prompt_tokens: int | None = chz.field(
-        default=1024, doc="Prompts of more tokens are left out"
+        default=1024, doc="Prompts with more tokens are left out"
     )
     max_prompts: int | None = chz.field(default=None, doc="Maximum prompts of each dataset")
-    max_operand: int = chz.field(default=9, doc="sums: a + b with a and b from 0 to this")
-    num_batches: int = chz.field(default=25, doc="sums: steps an epoch, as they never run out")
-    num_test: int = chz.field(default=10, doc="sums: held out for evaluation; 0: no evaluation")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is never")
+    max_operand: int = chz.field(default=9, doc="sums: largest operand")
+    num_batches: int = chz.field(default=25, doc="sums: steps per epoch")
+    num_test: int = chz.field(default=10, doc="sums: number of held-out sums; 0: no evaluation")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

@@ -31,17 +31,21 @@ class CLIConfig(sdft.SDFTSettings, RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
     dataset_path: str | None = chz.field(
-        default=None, doc="Your demonstrations, a JSONL file of conversations; default: example"
+        default=None, doc="JSONL file with your demonstrations; default: the example data"
     )
-    test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
-    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
-    groups_per_batch: int = chz.field(default=8, doc="Questions a step")
+    test_path: str | None = chz.field(default=None, doc="JSONL file with held-out conversations")
+    test_size: int = chz.field(default=0, doc="Without test_path: conversations to hold out")
+    groups_per_batch: int = chz.field(default=8, doc="Questions per step")
     max_tokens: int = number(256, "Maximum tokens of an answer", low=1)
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     log_path: str = chz.field(default=cli_utils.default_log_path("sdft"), doc="Folder of this run")
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
     save_every: int = chz.field(default=15, doc="Steps between checkpoints")
-    show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
+    show_samples: int = chz.field(
+        default=1, doc="Held-out prompts answered before and after training"
+    )
 
 
 def build_dataset(cli: CLIConfig) -> sdft.DemonstrationBuilder:

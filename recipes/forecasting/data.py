@@ -309,12 +309,13 @@ class CLIConfig:
     data_path: str | None = chz.field(default=None, doc="CSV file; default: synthetic markets")
     split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
     max_train_questions: int | None = chz.field(
-        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Most markets to train on; None: all"
+        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Maximum number of markets to train on; None: all"
     )
     max_validation_questions: int | None = chz.field(
-        default=DEFAULT_MAX_VALIDATION_QUESTIONS, doc="Most markets to evaluate on; None: all"
+        default=DEFAULT_MAX_VALIDATION_QUESTIONS,
+        doc="Maximum number of markets to evaluate on; None: all",
     )
-    seed: int = chz.field(default=0, doc="Seed of the choice and the order")
+    seed: int = chz.field(default=0, doc="Seed of the selection and order of markets")
 
 
 def describe(split: ForecastSplit) -> str:

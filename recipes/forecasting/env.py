@@ -295,23 +295,26 @@ class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
 
     model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Markets a step")
-    group_size: int = chz.field(doc="Forecasts of a market")
-    validation_group_size: int = chz.field(default=8, doc="The same, in evaluation")
+    groups_per_batch: int = chz.field(doc="Markets per step")
+    group_size: int = chz.field(doc="Forecasts per market")
+    validation_group_size: int = chz.field(default=8, doc="Forecasts per market in evaluation")
     train_epochs: int = chz.field(default=3, doc="Passes over the training markets")
     data_path: str | None = chz.field(default=None, doc="CSV file; default: the download")
     data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
-    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
+    dataset_revision: str = chz.field(
+        default=DEFAULT_DATASET_REVISION, doc="git revision of the download"
+    )
     split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
     max_train_questions: int | None = chz.field(
-        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Most markets to train on; None: all"
+        default=DEFAULT_MAX_TRAIN_QUESTIONS, doc="Maximum number of markets to train on; None: all"
     )
     max_validation_questions: int | None = chz.field(
-        default=DEFAULT_MAX_VALIDATION_QUESTIONS, doc="Most markets to evaluate on; None: all"
+        default=DEFAULT_MAX_VALIDATION_QUESTIONS,
+        doc="Maximum number of markets to evaluate on; None: all",
     )
-    seed: int = chz.field(default=0, doc="Seed of the choice and the order")
+    seed: int = chz.field(default=0, doc="Seed of the selection and order of markets")
     include_validation: bool = chz.field(
-        default=True, doc="Return a test set; the recipe has an evaluator for it instead"
+        default=True, doc="Also return a test set; the recipe uses an evaluator instead"
     )
 
     def check(self) -> None:

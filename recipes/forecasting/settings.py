@@ -27,13 +27,17 @@ class MarketSettings:
     )
     data_path: str | None = chz.field(default=None, doc="CSV file of markets, instead of data")
     data_cache_dir: str = chz.field(default=DEFAULT_CACHE_DIR, doc="Folder of the download")
-    dataset_revision: str = chz.field(default=DEFAULT_DATASET_REVISION, doc="Its git revision")
+    dataset_revision: str = chz.field(
+        default=DEFAULT_DATASET_REVISION, doc="git revision of the download"
+    )
     split_date: str = chz.field(default=DEFAULT_SPLIT_DATE, doc="First day of validation")
     max_train_questions: int | None = number(
-        DEFAULT_MAX_TRAIN_QUESTIONS, "Most markets to train on; None: all", low=1
+        DEFAULT_MAX_TRAIN_QUESTIONS, "Maximum number of markets to train on; None: all", low=1
     )
     max_validation_questions: int | None = number(
-        DEFAULT_MAX_VALIDATION_QUESTIONS, "Most markets to evaluate on; None: all", low=1
+        DEFAULT_MAX_VALIDATION_QUESTIONS,
+        "Maximum number of markets to evaluate on; None: all",
+        low=1,
     )
 
     @chz.validate

@@ -50,7 +50,7 @@ class CLIConfig:
 
     write_dir: str = chz.field(default=WRITE_DIR, doc="Folder of the files")
     num_markets: int = chz.field(default=2000, doc="Markets")
-    num_format_examples: int = chz.field(default=1600, doc="Forecasts of the optimist")
+    num_format_examples: int = chz.field(default=1600, doc="Biased forecasts for format.jsonl")
     seed: int = chz.field(default=0, doc="Seed of the markets")
 
 

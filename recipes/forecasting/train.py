@@ -34,13 +34,13 @@ class Config(MarketSettings, RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""
 
     train_epochs: int = number(3, "Passes over the training markets", low=1)
-    validation_group_size: int = number(8, "Forecasts of a market in evaluation", low=1)
-    group_size: int = chz.field(default=32, doc="Forecasts of a market, compared with each other")
-    groups_per_batch: int = chz.field(default=16, doc="Markets a step")
+    validation_group_size: int = number(8, "Forecasts per market in evaluation", low=1)
+    group_size: int = chz.field(default=32, doc="Forecasts per market, compared with each other")
+    groups_per_batch: int = chz.field(default=16, doc="Markets per step")
     max_tokens: int = chz.field(default=32, doc="Maximum tokens of an answer")
-    eval_every: int = number(16, "Steps between evaluations; 0 is never")
-    save_every: int = number(64, "Steps between checkpoints; 0 is never")
-    max_steps: int | None = number(128, "Steps of the run; 0: only evaluate")
+    eval_every: int = number(16, "Steps between evaluations; 0: never")
+    save_every: int = number(64, "Steps between checkpoints; 0: never")
+    max_steps: int | None = number(128, "Number of steps; 0: only evaluate")
 
 
 def build_dataset(cli: Config) -> ProphetArenaRLDatasetBuilder:

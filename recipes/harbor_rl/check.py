@@ -36,8 +36,10 @@ class Config:
     dataset: str = chz.field(
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
-    max_tasks: int | None = chz.field(default=None, doc="First tasks to check; default: all")
-    max_concurrent: int = chz.field(default=4, doc="Tasks that are checked at once")
+    max_tasks: int | None = chz.field(
+        default=None, doc="Number of tasks to check; the first ones are used; default: all"
+    )
+    max_concurrent: int = chz.field(default=4, doc="Tasks that are checked concurrently")
     timeout: int = chz.field(default=120, doc="Seconds for a solution, and for its tests")
 
 

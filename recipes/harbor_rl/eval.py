@@ -65,8 +65,10 @@ class EvalConfig(BackendSettings):
     sandbox_timeout: int = chz.field(default=3600, doc="Lifetime of a sandbox in seconds")
     command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
     grader_timeout: int = chz.field(default=60, doc="Seconds for the tests")
-    max_tasks: int | None = chz.field(default=None, doc="First tasks that are run; default: all")
-    max_concurrent: int = chz.field(default=4, doc="Tasks that run at once")
+    max_tasks: int | None = chz.field(
+        default=None, doc="Number of tasks; the first ones are used; default: all"
+    )
+    max_concurrent: int = chz.field(default=4, doc="Tasks that run concurrently")
     checkpoint_url: str | None = chz.field(
         default=None, doc="tinker:// path of a checkpoint; default: the base model"
     )

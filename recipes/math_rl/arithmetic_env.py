@@ -73,14 +73,14 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems a step")
+    groups_per_batch: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes of a problem")
     max_operand: int = chz.field(default=9, doc="Largest operand")
-    num_batches: int = chz.field(default=40, doc="Steps an epoch")
+    num_batches: int = chz.field(default=40, doc="Steps per epoch")
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation")
     test_group_size: int = chz.field(default=4, doc="Episodes of a held-out problem")
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
     seed: int = chz.field(default=0, doc="Seed of the problems")
 
     def held_out(self) -> list[tuple[int, int]]:

@@ -171,13 +171,13 @@ class MathDatasetBuilder(RLDatasetBuilder):
     env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems a step")
+    groups_per_batch: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes of a problem")
     dataset_path: str | None = chz.field(default=None, doc="Problems to train on: file or folder")
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on")
     num_test: int = chz.field(default=100, doc="Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
     grading_timeout_seconds: float = chz.field(
         default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
     )

@@ -78,7 +78,7 @@ class DeepMathDataset(MathDataset):
 
 @chz.chz
 class _NamedDatasetBuilder(RLDatasetBuilder):
-    batch_size: int = chz.field(doc="Problems a step")
+    batch_size: int = chz.field(doc="Problems per step")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     group_size: int = chz.field(doc="Episodes of a problem")

@@ -49,11 +49,11 @@ class CLIConfig(RLSettings):
     include_fewshot: bool = chz.field(
         default=False, doc="Show a worked example before the question"
     )
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
     grading_timeout_seconds: float = chz.field(
         default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
     )
-    max_operand: int = chz.field(default=99, doc="env=arithmetic: a + b with a and b from 0 to it")
+    max_operand: int = chz.field(default=99, doc="env=arithmetic: largest operand of a + b")
     num_problems: int = chz.field(
         default=1000, doc="env=arithmetic, reasoning_gym: problems to make for training"
     )

@@ -70,15 +70,15 @@ class Config(BackendSettings):
         default=DEFAULT_OUTPUT_FILE, doc="File to write the conversations to"
     )
     input_file: str = chz.field(
-        default=str(QUERIES), doc="Queries: text, one a line, or JSONL with query, label, group"
+        default=str(QUERIES), doc="Queries: text, one per line, or JSONL with query, label, group"
     )
     max_queries: int | None = number(
-        None, "Answer only this many queries, the first ones of the file", low=1
+        None, "Number of queries; the first ones of the file are used", low=1
     )
 
     teacher_model: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder")
     teacher_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's adapter, if any"
+        default=None, doc="tinker:// path of the teacher's adapter; default: none"
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
 
@@ -93,7 +93,7 @@ class Config(BackendSettings):
         default=None, doc="Regex whose first group is the answer; default: the task's"
     )
     labels: str | None = chz.field(
-        default=None, doc="Answers that count: a,b or Good=a,Bad=b; default: the task's"
+        default=None, doc="Valid answers: a,b or Good=a,Bad=b; default: those of the task"
     )
 
     temperature: float = chz.field(

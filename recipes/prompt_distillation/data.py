@@ -89,7 +89,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
     file_path: str = chz.field(doc="File that create_data made")
     test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
     split_seed: int = chz.field(default=0, doc="Seed of the split")
-    labels: list[str] | None = chz.field(default=None, doc="Answers that may occur; None: any")
+    labels: list[str] | None = chz.field(default=None, doc="Valid answers; None: any")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Reads, checks and splits the conversations."""
@@ -144,7 +144,7 @@ class StudentAccuracyBuilder:
     """
 
     dataset: DistilledDatasetBuilder = chz.field(doc="Where the queries come from")
-    max_tokens: int = chz.field(default=8, doc="Longest answer")
+    max_tokens: int = chz.field(default=8, doc="Maximum tokens of an answer")
 
     def __call__(self) -> AnswerAccuracyEvaluator:
         """Returns the evaluator."""

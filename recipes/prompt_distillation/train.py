@@ -55,16 +55,20 @@ class CLIConfig(RecipeSettings):
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
     )
-    batch_size: int = chz.field(default=16, doc="Conversations a step")
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    batch_size: int = chz.field(default=16, doc="Conversations per step")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     num_epochs: int = chz.field(default=2, doc="Passes over the training data")
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("prompt_distillation")), doc="Folder of this run"
     )
-    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0 is never")
+    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=20, doc="Steps between checkpoints")
-    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
-    show_samples: int = chz.field(default=1, doc="Held-out queries answered before and after")
+    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
+    show_samples: int = chz.field(
+        default=1, doc="Held-out queries answered before and after training"
+    )
 
 
 def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:

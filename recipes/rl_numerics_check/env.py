@@ -349,15 +349,15 @@ class CountingDataset(RLDataset):
 class CountingDatasetBuilder(RLDatasetBuilder):
     """The counting task on a generated text, WikiText-103, or a file."""
 
-    batch_size: int = chz.field(doc="Problems a step")
+    batch_size: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes of a problem")
     model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     task: CountingTaskConfig = chz.field(default_factory=CountingTaskConfig, doc="The task")
-    n_batches: int = chz.field(default=1000, doc="Steps an epoch")
+    n_batches: int = chz.field(default=1000, doc="Steps per epoch")
     seed: int = chz.field(default=0, doc="Seed of the problems")
     max_trajectory_tokens: int | None = chz.field(
-        default=DEFAULT_MAX_TRAJECTORY_TOKENS, doc="Most tokens of an episode; None: no limit"
+        default=DEFAULT_MAX_TRAJECTORY_TOKENS, doc="Maximum tokens of an episode; None: no limit"
     )
     max_generation_tokens: int | None = chz.field(default=None, doc="Tokens kept for an answer")
     corpus: str = chz.field(

@@ -114,20 +114,21 @@ class CountingTaskConfig:
     word_hint: WordHint = chz.field(
         default="exact", doc="exact: the prompt has the word; first_last: two letters; hidden"
     )
-    num_pages_min: int = chz.field(default=28, doc="Fewest pages of a document")
-    num_pages_max: int = chz.field(default=36, doc="Most pages of a document")
+    num_pages_min: int = chz.field(default=28, doc="Minimum pages of a document")
+    num_pages_max: int = chz.field(default=36, doc="Maximum pages of a document")
     page_chars: int = chz.field(default=10_000, doc="Characters of a page")
-    words: tuple[str, ...] = chz.field(default=DEFAULT_WORDS, doc="Words that are counted")
+    words: tuple[str, ...] = chz.field(default=DEFAULT_WORDS, doc="Words to count")
     secret_num_pages: int | None = chz.field(
-        default=None, doc="num_pages_hint=range: pages of every document; default: a fixed draw"
+        default=None,
+        doc="num_pages_hint=range: pages of every document; default: a fixed random number",
     )
     reward_tolerance: float = chz.field(
-        default=0.2, doc="Relative error of the count from which on the reward is 0"
+        default=0.2, doc="Relative error of the count at which the reward becomes 0"
     )
     require_tool_calls: bool = chz.field(
         default=True,
-        doc="false: each answer is followed by the next page, whatever it says, for models that "
-        "cannot call tools; their episodes are as long",
+        doc="false: the next page follows every answer. This is for models that cannot call "
+        "tools; their episodes have the same length",
     )
 
     @chz.validate

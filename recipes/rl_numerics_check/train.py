@@ -36,15 +36,15 @@ class CLIConfig(RLSettings):
         default=GENERATED, doc="generated, wikitext (WikiText-103 of the Hub), or a text file"
     )
     max_trajectory_tokens: int = number(
-        DEFAULT_MAX_TRAJECTORY_TOKENS, "Most tokens of an episode", low=1
+        DEFAULT_MAX_TRAJECTORY_TOKENS, "Maximum tokens of an episode", low=1
     )
-    n_batches: int = number(1000, "Steps an epoch", low=1)
+    n_batches: int = number(1000, "Steps per epoch", low=1)
     kl_depth_edges: tuple[int, ...] = chz.field(
         default=(512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
         doc="Context lengths at which the KL is split",
     )
     max_tokens: int = chz.field(default=1024, doc="Maximum tokens of an answer")
-    eval_every: int = number(0, "Steps between evaluations; 0 is never")
+    eval_every: int = number(0, "Steps between evaluations; 0: never")
 
 
 def build_config(cli_config: CLIConfig) -> train.Config:

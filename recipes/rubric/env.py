@@ -222,7 +222,7 @@ class RubricGradedDatasetBuilder(RLDatasetBuilder):
 
     renderer_name: str = chz.field(doc="Chat format of the policy")
     model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
-    batch_size: int = chz.field(doc="Conversations a step")
+    batch_size: int = chz.field(doc="Conversations per step")
     train_group_size: int = chz.field(doc="Answers to a conversation")
     test_group_size: int = chz.field(default=1, doc="Answers to a conversation in evaluation")
     train_datapoint_list_builder: RubricDatapointListBuilder = chz.field(doc="Training data")
@@ -237,13 +237,14 @@ class RubricGradedDatasetBuilder(RLDatasetBuilder):
     )
     judge: JudgeSettings | None = chz.field(default=None, doc="All settings of the judge")
     format_coef: float = chz.field(
-        default=0.1, doc="Taken off the reward of an answer without the stop sequence"
+        default=0.1, doc="Penalty for an answer without the stop sequence"
     )
     labelled_path: str | None = chz.field(
         default=None, doc="Labelled answers to measure the judge on before training"
     )
     min_kappa: float | None = chz.field(
-        default=None, doc="Do not train if the judge's Cohen's kappa on labelled_path is below it"
+        default=None,
+        doc="Do not train if the judge's Cohen's kappa on labelled_path is below this value",
     )
 
     def judge_settings(self) -> JudgeSettings:

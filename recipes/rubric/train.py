@@ -36,8 +36,8 @@ class JudgedSettings(RLSettings):
 
     grader_llm_name: str | None = chz.field(
         default=None,
-        doc="The judge: a model of the backend, or the server's name of it; default: "
-        "model_name, untrained",
+        doc="Judge: a model of the backend, or its name on the server; default: model_name, "
+        "untrained",
     )
     grader_model_path: str | None = chz.field(
         default=None, doc="tinker:// path of sampler weights of a trained judge"
@@ -59,17 +59,17 @@ class JudgedSettings(RLSettings):
     grader_retries: int = number(3, "Retries after an error or an unreadable score")
     grader_timeout_seconds: float = number(300, "Time limit of an attempt", low=1)
     grader_cache_path: str | None = chz.field(
-        default=None, doc="JSONL file that keeps judgements for later runs"
+        default=None, doc="JSONL file that stores judgements for later runs"
     )
     test_group_size: int = number(1, "Answers to a held-out conversation", low=1)
     format_coef: float = chz.field(
-        default=0.1, doc="Taken off the reward of an answer without the stop sequence"
+        default=0.1, doc="Penalty for an answer without the stop sequence"
     )
     labelled_path: str | None = chz.field(
         default=None, doc="JSONL file of labelled answers to measure the judge on before training"
     )
     min_kappa: float | None = chz.field(
-        default=None, doc="Do not train if the judge's Cohen's kappa is below it"
+        default=None, doc="Do not train if the judge's Cohen's kappa is below this value"
     )
 
     def judge_settings(self) -> JudgeSettings:

@@ -56,10 +56,12 @@ class CLIConfig(RecipeSettings):
     test_path: str | None = chz.field(
         default=None, doc="Labelled answers to measure on; default: the example's"
     )
-    batch_size: int = number(32, "Criteria a step", low=1)
-    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    batch_size: int = number(32, "Criteria per step", low=1)
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: the recommended rate for the model"
+    )
     num_epochs: int = number(6, "Passes over the training data", low=1)
-    eval_every: int = number(60, "Steps between measurements; 0 is never")
+    eval_every: int = number(60, "Steps between measurements; 0: never")
 
 
 @chz.chz
@@ -69,7 +71,7 @@ class JudgeDatasetBuilder(SupervisedDatasetBuilder):
     labelled_path: str = chz.field(doc="Labelled answers")
     model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
     renderer_name: str = chz.field(doc="Chat format of the judge")
-    batch_size: int = chz.field(doc="Examples a step")
+    batch_size: int = chz.field(doc="Examples per step")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Loads the answers."""

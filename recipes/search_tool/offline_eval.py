@@ -68,29 +68,33 @@ _ROOT = "/tmp/tinker-examples/search_eval"
 class CLIConfig(SamplingModelSettings):
     """Settings of the evaluation."""
 
-    max_eval_samples: int = chz.field(default=100, doc="Questions of each source at most")
+    max_eval_samples: int = chz.field(default=100, doc="Maximum number of questions of each source")
     seed: int = chz.field(default=42, doc="Seed of the choice of questions and of the samples")
     split: Literal["train", "test"] = chz.field(default="test", doc="Questions to evaluate on")
     dataset: str = chz.field(
         default=EXAMPLE, doc=f"{', '.join(DATASETS)}, a file, or a folder; as for training"
     )
     corpus: str | None = chz.field(default=None, doc="Documents; default: those of dataset")
-    index_path: str | None = chz.field(default=None, doc="Index instead of a corpus")
+    index_path: str | None = chz.field(default=None, doc="Folder of an index, instead of a corpus")
     method: Method = chz.field(default="bm25", doc=f"One of {', '.join(METHODS)}")
     n_results: int = chz.field(default=3, doc="Documents for each query")
     max_words: int = chz.field(default=250, doc="Longer documents are split; 0: never")
-    max_turns: int = chz.field(default=5, doc="Answers in an episode, the last one included")
+    max_turns: int = chz.field(
+        default=5, doc="Maximum answers in an episode, including the last one"
+    )
     max_tokens: int = chz.field(default=1024, doc="Maximum tokens of one answer")
     max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Tokens of an episode")
-    temperature: float = chz.field(default=1.0, doc="0 takes the most probable token")
+    temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0: greedy")
     instructions: str = chz.field(default=SEARCH_TASK_INSTRUCTIONS, doc="System prompt")
-    chroma_host: str | None = chz.field(default=None, doc="Host of a Chroma server, if any")
-    chroma_port: int = chz.field(default=8000, doc="Its port")
-    chroma_collection_name: str = chz.field(default="wiki_embeddings", doc="Its collection")
+    chroma_host: str | None = chz.field(default=None, doc="Host of a Chroma server; default: none")
+    chroma_port: int = chz.field(default=8000, doc="Port of the Chroma server")
+    chroma_collection_name: str = chz.field(
+        default="wiki_embeddings", doc="Collection of the Chroma server"
+    )
     embedding_model_name: str = chz.field(
         default="gemini-embedding-001", doc="Chroma: embeddings of the queries"
     )
-    concurrency: int = chz.field(default=64, doc="Episodes at the same time")
+    concurrency: int = chz.field(default=64, doc="Concurrent episodes")
     out: str | None = chz.field(default=None, doc=f"Folder of results; default: {_ROOT}/MODEL")
 
 

@@ -161,17 +161,21 @@ class SearchR1DatasetBuilder(RLDatasetBuilder):
     """
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    chroma_host: str | None = chz.field(default=None, doc="Host of a Chroma server, if any")
-    chroma_port: int = chz.field(default=8000, doc="Its port")
-    chroma_collection_name: str = chz.field(default="wiki_embeddings", doc="Its collection")
+    chroma_host: str | None = chz.field(default=None, doc="Host of a Chroma server; default: none")
+    chroma_port: int = chz.field(default=8000, doc="Port of the Chroma server")
+    chroma_collection_name: str = chz.field(
+        default="wiki_embeddings", doc="Collection of the Chroma server"
+    )
     retrieval_config: RetrievalConfig = chz.field(
         default_factory=RetrievalConfig, doc="What a search returns"
     )
-    batch_size: int = chz.field(doc="Questions a step")
+    batch_size: int = chz.field(doc="Questions per step")
     group_size: int = chz.field(doc="Episodes of a question")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    max_turns: int = chz.field(default=5, doc="Answers in an episode, the last one included")
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward without 'Answer:'")
+    max_turns: int = chz.field(
+        default=5, doc="Maximum answers in an episode, including the last one"
+    )
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without 'Answer:'")
     max_trajectory_tokens: int | None = chz.field(
         default=32 * 1024, doc="Tokens of an episode; a longer one ends"
     )
@@ -184,7 +188,7 @@ class SearchR1DatasetBuilder(RLDatasetBuilder):
     test_path: str | None = chz.field(default=None, doc="Questions to evaluate on")
     num_test: int = chz.field(default=0, doc="Questions to evaluate on; 0: no evaluation")
     corpus: str | None = chz.field(default=None, doc="Documents; default: those of dataset")
-    index_path: str | None = chz.field(default=None, doc="Index instead of a corpus")
+    index_path: str | None = chz.field(default=None, doc="Folder of an index, instead of a corpus")
     max_words: int = chz.field(default=250, doc="Longer documents are split; 0: never")
     instructions: str = chz.field(default=SEARCH_TASK_INSTRUCTIONS, doc="System prompt")
 

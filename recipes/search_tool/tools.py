@@ -63,8 +63,8 @@ class EmbeddingConfig:
         default="gemini-embedding-001",
         doc=f"A model of the Gemini API, or {MINILM}, which is local",
     )
-    embedding_dim: int = chz.field(default=768, doc="Numbers of a vector of Gemini")
-    task_type: str = chz.field(default="RETRIEVAL_QUERY", doc="What Gemini is told about a text")
+    embedding_dim: int = chz.field(default=768, doc="Dimension of Gemini's embeddings")
+    task_type: str = chz.field(default="RETRIEVAL_QUERY", doc="Task type of Gemini's embeddings")
 
 
 @chz.chz

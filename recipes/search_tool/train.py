@@ -66,8 +66,10 @@ class CLIConfig(RLSettings):
         default=None, doc=f"Documents for each query; default: 3, for model_name=small {N_RESULTS}"
     )
     max_words: int = chz.field(default=250, doc="Longer documents of a corpus are split; 0: never")
-    max_turns: int = chz.field(default=5, doc="Answers in an episode, the last one included")
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward without 'Answer:'")
+    max_turns: int = chz.field(
+        default=5, doc="Maximum answers in an episode, including the last one"
+    )
+    format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without 'Answer:'")
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=None, doc="Maximum tokens of one answer; default: 1024, for model_name=small 48"
     )
@@ -83,7 +85,7 @@ class CLIConfig(RLSettings):
     embedding_model_name: str = chz.field(
         default="gemini-embedding-001", doc="Chroma: embeddings of the queries"
     )
-    embedding_dim: int = chz.field(default=768, doc="Chroma: numbers of a vector of Gemini")
+    embedding_dim: int = chz.field(default=768, doc="Chroma: dimension of Gemini's embeddings")
     stream_minibatch: bool | None = chz.field(
         default=None,
         doc="Whether to train on parts of a batch early; default: if num_minibatches",

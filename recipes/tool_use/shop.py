@@ -180,12 +180,12 @@ class ShopDatasetBuilder(RLDatasetBuilder):
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format with tools")
-    groups_per_batch: int = chz.field(doc="Questions a step")
+    groups_per_batch: int = chz.field(doc="Questions per step")
     group_size: int = chz.field(doc="Episodes of a question")
-    num_batches: int = chz.field(default=100, doc="Steps an epoch")
+    num_batches: int = chz.field(default=100, doc="Steps per epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
-    max_turns: int = chz.field(default=5, doc="Answers of an episode, calls included")
-    call_coef: float = chz.field(default=0.2, doc="Reward of making all calls that are needed")
+    max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
+    call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
     seed: int = chz.field(default=0, doc="Seed of the questions")
 
     def check(self) -> None:

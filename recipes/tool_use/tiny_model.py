@@ -56,7 +56,7 @@ _PIECES = (
 class CLIConfig(TinyModelSettings):
     """Settings of the model."""
 
-    right_share: float = chz.field(default=0.5, doc="Share of right calls in the examples")
+    right_share: float = chz.field(default=0.5, doc="Share of right calls in the example episodes")
     num_examples: int = number(3000, "Example episodes", low=1)
 
     @chz.validate

@@ -41,13 +41,13 @@ class CLIConfig(RLSettings):
         default=0.5, doc="model_name=tiny: share of right calls in its example episodes"
     )
     tiny_steps: int = chz.field(default=400, doc="model_name=tiny: steps of its training")
-    max_turns: int = chz.field(default=5, doc="Answers of an episode, calls included")
-    call_coef: float = chz.field(default=0.2, doc="Reward of making all calls that are needed")
+    max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
+    call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
     max_tokens: int = chz.field(default=32, doc="Maximum tokens of a response")
-    num_batches: int = chz.field(default=200, doc="Steps an epoch")
+    num_batches: int = chz.field(default=200, doc="Steps per epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=40, doc="Steps of the run")
+    max_steps: int | None = chz.field(default=40, doc="Number of steps")
     eval_every: int = chz.field(default=5, doc="Steps between evaluations")
     save_every: int = chz.field(default=50, doc="Steps between checkpoints")
 

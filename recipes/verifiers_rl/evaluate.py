@@ -46,9 +46,9 @@ class Results(TypedDict):
 class CLIConfig(VerifiersSettings, SamplingModelSettings):
     """Settings of the evaluation."""
 
-    num_examples: int = chz.field(default=5, doc="Tasks, the first ones")
+    num_examples: int = chz.field(default=5, doc="Number of tasks; the first ones are used")
     rollouts_per_example: int = chz.field(default=3, doc="Rollouts of each task")
-    max_concurrent: int = chz.field(default=32, doc="Rollouts that run at once")
+    max_concurrent: int = chz.field(default=32, doc="Rollouts that run concurrently")
     max_tokens: int = chz.field(default=1024, doc="Maximum tokens of a response")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0 is greedy")
     seed: int = chz.field(default=0, doc="Seed of the samples")

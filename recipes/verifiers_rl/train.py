@@ -29,14 +29,16 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 class VerifiersSettings:
     """Settings that name an environment and its tasks."""
 
-    vf_env_id: str = chz.field(default="reverse-text", doc="Environment or taskset; installed")
+    vf_env_id: str = chz.field(
+        default="reverse-text", doc="Name of an installed environment or taskset"
+    )
     vf_env_args: str | None = chz.field(
         default=None,
         doc="JSON: arguments of load_environment (0.1.9), or the [env] settings (0.4)",
     )
-    dataset_n: int = chz.field(default=-1, doc="First tasks that are used; -1: all")
+    dataset_n: int = chz.field(default=-1, doc="Number of tasks; the first ones are used; -1: all")
     dataset_seed: int | None = chz.field(
-        default=None, doc="Shuffles the tasks of 0.1.9 before the choice of dataset_n"
+        default=None, doc="Seed to shuffle the tasks of 0.1.9 before dataset_n is applied"
     )
     direct: str = chz.field(
         default="auto",
@@ -72,7 +74,7 @@ class CLIConfig(VerifiersSettings, RLSettings):
     num_test: int = chz.field(
         default=0, doc="Tasks held out (0.4) or of the eval dataset (0.1.9) to evaluate on"
     )
-    groups_per_batch: int = chz.field(default=32, doc="Tasks a step")
+    groups_per_batch: int = chz.field(default=32, doc="Tasks per step")
     max_tokens: int = chz.field(default=512, doc="Maximum tokens of a response")
 
 

@@ -286,9 +286,13 @@ class VerifiersRLDatasetBuilder(RLDatasetBuilder):
 
     vf_env_id: str = chz.field(doc="Name of an installed environment")
     vf_env_args: dict = chz.field(default_factory=dict, doc="Arguments of its load_environment")
-    groups_per_batch: int = chz.field(default=32, doc="Examples a step")
-    dataset_n: int = chz.field(default=-1, doc="First examples that are used; -1: all")
-    dataset_seed: int | None = chz.field(default=None, doc="Shuffles before the choice of them")
+    groups_per_batch: int = chz.field(default=32, doc="Examples per step")
+    dataset_n: int = chz.field(
+        default=-1, doc="Number of examples; the first ones are used; -1: all"
+    )
+    dataset_seed: int | None = chz.field(
+        default=None, doc="Seed to shuffle the examples before they are chosen"
+    )
     rollouts: VerifiersRollouts | None = chz.field(default=None, doc="How groups are run")
     num_test: int = chz.field(default=0, doc="Examples of the eval dataset to evaluate on")
 

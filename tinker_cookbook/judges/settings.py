@@ -53,8 +53,8 @@ class JudgeSettings(BackendSettings):
     )
     mode: JudgeMode = chz.field(
         default="labels",
-        doc="labels: probability of Yes against No, nothing is sampled; text: sample a text and "
-        "read the score in it, as the official cookbook does",
+        doc="labels: compare the probabilities of Yes and No, without sampling; text: "
+        "sample a text and read the score in it, as the official cookbook does",
     )
     max_tokens: int = number(2048, "mode=text: maximum tokens of the judge's text", low=1)
     temperature: float = number(1.0, "mode=text: sampling temperature")
@@ -62,7 +62,8 @@ class JudgeSettings(BackendSettings):
     max_retries: int = number(3, "Retries after an error or an unreadable score")
     timeout_seconds: float = number(300, "Time limit of an attempt", low=1)
     cache_path: str | None = chz.field(
-        default=None, doc="JSONL file that keeps judgements for later runs; default: only in memory"
+        default=None,
+        doc="JSONL file that stores judgements for later runs; default: only in memory",
     )
 
     def check(self) -> None:

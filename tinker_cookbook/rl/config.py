@@ -63,7 +63,8 @@ class KLReferenceConfig:
 
     base_model: str = chz.field(doc="Hub name or local folder of the reference model")
     load_checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter; default: the base model without adapter"
+        default=None,
+        doc="tinker:// path of the reference's adapter; default: the base model without adapter",
     )
 
 
@@ -82,7 +83,7 @@ class AsyncConfig:
         doc="Updates that sampling may run ahead of training; 0: on-policy"
     )
     groups_per_batch: int = chz.field(
-        doc="Groups that an update trains; may differ from the dataset's batches"
+        doc="Groups per update; may differ from the dataset's batch size"
     )
     loss_fn: str = chz.field(
         default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
@@ -116,9 +117,12 @@ class PolicyTrainingConfig(TrainingConfig):
         doc="Sampling temperature. The losses compare with log-probabilities at temperature 1",
     )
     top_p: float = chz.field(
-        default=1.0, doc="Sample among the most probable tokens that add up to this; 1: all"
+        default=1.0,
+        doc="Nucleus sampling: total probability of the tokens that are sampled from; 1: all",
     )
-    top_k: int = chz.field(default=-1, doc="Sample among this many most probable tokens; -1: all")
+    top_k: int = chz.field(
+        default=-1, doc="Number of most probable tokens that are sampled from; -1: all"
+    )
     eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
     rollout_config: RolloutConfig | None = chz.field(
         default=None, doc="Limits of an episode, parse errors, termination"
@@ -145,18 +149,18 @@ class PolicyTrainingConfig(TrainingConfig):
     )
     loss_normalization: str = chz.field(
         default="sum",
-        doc="sum over the tokens of a step, as in the Tinker API, or tokens: their mean, as in TRL "
-        "(advantages are divided by the number of action tokens)",
+        doc="sum: sum over the tokens of a step, as in the Tinker API; tokens: their mean, as in "
+        "TRL (advantages are divided by the number of action tokens)",
     )
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Do not train on groups whose rewards are all equal"
     )
     importance_ratio_cap: float = chz.field(
         default=0.0,
-        doc="Truncated importance sampling: weigh tokens by the ratio of trainer to sampler, at "
-        "most this (2 is usual); 0: off",
+        doc="Truncated importance sampling: upper limit of the ratio of trainer to sampler "
+        "probability of a token (2 is usual); 0: off",
     )
-    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
+    num_substeps: int = chz.field(default=1, doc="Optimizer steps per batch")
     kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
     kl_discount_factor: float = chz.field(
         default=0.0, doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only"
@@ -176,14 +180,16 @@ class PolicyTrainingConfig(TrainingConfig):
     )
 
     # Evaluation and transcripts.
-    eval_every: int = number(20, "Steps between evaluations; 0 is never")
+    eval_every: int = number(20, "Steps between evaluations; 0: never")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps, besides the test set"
     )
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
+    num_groups_to_log: int = chz.field(
+        default=4, doc="Groups per step whose transcripts are written"
+    )
     rollout_json_export: bool = chz.field(
         default=True, doc="Write transcripts of all groups as JSON lines too"
     )

@@ -46,9 +46,9 @@ class SampledSettings(PolicyTrainingConfig):
         default="ask", doc="ask, resume, delete or raise"
     )
     group_size: int = chz.field(default=8, doc="Episodes of a problem, compared with each other")
-    groups_per_batch: int = chz.field(default=8, doc="Problems a step")
+    groups_per_batch: int = chz.field(default=8, doc="Problems per step")
     learning_rate: float | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
+        default=None, doc="Default: a quarter of the recommended rate for supervised fine-tuning"
     )
     max_tokens: int = chz.field(default=256, doc="Maximum tokens of a response")
 
@@ -62,7 +62,7 @@ class SampledSettings(PolicyTrainingConfig):
         "max_steps_off_policy",
     )
     num_minibatches: int | None = chz.field(
-        default=None, doc="Begin to train on parts of the batch while the rest still samples"
+        default=None, doc="Start training on parts of the batch while the rest is still sampled"
     )
     rollout_error_tolerance: bool = chz.field(
         default=False, doc="Continue without failed episodes; else a failure ends the run"
@@ -96,7 +96,7 @@ class RLSettings(SampledSettings):
     )
     loss_normalization: str = chz.field(
         default="auto",
-        doc="sum over the tokens of a step, or tokens: their mean, as in TRL; auto: tokens "
+        doc="sum: sum over the tokens of a step; tokens: their mean, as in TRL; auto: tokens "
         "unless the loss has a penalty term or the run streams",
     )
     random_rewards: bool = chz.field(

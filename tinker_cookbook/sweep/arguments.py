@@ -35,10 +35,10 @@ class SweepKeys(SamplerOptions):
     inside a value ('key=a\\,b' in a shell). The same command again resumes an interrupted sweep."""
 
     log_dir: str = chz.field(
-        doc="Folder of the sweep: a folder for each run, its output in NAME.log, results.jsonl, "
-        "sweep.png"
+        doc="Folder of the sweep; it gets a folder and a log file for each run, "
+        "results.jsonl and sweep.png"
     )
-    jobs: int | None = number(None, "Runs at a time; default: all, on a CPU at most 4", low=1)
+    jobs: int | None = number(None, "Concurrent runs; default: all, but at most 4 on a CPU", low=1)
     server: str | None = chz.field(
         default=None,
         doc="URL of a running server, with its key in TINKER_API_KEY; default: starts one",

@@ -82,7 +82,7 @@ class RunSettings(BackendSettings, SamplerOptions):
     )
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
-    warmup_steps: int = number(0, "Steps over which the learning rate rises")
+    warmup_steps: int = number(0, "Warm-up steps, over which the learning rate rises")
     num_epochs: int = number(1, "Passes over the training data", low=1)
     max_steps: int | None = number(
         None, "Steps of the run, instead of num_epochs; 0: only evaluate"
@@ -133,8 +133,8 @@ class RunSettings(BackendSettings, SamplerOptions):
     )
 
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
-    session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run in Weights & Biases")
+    session_name: str | None = chz.field(default=None, doc="Name of the run in the backend")
     enable_trace: bool = chz.field(
         default=False, doc="Write a time trace of the run to log_path/trace_events.jsonl"
     )

@@ -90,7 +90,7 @@ def sweep_config(recipe_config: type[Any]) -> type[Any]:
         training_budget_examples: int = chz.field(
             default=100_000, doc="Examples of a run: max_steps is this divided by the batch size"
         )
-        max_parallel: int = chz.field(default=1, doc="Runs at a time")
+        max_parallel: int = chz.field(default=1, doc="Concurrent runs")
         sweep_dir: str | None = chz.field(
             default=None, doc="Folder of the sweep; default: a new one"
         )

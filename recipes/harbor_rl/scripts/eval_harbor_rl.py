@@ -20,7 +20,7 @@ class CLIConfig(EvalConfig):
     """Settings of the evaluation."""
 
     benchmarks: str = chz.field(
-        default="terminal_bench", doc=f"One or several of {', '.join(DATASETS)}, by commas"
+        default="terminal_bench", doc=f"One or more of {', '.join(DATASETS)}, comma-separated"
     )
     max_turns: int = chz.field(default=200, doc="Maximum answers of the model")
     max_tokens: int = chz.field(default=8192, doc="Maximum tokens of an answer")

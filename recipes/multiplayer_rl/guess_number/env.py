@@ -34,11 +34,11 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 class Game:
     """The rules."""
 
-    low: int = chz.field(default=1, doc="Smallest number")
-    high: int = chz.field(default=7, doc="Largest number")
+    low: int = chz.field(default=1, doc="Smallest possible number")
+    high: int = chz.field(default=7, doc="Largest possible number")
     max_turns: int = chz.field(default=3, doc="Guesses")
     malformed_reward: float = chz.field(
-        default=-0.1, doc="Reward of an answer that names no number of the range, or is cut off"
+        default=-0.1, doc="Reward of an answer that has no number in the range, or is cut off"
     )
 
     @chz.validate
@@ -153,9 +153,9 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
     game: Game = chz.field(doc="The rules")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Numbers a step")
+    groups_per_batch: int = chz.field(doc="Numbers per step")
     group_size: int = chz.field(doc="Games about a number")
-    num_batches: int = chz.field(default=40, doc="Steps an epoch")
+    num_batches: int = chz.field(default=40, doc="Steps per epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
     test_group_size: int = chz.field(default=4, doc="Games about a number in evaluation")
     seed: int = chz.field(default=0, doc="Seed of the numbers")

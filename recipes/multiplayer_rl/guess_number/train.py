@@ -24,16 +24,18 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 class CLIConfig(RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""
 
-    low: int = chz.field(default=1, doc="Smallest number")
-    high: int = chz.field(default=7, doc="Largest number")
+    low: int = chz.field(default=1, doc="Smallest possible number")
+    high: int = chz.field(default=7, doc="Largest possible number")
     max_turns: int = chz.field(default=3, doc="Guesses in a game")
     malformed_reward: float = chz.field(
-        default=-0.1, doc="Reward of an answer that names no number of the range, or is cut off"
+        default=-0.1, doc="Reward of an answer that has no number in the range, or is cut off"
     )
-    groups_per_batch: int = chz.field(default=7, doc="Numbers a step: each of the range once")
+    groups_per_batch: int = chz.field(
+        default=7, doc="Numbers per step; default: each number of the range once"
+    )
     group_size: int = chz.field(default=16, doc="Games about a number")
     max_tokens: int = chz.field(default=8, doc="Maximum tokens of a guess")
-    num_batches: int = chz.field(default=60, doc="Steps an epoch")
+    num_batches: int = chz.field(default=60, doc="Steps per epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
 
 

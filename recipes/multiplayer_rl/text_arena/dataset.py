@@ -49,11 +49,12 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     game: GameSettings = chz.field(doc="The game")
     pool: PoolSettings = chz.field(doc="How earlier weights play")
     opponents: tuple[str, ...] = chz.field(
-        default=("self", "pool"), doc=f"By turns: {', '.join(OPPONENTS)}"
+        default=("self", "pool"),
+        doc=f"Opponents, used by the groups in rotation: {', '.join(OPPONENTS)}",
     )
-    batch_size: int = chz.field(default=512, doc="Trained seats a step")
+    batch_size: int = chz.field(default=512, doc="Trained seats per step")
     group_size: int = chz.field(default=16, doc="Trained seats that are compared with each other")
-    num_batches: int = chz.field(default=80, doc="Steps an epoch")
+    num_batches: int = chz.field(default=80, doc="Steps per epoch")
     test_opponent: OpponentType = chz.field(default="base_model", doc="Opponent in evaluation")
     num_test: int = chz.field(default=128, doc="Games of an evaluation; 0: no evaluation")
     seed: int = chz.field(default=0, doc="Seed of the games")

@@ -60,23 +60,27 @@ def main_games() -> list[str]:
 
 @chz.chz
 class GameSettings:
-    """Which game, and how it is shown and scored."""
+    """Name and arguments of a game, and how it is shown and scored."""
 
-    game_name: str = chz.field(default="TicTacToe-v0", doc="Name of TextArena's registry")
+    game_name: str = chz.field(
+        default="TicTacToe-v0", doc="Name of the game in TextArena's registry"
+    )
     game_options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Arguments of the game: game_options.max_rounds=1"
     )
-    num_players: int | None = chz.field(default=None, doc="Seats; default: the fewest, from two on")
+    num_players: int | None = chz.field(
+        default=None, doc="Number of seats; default: the smallest possible number, at least 2"
+    )
     show_rules: bool = chz.field(
         default=True, doc="Show the rules in each prompt; False: for a model that knows them"
     )
     score: Literal["outcome", "chips"] = chz.field(
         default="outcome",
-        doc="Reward: that of the game, or the chips won, in games with player_chips",
+        doc="outcome: the reward of the game; chips: the chips won, in games with player_chips",
     )
     on_illegal: Literal["end", "game"] = chz.field(
         default="end",
-        doc="An illegal move ends the game, or is handled by the game, which often allows a retry",
+        doc="end: an illegal move ends the game; game: the game handles it, often with a retry",
     )
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ class PoolSettings(BackendSettings):
     log_path: str = chz.field(doc="Folder of the run, which holds opponents.jsonl")
     max_tokens: int = chz.field(doc="Maximum tokens of a move")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature")
-    stop_condition: tuple[str, ...] = chz.field(default=(), doc="Ends a move")
+    stop_condition: tuple[str, ...] = chz.field(default=(), doc="Text that ends a move")
     pool_size: int = chz.field(
         default=20, doc="Snapshots to play against: the first and the newest ones"
     )
@@ -141,7 +141,7 @@ class LeagueBuilder:
     pool: PoolSettings = chz.field(doc="The pool")
     game: GameSettings = chz.field(doc="The game")
     opponents: tuple[str, ...] = chz.field(
-        default=("random",), doc="Further opponents: random, optimal, base_model"
+        default=("random",), doc="Additional opponents: random, optimal, base_model"
     )
     num_games: int = chz.field(default=16, doc="Games against each opponent; 0: none")
 

@@ -58,8 +58,8 @@ class CLIConfig(TinyModelSettings):
     optimal_share: float = chz.field(default=0.5, doc="Share of optimal moves in the example games")
     num_games: int = number(3000, "Example games", low=1)
     steps: int = number(1500, "Training steps", low=1)
-    batch_size: int = number(64, "Positions a step", low=1)
-    learning_rate: float = peak_rate(2e-3, "Highest learning rate")
+    batch_size: int = number(64, "Positions per step", low=1)
+    learning_rate: float = peak_rate(2e-3, "Peak learning rate")
     num_layers: int = number(3, "Layers", low=1)
 
     @property

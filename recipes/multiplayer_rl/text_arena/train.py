@@ -34,11 +34,12 @@ class CLIConfig(RLSettings, GameSettings):
     """Settings of the recipe, in addition to those of the game and of every RL recipe."""
 
     opponents: str = chz.field(
-        default="self,pool", doc="Of the groups by turns: self, pool, random, optimal, base_model"
+        default="self,pool",
+        doc="Opponents, which the groups use in rotation: self, pool, random, optimal, base_model",
     )
-    batch_size: int = chz.field(default=512, doc="Trained seats a step")
+    batch_size: int = chz.field(default=512, doc="Trained seats per step")
     group_size: int = chz.field(default=16, doc="Trained seats that are compared with each other")
-    num_train_datapoints: int = chz.field(default=40960, doc="Trained seats an epoch")
+    num_train_datapoints: int = chz.field(default=40960, doc="Trained seats per epoch")
     test_opponent: OpponentType = chz.field(
         default="base_model", doc="base_model, random or optimal"
     )
@@ -47,7 +48,7 @@ class CLIConfig(RLSettings, GameSettings):
     stop_condition: str | None = chz.field(
         default=STOP_CONDITION[0], doc="Text that ends a move; None: the renderer's stop sequences"
     )
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is never")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
     snapshot_every: int = chz.field(default=10, doc="Steps between snapshots for the pool; 0: none")
     pool_size: int = chz.field(
         default=20, doc="Snapshots to play against: the first and the newest ones"
@@ -56,7 +57,7 @@ class CLIConfig(RLSettings, GameSettings):
         default=16, doc="Games of a new snapshot against each member of the pool; 0: none"
     )
     league_opponents: str = chz.field(
-        default="random", doc="Further players of the league: random, optimal, base_model"
+        default="random", doc="Additional players of the league: random, optimal, base_model"
     )
 
 

@@ -45,7 +45,9 @@ class AnswererConfig(BackendSettings):
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    model_path: str | None = chz.field(default=None, doc="tinker:// path of its adapter, if any")
+    model_path: str | None = chz.field(
+        default=None, doc="tinker:// path of its adapter; default: none"
+    )
     max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
 
     def __call__(self) -> MessageCompleter:
@@ -99,11 +101,11 @@ class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
     rules: Rules = chz.field(doc="The rules")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Words a step")
+    groups_per_batch: int = chz.field(doc="Words per step")
     group_size: int = chz.field(doc="Games about a word")
-    words_path: str = chz.field(default=str(WORDS), doc="The words, one a line")
+    words_path: str = chz.field(default=str(WORDS), doc="File with the words, one per line")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
-    seed: int = chz.field(default=0, doc="Seed of which are held out")
+    seed: int = chz.field(default=0, doc="Seed of the choice of held-out words")
 
     def check(self) -> None:
         """Raises for a file that cannot be read and for a number out of range."""
@@ -155,7 +157,7 @@ _GUESS = re.compile(
 class Rules:
     """The rules."""
 
-    max_questions: int = chz.field(default=20, doc="Questions and guesses in all")
+    max_questions: int = chz.field(default=20, doc="Maximum number of questions and guesses")
     malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
 
     @chz.validate

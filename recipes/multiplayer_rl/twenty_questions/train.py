@@ -34,12 +34,18 @@ class CLIConfig(RLSettings):
         default=None, doc="Model that answers; default: model_name, untrained"
     )
     answerer_renderer_name: str | None = chz.field(
-        default=None, doc="Its chat format; default: its own"
+        default=None, doc="Chat format of that model; default: the model's own"
     )
-    answerer_path: str | None = chz.field(default=None, doc="tinker:// path of its adapter, if any")
+    answerer_path: str | None = chz.field(
+        default=None, doc="tinker:// path of its adapter; default: none"
+    )
     answerer_max_tokens: int = chz.field(default=5, doc="Maximum tokens of one of its answers")
-    words_path: str = chz.field(default=str(WORDS), doc="The words to guess, one a line")
-    max_questions: int = chz.field(default=20, doc="Questions and guesses in a game")
+    words_path: str = chz.field(
+        default=str(WORDS), doc="File with the words to guess, one per line"
+    )
+    max_questions: int = chz.field(
+        default=20, doc="Maximum number of questions and guesses in a game"
+    )
     malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
     max_tokens: int = chz.field(default=24, doc="Maximum tokens of a question")

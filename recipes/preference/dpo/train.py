@@ -36,21 +36,23 @@ class CLIConfig(train_dpo.DPOSettings, RecipeSettings):
         default="example", doc="example, hhh, helpsteer3, ultrafeedback, or a file of pairs"
     )
     test_path: str | None = chz.field(default=None, doc="Held-out pairs, with a file")
-    test_size: int | None = chz.field(default=None, doc="Else: pairs to hold out")
+    test_size: int | None = chz.field(default=None, doc="Without test_path: pairs to hold out")
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which answers are cut; default: the model's context"
     )
-    batch_size: int = chz.field(default=8, doc="Pairs a step")
+    batch_size: int = chz.field(default=8, doc="Pairs per step")
     ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
     learning_rate: float | None = chz.field(
-        default=None, doc="Default: a tenth of what is recommended for supervised fine-tuning"
+        default=None, doc="Default: a tenth of the recommended rate for supervised fine-tuning"
     )
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("dpo")), doc="Folder of this run"
     )
     eval_every: int = chz.field(default=10, doc="Steps between evaluations on held-out pairs")
-    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
-    show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
+    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
+    show_samples: int = chz.field(
+        default=1, doc="Held-out prompts answered before and after training"
+    )
 
 
 def dpo_learning_rate(model_name: str) -> float:

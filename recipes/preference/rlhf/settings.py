@@ -39,32 +39,36 @@ class CLIConfig(RecipeSettings):
         default="example", doc="Comparisons: example, hhh, helpsteer3, ultrafeedback, or a file"
     )
     test_path: str | None = chz.field(default=None, doc="Held-out comparisons, with a file")
-    test_size: int | None = chz.field(default=None, doc="Else: comparisons to hold out")
+    test_size: int | None = chz.field(
+        default=None, doc="Without test_path: comparisons to hold out"
+    )
     sft_dataset: str = chz.field(
         default="comparisons",
         doc="Demonstrations: comparisons (both answers of each), or a JSONL file of conversations",
     )
-    num_test: int = chz.field(default=80, doc="Most held-out comparisons an evaluation takes")
+    num_test: int = chz.field(default=80, doc="Maximum held-out comparisons per evaluation")
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
 
-    batch_size: int = chz.field(default=8, doc="Examples a step in stages 1 and 2")
+    batch_size: int = chz.field(default=8, doc="Examples per step in stages 1 and 2")
     sft_learning_rate: float | None = chz.field(
-        default=None, doc="Default: the model's recommended"
+        default=None, doc="Default: the recommended rate for the model"
     )
     sft_max_steps: int | None = chz.field(default=40, doc="Steps of stage 1, if max_steps allows")
-    rm_learning_rate: float | None = chz.field(default=None, doc="Default: 0.4 of the recommended")
+    rm_learning_rate: float | None = chz.field(
+        default=None, doc="Default: 0.4 times the recommended rate"
+    )
     rm_swap: bool = chz.field(
         default=False, doc="Train each comparison in both orders: twice the work of stage 2"
     )
     rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
 
     rl_learning_rate: float | None = chz.field(
-        default=None, doc="Default: 0.075 of the recommended"
+        default=None, doc="Default: 0.075 times the recommended rate"
     )
     rl_max_steps: int | None = chz.field(default=20, doc="Steps of stage 3, if max_steps allows")
-    rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")
+    rl_batch_size: int = chz.field(default=4, doc="Prompts per step in stage 3")
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
     rl_max_tokens: int = chz.field(default=128, doc="Maximum tokens to sample in an answer")
     # Small judges prefer one position whatever the texts are; the mean over both orders cancels
@@ -82,7 +86,7 @@ class CLIConfig(RecipeSettings):
         default=0.02, doc="Weight of the KL penalty towards stage 1; 0: none"
     )
     num_groups_to_log: int = chz.field(
-        default=4, doc="Groups whose transcripts are written a step in stage 3"
+        default=4, doc="Groups per step of stage 3 whose transcripts are written"
     )
 
     log_path: str = chz.field(default=DEFAULT_LOG_PATH, doc="Folder of the stages' folders")
@@ -90,7 +94,7 @@ class CLIConfig(RecipeSettings):
         default="resume", doc="ask, resume, delete or raise, for the folder of each stage to run"
     )
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
-    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0 is never")
+    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0: never")
 
     @chz.validate
     def _check_numbers(self) -> None:

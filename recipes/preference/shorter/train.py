@@ -40,9 +40,10 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 class CLIConfig(RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""
 
-    groups_per_batch: int = chz.field(default=4, doc="Questions a step")
+    groups_per_batch: int = chz.field(default=4, doc="Questions per step")
     learning_rate: float | None = chz.field(
-        default=1e-4, doc="The 3e-4 of the other RL recipes leads to answers of one word"
+        default=1e-4,
+        doc="Learning rate; 3e-4, as in the other RL recipes, leads to one-word answers",
     )
     max_tokens: int = chz.field(default=64, doc="Maximum tokens to sample in an answer")
     tournament_pattern: TournamentPattern = chz.field(
@@ -51,8 +52,8 @@ class CLIConfig(RLSettings):
     matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
     num_epochs: int = chz.field(default=4, doc="Passes over the 24 questions")
-    max_steps: int | None = chz.field(default=20, doc="Steps of the run, instead of num_epochs")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is never")
+    max_steps: int | None = chz.field(default=20, doc="Number of steps; overrides num_epochs")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

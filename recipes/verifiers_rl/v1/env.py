@@ -56,7 +56,7 @@ class VerifiersSpec:
     settings: str = chz.field(default="{}", doc="Settings of the environment, as JSON")
     model_name: str = chz.field(doc="Model whose tokenizer and chat format are used")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    num_tasks: int = chz.field(default=-1, doc="First tasks that are used; -1: all")
+    num_tasks: int = chz.field(default=-1, doc="Number of tasks; the first ones are used; -1: all")
     direct: DirectPath = chz.field(
         default="auto", doc="Direct path of one-turn tasks: auto, always or never"
     )
@@ -255,7 +255,7 @@ class VerifiersTaskDatasetBuilder(RLDatasetBuilder):
 
     spec: VerifiersSpec
     group_size: int = chz.field(default=8, doc="Rollouts of a task")
-    groups_per_batch: int = chz.field(default=8, doc="Tasks a step")
+    groups_per_batch: int = chz.field(default=8, doc="Tasks per step")
     num_test: int = chz.field(default=0, doc="Tasks held out for evaluation; 0: none")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:

@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 RECIPES = "recipes"
 LIBRARY = "tinker_cookbook"
 # Marks a program for users. Other files with a ``__main__`` block are started by programs.
-_STARTS = re.compile(r"^ +run_entrypoint\(main\)", re.MULTILINE)
+_STARTS = re.compile(r"^ +run_entrypoint\(\w+\)$", re.MULTILINE)
 _MAIN = "__main__"
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
 
