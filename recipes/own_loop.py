@@ -1,4 +1,4 @@
-"""Everything around a training loop that is written out in a recipe: folder, resume, connection."""
+"""Helpers for recipes that contain their own training loop: folder, resume, connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning on a small task: adding two digits.
+"""Reinforcement learning on a small task: addition of two digits.
 
     python -m recipes.rl_basic
     python -m recipes.rl_basic model_name=… learning_rate=… group_size=… log_path=…

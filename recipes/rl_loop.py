@@ -1,13 +1,13 @@
-"""Reinforcement learning on one page: no environment classes, no session, just the loop.
+"""Reinforcement learning as a short script: no environment classes, no session, just the loop.
 
     python -m recipes.rl_loop
     python -m recipes.rl_loop dataset_path=train.jsonl max_tokens=256 log_path=…
 
-For people who write their own loop, and for learning how it works. A step samples ``group_size``
-answers to each of ``groups_per_batch`` questions (sums of two digits, or rows of a file), gives
-each answer a reward, and moves the model towards those that did better than the others of their
-group. ``metrics.jsonl`` gets ``reward/total`` a row. ``recipes/rl_basic`` does the same with
-environments, evaluations and more knobs.
+This recipe is for people who write their own loop or want to learn how it works. A step samples
+``group_size`` answers to each of ``groups_per_batch`` questions (sums of two digits, or rows of a
+file), gives each answer a reward, and trains the model towards answers that are better than the
+others of their group. Each row of ``metrics.jsonl`` has ``reward/total``. ``recipes/rl_basic`` does
+the same with environments, evaluations and more settings.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m recipes.sl_basic model_name=… dataset_path=my.jsonl learning_rate=… log_path=…
 
 Without arguments it trains the demo model (SmolLM2-135M-Instruct) on ``recipes/example_data/``,
-whose answers have three lines: "In short", "Why", "Try". Held-out loss falls from 3.66 to 2.32 nats
-a token in one epoch of 45 steps.
+whose answers have three lines: "In short", "Why", "Try". The held-out loss falls from 3.66 to 2.32
+nats per token in one epoch of 45 steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning on one page: no dataset classes, no session, just the loop.
+"""Supervised fine-tuning as a short script: no dataset classes, no session, just the loop.
 
     python -m recipes.sl_loop model_name=… dataset_path=my.jsonl log_path=…
     python -m recipes.sl_loop learning_rate=0.001 log_path=/tmp/sft-lr-sweep/lr-0.001
 
-For people who write their own loop, and for sweeps: ``metrics.jsonl`` gets ``progress`` and
-``train_mean_nll`` a row, ``config.json`` the settings. ``recipes/sl_basic`` does the same with
-evaluations, samples and more knobs.
+This recipe is for people who write their own loop, and for sweeps. Each row of ``metrics.jsonl``
+has ``progress`` and ``train_mean_nll``, and ``config.json`` has the settings. ``recipes/sl_basic``
+does the same with evaluations, samples and more settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all recipes share: their common settings, and how settings become the config of a run.
+"""Code that all recipes share: common settings, and the conversion of settings to a config.
 
 A recipe has a ``CLIConfig`` (its command line), ``build_config`` (which builds the dataset and the
 ``Config`` of the training loop) and ``main``.

@@ -1,7 +1,7 @@
-"""A Llama of a million parameters or less, trained from random weights on examples of one task.
+"""Trains a Llama of at most a million parameters from random weights on examples of one task.
 
-Recipes whose task is too hard for the demo model make such a model first. Then reinforcement
-learning has something to improve, and learning curves take minutes on a CPU core.
+Recipes whose task is too hard for the demo model train such a model first. Then reinforcement
+learning can improve it, and learning curves take minutes on a CPU core.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Supervised fine-tuning on a chat dataset, with evaluations while it trains.
+"""Supervised fine-tuning on a chat dataset, with evaluations during training.
 
     python -m recipes.chat_sl.train dataset=no_robots model_name=… learning_rate=5e-4 batch_size=64
     python -m recipes.chat_sl.train dataset=my.jsonl test_size=100 inline_evals=gsm8k
     python -m recipes.chat_sl.train dataset=OWNER/NAME max_steps=500 best_metric=test/nll
 
-``dataset`` is no_robots, tulu3, a name of the Hub, a folder, or a file: jsonl, json, csv or parquet
-with messages, or in the layouts of ShareGPT, Alpaca, prompts and completions, or questions and
-answers. On no_robots the original reports test/nll 1.663 after 140 steps with batch_size=64,
-lora_rank=64 and learning_rate=5e-4.
+``dataset`` is no_robots, tulu3, a dataset on the Hub, a folder, or a file: jsonl, json, csv or
+parquet with messages, or in the layouts of ShareGPT, Alpaca, prompts and completions, or questions
+and answers. On no_robots the official cookbook reports test/nll 1.663 after 140 steps with
+batch_size=64, lora_rank=64 and learning_rate=5e-4.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reinforcement learning on programs that are graded in a sandbox."""
+"""Reinforcement learning of writing programs, which are graded in a sandbox."""

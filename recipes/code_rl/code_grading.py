@@ -1,4 +1,4 @@
-"""Grades programs by tests, on this machine, by a SandboxFusion server or by Modal.
+"""Grades programs with tests, on this machine, on a SandboxFusion server or on Modal.
 
 A test is a dict ``{"input", "output", "testtype", "metadata"}``, as in LiveCodeBench and DeepCoder:
 
@@ -7,8 +7,8 @@ A test is a dict ``{"input", "output", "testtype", "metadata"}``, as in LiveCode
   the arguments in ``input`` (JSON, one on a line) and must return ``output`` (JSON);
 - ``code``: ``input`` is Python code, such as ``assert add(1, 2) == 3`` (on this machine only).
 
-Expected outputs stay in this process on every backend: a program is given inputs, and its outputs
-are compared here.
+Expected outputs stay in this process on every backend: a program gets only the inputs, and its
+outputs are compared here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A programming task, the tool that tries a solution, and the reward of the final answer."""
+"""A programming task, the tool that runs a solution, and the reward of the final answer."""
 
 from __future__ import annotations
 

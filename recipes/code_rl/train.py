@@ -1,4 +1,4 @@
-"""Reinforcement learning on programs that are graded by tests in a sandbox.
+"""Reinforcement learning of writing programs, graded by tests in a sandbox.
 
     python -m recipes.code_rl.train                         # one-line functions, the demo model
     python -m recipes.code_rl.train dataset=deepcoder model_name=… group_size=16

@@ -1,7 +1,7 @@
 """A question with a fixed set of choices, answered with a probability for each of them.
 
-The reply is written by us up to the one token that tells the choices apart (``choice#?``), and the
-model's probabilities of that token are normalised over the choices. Nothing is sampled.
+The prompt contains the reply up to the one token that differs between the choices (``choice#?``).
+The model's probabilities of that token are normalised over the choices. Nothing is sampled.
 """
 
 from __future__ import annotations

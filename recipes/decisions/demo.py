@@ -1,10 +1,10 @@
-"""Routes a question about Tinker to the team that can answer it: probabilities, as JSON.
+"""Routes a question about Tinker to a team, and prints the probability of each team as JSON.
 
     python -m recipes.decisions.demo
     echo 'How do I pick a learning rate for LoRA?' | python -m recipes.decisions.demo
     python -m recipes.decisions.demo model_path=tinker://RUN/sampler_weights/final
 
-An empty line or Ctrl-D ends it.
+An empty line or Ctrl-D ends the program.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Forecasts of markets as decisions: no text is sampled, the probability of yes is the forecast.
+"""Forecasts markets without sampling text: the forecast is the probability of the token yes.
 
     python -m recipes.decisions.forecasting              # synthetic markets
     python -m recipes.decisions.forecasting data=prophet_arena model_name=…
 
-Data, split by time and figures are those of ``recipes.forecasting``, whose model writes a number.
-Training is supervised, by the Brier score of the outcome.
+Data, time split and metrics are those of ``recipes.forecasting``, where the model writes a number.
+Training is supervised, with the Brier score of the outcome as the loss.
 """
 
 from __future__ import annotations

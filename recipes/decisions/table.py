@@ -1,12 +1,13 @@
-"""Learns the probabilities of a generated table, which are known exactly.
+"""Trains a model on a generated table whose probabilities are known exactly.
 
     python -m recipes.decisions.table
     python -m recipes.decisions.table loss=cross_entropy soft=true
 
-Each cell of the table (a day and a weather) has its own probabilities of the choices. Training
-sees outcomes that are sampled from them, or with ``soft`` the probabilities. A proper scoring rule
-is least at the true probabilities, so the model must end there: ``test/max_error`` goes to 0, and
-``test/brier`` to ``test/brier_bound``, that of the true probabilities.
+Each cell of the table (a day and a weather) has its own probabilities of the choices. The training
+data are outcomes that are sampled from them or, with ``soft``, the probabilities themselves. The
+expectation of a proper scoring rule is lowest at the true probabilities, so the model must converge
+to them: ``test/max_error`` goes to 0, and ``test/brier`` to ``test/brier_bound``, the score of the
+true probabilities.
 """
 
 from __future__ import annotations

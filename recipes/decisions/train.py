@@ -10,7 +10,7 @@ Any loss on the probabilities, such as Brier's::
     datums = decision_dist_datums(decision_renderer, [(decision, {"billing": 1.0}), ...])
     training_client.forward_backward_custom(datums, probability_loss(brier))
 
-Both are proper scoring rules: with outcomes of chance they are least at the true probabilities.
+Both are proper scoring rules: their expectation is lowest at the true probabilities.
 Suffixes of tensors: T tokens, K choices.
 """
 

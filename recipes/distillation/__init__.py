@@ -1,1 +1,1 @@
-"""Distillation: on-policy, off-policy and from oneself."""
+"""On-policy, off-policy and self-distillation."""

@@ -8,10 +8,10 @@
         teacher_model=… teacher_renderer_name=… lora_rank=128 groups_per_batch=1024 group_size=4
 
 By default the teacher is the student before training, with three worked examples and the answer to
-each question ("What is 3 + 4?") in its prompt. The student does not see them and learns to answer
-without. A ``teacher_prompt`` that only the teacher sees is distilled in the same way.
-``teacher_checkpoint`` names a trained teacher, such as the one of ``recipes.rl_basic`` (``for
-sampling`` in its last lines).
+each question ("What is 3 + 4?") in its prompt. The student's prompt does not have them, and it
+learns to answer without them. A ``teacher_prompt`` that only the teacher gets is distilled in the
+same way. ``teacher_checkpoint`` is the path of a trained teacher, such as the one that
+``recipes.rl_basic`` prints in its last lines (``for sampling``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Forecasts of yes-or-no markets, trained by reinforcement learning with Brier's rule."""
+"""Forecasts of yes-or-no markets, trained by RL with the Brier score as the reward."""

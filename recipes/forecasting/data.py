@@ -1,4 +1,4 @@
-"""Markets from a CSV file, split by time so that no outcome is known when a forecast is made.
+"""Loads markets from a CSV file and splits them by time, so that no outcome leaks into training.
 
     python -m recipes.forecasting.data            # synthetic markets
     python -m recipes.forecasting.data data_path=markets.csv split_date=2025-10-20

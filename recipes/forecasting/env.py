@@ -1,4 +1,4 @@
-"""One forecast of a market, rewarded by Brier's rule, and its evaluation over all markets."""
+"""Environment with one forecast per market and a Brier reward; an evaluator over all markets."""
 
 from __future__ import annotations
 

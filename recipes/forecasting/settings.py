@@ -1,4 +1,4 @@
-"""Settings that choose the markets, for both recipes of forecasts."""
+"""Settings that select the markets, for both forecasting recipes."""
 
 from __future__ import annotations
 

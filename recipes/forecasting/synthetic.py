@@ -1,12 +1,12 @@
-"""Synthetic markets whose true probabilities are known, in the format of Prophet Arena.
+"""Writes synthetic markets whose true probabilities are known, in the format of Prophet Arena.
 
     python -m recipes.forecasting.synthetic write_dir=/tmp/tinker-examples/markets
 
-Each market has one source, a forecaster with one of five words. How often a market with a word
-resolves YES is fixed (``TRUE_PROBABILITIES``), so the best possible Brier reward is known. It also
-writes ``format.jsonl``: the forecasts of an *optimist*, who says 0.3 more than the truth, give or
-take 0.2. They teach a small model to read the sources and to write a forecast, but a wrong one, so
-that what reinforcement learning adds is calibration.
+Each market has one source, in which a forecaster uses one of five words. The share of markets with
+a word that resolve YES is fixed (``TRUE_PROBABILITIES``), so the best possible Brier reward is
+known. The command also writes ``format.jsonl`` with forecasts that are biased on purpose: 0.3 above
+the truth, plus or minus 0.2. They teach a small model to read the sources and to write a forecast,
+but a wrong one, so that reinforcement learning has to add the calibration.
 """
 
 from __future__ import annotations

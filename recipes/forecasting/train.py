@@ -1,11 +1,11 @@
-"""Reinforcement learning of forecasts with Brier's rule.
+"""Reinforcement learning of calibrated forecasts, with the Brier score as the reward.
 
     python -m recipes.forecasting.train                       # synthetic markets
     python -m recipes.forecasting.train data=prophet_arena model_name=…
     python -m recipes.forecasting.train data_path=markets.csv split_date=2025-10-20
 
-Training has markets that closed before ``split_date``, validation those that opened after it. At
-the end the calibration on the validation markets is printed: what was forecast, what happened.
+Training uses markets that closed before ``split_date``, validation uses markets that opened after
+it. At the end a calibration table of the validation markets is printed: forecasts and outcomes.
 """
 
 from __future__ import annotations

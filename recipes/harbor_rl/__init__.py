@@ -1,1 +1,1 @@
-"""Reinforcement learning on tasks in a terminal, in the folder format of Harbor."""
+"""Reinforcement learning on terminal tasks in Harbor's folder format."""

@@ -1,10 +1,10 @@
-"""Checks tasks in the local sandbox: the solution must score 1, and doing nothing 0.
+"""Checks tasks in the local sandbox: the solution must score 1, an unchanged sandbox 0.
 
     python -m recipes.harbor_rl.check
     python -m recipes.harbor_rl.check dataset=FOLDER max_tasks=10
 
-A task whose solution fails here lacks something on this machine, such as a package or the network;
-a model could not solve it either.
+If the solution of a task fails, this machine lacks something, such as a package or the network; a
+model could not solve the task either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The part of Dockerfiles that the local sandbox can follow: FROM, COPY, RUN, WORKDIR, ENV.
+"""Reads the Dockerfile instructions that the local sandbox supports: FROM, COPY, RUN, WORKDIR, ENV.
 
-The sandbox has this machine's programs, so ``FROM`` is not pulled, and no network. ``RUN`` commands
-run in it. Packages that ``apt-get`` would install must be installed on this machine.
+The sandbox has the programs of this machine and no network, so the image of ``FROM`` is not pulled.
+``RUN`` commands run in the sandbox. Packages that ``apt-get`` would install must be installed on
+this machine.
 """
 
 from __future__ import annotations

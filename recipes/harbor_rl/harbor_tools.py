@@ -1,4 +1,4 @@
-"""The model's terminal, and the reward of its work."""
+"""The terminal tool of the model, and the reward of an episode."""
 
 from __future__ import annotations
 

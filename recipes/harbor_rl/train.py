@@ -3,7 +3,7 @@
     python -m recipes.harbor_rl.train model_name=Qwen/Qwen3-8B
     python -m recipes.harbor_rl.train dataset=FOLDER model_name=…
 
-Without ``dataset`` the project's ten example tasks are used. Each episode has its own sandbox on
+Without ``dataset`` ten example tasks are used. Each episode has its own sandbox on
 this machine; the tests run in a second one.
 """
 

@@ -1,4 +1,4 @@
-"""Addition of two numbers; problems are sampled, so they never run out."""
+"""Addition of two numbers; the problems are sampled, so their number is not limited."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-r"""Word problems and competition problems, answered in words and graded by their result.
+r"""Word problems and competition problems, graded by the result in the answer.
 
-Position of the result in the answer:
+Where the result is in the answer:
 
 ======  ==============================================================  ==========================
 env     the result                                                      well formed

@@ -1,4 +1,4 @@
-"""The comparisons of ``tinker_cookbook.eval.math_grading``, under their name in this recipe."""
+"""The functions of ``tinker_cookbook.eval.math_grading``, under the official module path."""
 
 from tinker_cookbook.eval.math_grading import (
     extract_boxed,

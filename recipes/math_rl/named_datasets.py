@@ -1,4 +1,4 @@
-r"""GSM8K, MATH, Polaris and DeepMath as datasets of one class each, for code that builds on them.
+r"""GSM8K, MATH, Polaris and DeepMath as one dataset class each, for code that subclasses them.
 
 All of them request the answer in ``\boxed{}`` and grade it by mathematical equality. The recipe
 itself uses ``datasets.MathDatasetBuilder``, which reads local files as well.

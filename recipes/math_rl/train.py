@@ -5,7 +5,7 @@
     python -m recipes.math_rl.train env=math model_name=… group_size=16 groups_per_batch=64
     python -m recipes.math_rl.train env=reasoning_gym:chain_sum reasoning_gym_config.max_terms=3
 
-``gsm8k``, ``math``, ``polaris`` and ``deepmath`` come from the Hub, or from files in their place
+``gsm8k``, ``math``, ``polaris`` and ``deepmath`` come from the Hub, or from your files
 (``dataset_path``, ``test_path``: JSON lines with ``question`` or ``problem``, and ``answer``).
 ``arithmetic`` and the generators of reasoning-gym need no data.
 """

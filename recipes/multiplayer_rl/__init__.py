@@ -1,1 +1,1 @@
-"""Games of several turns, against a rule or against another model."""
+"""Games with several turns, against a program or against another model."""

@@ -1,1 +1,1 @@
-"""Recipes that learn from preferences: pairs of answers of which one is better."""
+"""Recipes for learning from preferences: pairs of answers of which one is better."""

@@ -1,4 +1,4 @@
-"""Preference datasets by name: the project's own example, those of the Hub, and files."""
+"""Preference datasets by name: the example data, datasets on the Hub, and files."""
 
 from __future__ import annotations
 

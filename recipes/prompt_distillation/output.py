@@ -1,4 +1,4 @@
-"""The file of distilled conversations, which a stopped run continues.
+"""Writes the file of distilled conversations; a stopped run continues it.
 
 ``NAME.jsonl`` holds the kept answers, as conversations without the prompt. The folder
 ``NAME.jsonl.run/`` has ``config.json`` (the settings the answers depend on) and ``dropped.jsonl``

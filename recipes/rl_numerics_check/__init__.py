@@ -1,1 +1,1 @@
-"""A check of the numerics of reinforcement learning on long episodes of many turns."""
+"""Checks the numerics of reinforcement learning on long episodes with many turns."""

@@ -1,4 +1,4 @@
-"""Checks that sampler and trainer agree on long episodes of many turns.
+"""Checks that sampler and trainer agree on long episodes with many turns.
 
     python -m recipes.rl_numerics_check.train task.require_tool_calls=false random_rewards=true \\
         task.num_pages_min=8 task.num_pages_max=8 task.page_chars=400
@@ -7,7 +7,7 @@
 Every step logs ``optim/kl_sample_train_v1`` and ``_v2``: how far the log-probabilities of the
 sampler are from those of the trainer, on the same tokens and weights. They are also split by the
 length of the context (``kl_depth_edges``), because an error in long contexts is hidden in the mean.
-A model that gets no reward trains nothing, and has no KL: give it random ones.
+If all rewards are 0, nothing is trained and no KL is measured; then set ``random_rewards=true``.
 """
 
 from __future__ import annotations

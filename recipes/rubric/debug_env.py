@@ -1,4 +1,4 @@
-"""Shows one answer being graded: the conversation, the answer, what the judge reads and says.
+"""Shows how one answer is graded: the conversation, the answer, the judge's prompt and output.
 
 python -m recipes.rubric.debug_env
 python -m recipes.rubric.debug_env dataset=prometheus grader_mode=text model_name=…

@@ -1,4 +1,4 @@
-"""Reinforcement learning on the rubrics of Feedback-Collection (Kim et al. 2023).
+"""Reinforcement learning on the rubrics of Feedback-Collection (Kim et al., 2023).
 
     python -m recipes.rubric.prometheus_experimental model_name=… grader_llm_name=…
 

@@ -1,12 +1,12 @@
-"""Reinforcement learning on rubrics: a judge model grades the answers.
+"""Reinforcement learning with rubrics: a judge model grades the answers.
 
     python -m recipes.rubric.train
     python -m recipes.rubric.train train_jsonl_path=my.jsonl labelled_path=labelled.jsonl \\
         grader_url=http://localhost:8000/v1 grader_llm_name=NAME
     python -m recipes.rubric.train grader_mode=text   # sample a text and read the score in it
 
-Before the first step the judge is measured on labelled answers: accuracy, Cohen's kappa, order.
-An answer that it cannot grade is left out of its group; it never counts as 0.
+Before the first step the judge is measured on labelled answers: accuracy, Cohen's kappa, AUC.
+An answer that it cannot grade is left out of its group; its reward is never 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m recipes.rubric.train_judge
     python -m recipes.rubric.train_judge labelled_path=labelled.jsonl test_path=held-out.jsonl
 
-The trained token is the label, Yes or No. The weights are a judge for ``recipes.rubric.train``
-(``grader_model_path``); the path is printed at the end.
+The trained token is the label, Yes or No. ``recipes.rubric.train grader_model_path=…`` uses the
+weights as its judge; their path is printed at the end.
 """
 
 from __future__ import annotations

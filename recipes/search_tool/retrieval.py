@@ -1,7 +1,7 @@
 """Search in a local index: BM25, embeddings, or both by reciprocal rank fusion.
 
-An index is a folder: ``documents.jsonl``, ``index.json`` (what was built from what), the arrays of
-BM25, and ``embeddings.npy`` where embeddings were made. It is written at once and never changed, so
+An index is a folder: ``documents.jsonl``, ``index.json`` (sources and settings), the arrays of
+BM25, and ``embeddings.npy`` if there are embeddings. It is written atomically and never changed, so
 the same query always has the same result.
 """
 

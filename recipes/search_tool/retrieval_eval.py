@@ -1,4 +1,4 @@
-"""Measures a search method on questions whose documents are known: recall and queries a second.
+"""Measures a search method on questions whose documents are known: recall and queries per second.
 
     python -m recipes.search_tool.retrieval_eval
     python -m recipes.search_tool.retrieval_eval dataset=xquad.en.json method=bm25,embeddings,fused

@@ -1,13 +1,13 @@
-"""A small language model that can read search results, made from generated episodes.
+"""Trains a small language model on generated search episodes.
 
     python -m recipes.search_tool.small_model output=FOLDER
 
-A Llama of 0.8 million parameters with a tokenizer for the words of the example data. It is trained
-from random weights on episodes about invented worlds other than the example's, so it copies answers
-out of documents and knows none by heart. Only some of the episodes are right: in the others the
-model answers without a search, searches for the wrong name, misreads the document, stops before the
-second search, or leaves ``Answer:`` out. Reinforcement learning has to find out which of these are
-rewarded.
+The model is a Llama of 0.8 million parameters with a tokenizer for the words of the example data.
+It is trained from random weights on episodes about other invented worlds than the example's, so it
+can copy answers from documents but has not memorised any. Only some of the episodes are right: in
+the others the model answers without a search, searches for the wrong name, misreads the document,
+stops before the second search, or leaves ``Answer:`` out. Reinforcement learning has to find out
+which of these are rewarded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small invented world: documents about its towns, people and ships, and questions.
 
-Nothing in it exists, so no model knows an answer without a search. The same names with other facts
-are another world; the example data are the world of ``EXAMPLE_SEED``.
+All facts are invented, so no model knows an answer without a search. Another seed gives another
+world with the same names and other facts; the example data are the world of ``EXAMPLE_SEED``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A very small model that knows the format of tool calls, for learning curves on a CPU core.
+"""Trains a very small model on the format of tool calls, for learning curves on a CPU core.
 
     python -m recipes.tool_use.tiny_model output=DIR
 
-It is a Llama of 0.1 million parameters with a vocabulary of the task's own words in Qwen's chat
-format, trained for half a minute on example episodes. In them a look-up uses the right tool with
-probability ``right_share``, else the other one, and a sum is left out as often. So the model copies
-arguments and makes valid calls, but does not know which to make; reinforcement learning teaches it.
+The model is a Llama of 0.1 million parameters with Qwen's chat format and a vocabulary of only the
+words of the task, trained for half a minute on example episodes. In these a look-up uses the right
+tool with probability ``right_share``, else the wrong tool, and sums are missing at the same rate.
+So the model copies arguments and makes valid calls, but it must learn by RL which calls to make.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reinforcement learning with tools: questions about a shop, answered by calls of its database.
+"""Reinforcement learning of tool calls: questions about a shop, answered with its database.
 
     python -m recipes.tool_use.train
     python -m recipes.tool_use.train model_name=Qwen/Qwen3-0.6B max_tokens=128
-    python -m recipes.tool_use.train random_rewards=true   # control: nothing to learn
+    python -m recipes.tool_use.train random_rewards=true   # random-reward control
 
 The default model is a tiny one that the recipe first trains from example episodes, in half a minute
 (``recipes.tool_use.tiny_model``); it makes valid calls, most of them wrong.

@@ -1,1 +1,1 @@
-"""Another name of ``recipes.multiplayer_rl.twenty_questions``, as the public documents spell it."""
+"""Another name of ``recipes.multiplayer_rl.twenty_questions``, used in the official docs."""

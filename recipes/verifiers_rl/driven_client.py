@@ -1,4 +1,4 @@
-"""OpenAI client of one rollout, whose calls are answered by the loop that runs the rollout."""
+"""OpenAI client of one rollout; the loop that runs the rollout answers its calls."""
 
 from __future__ import annotations
 

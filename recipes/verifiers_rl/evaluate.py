@@ -1,4 +1,4 @@
-"""Evaluation of a model or checkpoint on an environment of the verifiers library.
+"""Evaluates a model or checkpoint on an environment of the verifiers library.
 
 python -m recipes.verifiers_rl.evaluate vf_env_id=my-taskset model_path=tinker://…
 """

@@ -1,4 +1,4 @@
-"""Which generation of the verifiers library is installed, and the errors if none is."""
+"""Finds out which generation of the verifiers library is installed; raises errors if none is."""
 
 from __future__ import annotations
 

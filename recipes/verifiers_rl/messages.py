@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's form, which verifiers uses, and in that of the renderers."""
+"""Converts conversations between OpenAI's format, which verifiers uses, and our own format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Environments of verifiers 0.1.9 (``load_environment``) in our loop.
 
-Each member of a group is a rollout by the library's own code. Its model calls go to a client that
-makes them observations of a ``DrivenEnv``; then the environment's rubric scores the group.
+Each member of a group is a rollout of the library's own code. Its model calls go to a client that
+converts them to observations of a ``DrivenEnv``; then the environment's rubric scores the group.
 """
 
 # pyright: reportMissingImports=false

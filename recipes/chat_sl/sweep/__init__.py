@@ -1,4 +1,7 @@
-"""Sweeps: ``python -m recipes.chat_sl.sweep``, and ``sweep.run(cli_main, CLIConfig(…), …)``."""
+"""Sweeps over learning rates and LoRA ranks, from the command line or from Python.
+
+The command is ``python -m recipes.chat_sl.sweep``; the function is ``sweep.run(cli_main, …)``.
+"""
 
 from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
 from tinker_cookbook.recipes.chat_sl.sweep.results import collect

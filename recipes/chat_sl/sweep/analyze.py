@@ -2,9 +2,9 @@
 
     python -m recipes.chat_sl.sweep.analyze --local-dir FOLDER --output-dir results
 
-FOLDER has a folder for each model, with a log folder for each run in it, as
+FOLDER has a folder for each model, which has a log folder for each run, as
 ``recipes.chat_sl.sweep`` and ``launch_all`` write them. Without ``--local-dir`` the finished runs
-of a project of W&B are read.
+of a W&B project are read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Learning rates times LoRA ranks of a recipe, with the keys of the official sweep command.
+"""Runs a recipe for each pair of learning rate and LoRA rank, with the official keys.
 
     python -m recipes.chat_sl.sweep recipe=sft base.model_name=… base.dataset=tulu3 \\
         'learning_rates=[1e-4, 3e-4, 1e-3]' 'lora_ranks=[32, 128]' sweep_dir=FOLDER
 
-The runs are those of ``python -m tinker_cookbook.sweep``, which sweeps any setting: all of them
-train on one server, finished runs are left out, and the same command goes on.
+It uses ``python -m tinker_cookbook.sweep``, which sweeps any setting: all runs train on one server,
+finished runs are skipped, and the same command continues an interrupted sweep.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""The SFT sweep for models of the hosted service: one ``recipes.chat_sl.sweep`` per model.
+"""Runs the SFT sweep for models of the hosted service: one ``recipes.chat_sl.sweep`` per model.
 
     python -m recipes.chat_sl.sweep.launch_all --dry-run
     python -m recipes.chat_sl.sweep.launch_all --tier small --models-parallel 2 --jobs-per-model 2

@@ -1,4 +1,4 @@
-"""The runs of a sweep as a table of pandas."""
+"""Reads the runs of a sweep into a pandas table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation on datasets that Harbor has downloaded before, by their short names."""
+"""Evaluates a model on datasets that Harbor has downloaded, selected by their short names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reinforcement learning on Terminal-Bench 2, which Harbor has downloaded before.
+"""Reinforcement learning on Terminal-Bench 2; Harbor must have downloaded it before.
 
 Its tasks install packages from the network: most need a ``sandbox_factory`` with Docker or a cloud.
-``python -m recipes.harbor_rl.check`` shows which work in the local sandbox.
+``python -m recipes.harbor_rl.check`` shows which of them work in the local sandbox.
 """
 
 from __future__ import annotations

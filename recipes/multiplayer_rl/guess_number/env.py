@@ -1,8 +1,8 @@
 """Guess a hidden number: after each guess the model learns whether the number is higher or lower.
 
-The smallest game of several turns in which the second answer should depend on the first. Halving
-what is left always wins where ``2 ** max_turns > high - low + 1``; guessing at random, without
-repeating a number, wins ``max_turns / (high - low + 1)`` of the games.
+This is the smallest game with several turns in which the second answer should depend on the first.
+Binary search always wins if ``2 ** max_turns > high - low + 1``. Random guesses without repetition
+win ``max_turns / (high - low + 1)`` of the games.
 """
 
 from __future__ import annotations

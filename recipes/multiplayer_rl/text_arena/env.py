@@ -1,4 +1,4 @@
-"""Games of two players by the names of the official cookbook, on the general environment.
+"""Two-player games with the names of the official cookbook, based on the general environment.
 
 ``TwoPlayerEnv`` is a :class:`TextArenaEnv` with two seats, ``TwoPlayerCoordinator`` is its
 :class:`Table`. For other numbers of players, opponents and groups use ``text_arena_env``.

@@ -1,8 +1,8 @@
-"""Games of TextArena by name, each with random numbers of its own.
+"""Games of TextArena by name, each with its own random state.
 
-TextArena draws from Python's global generator: two games that run at the same time would change
-each other's cards. Here a game has its own state of the generator, which is active only while the
-game computes, so a game depends on its seed and its moves alone.
+TextArena uses Python's global random generator, so two games that run at the same time would change
+each other's cards. Here each game has its own state of the generator, which is active only while
+the game computes. So a game depends only on its seed and its moves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Kuhn poker, solved: the value of a policy and its exploitability, exactly.
+"""Exact value and exploitability of a policy in Kuhn poker.
 
-Three cards J, Q, K; each player antes one chip and gets one card; one bet of one chip. The player
-who moves first loses 1/18 chip a game if both play perfectly (Kuhn, 1950). A policy has twelve
-situations: three cards times four histories. It is exploitable by what a best response wins more
-than that, averaged over both seats (NashConv / 2); at most 0 only in equilibrium.
+There are three cards J, Q, K. Each player antes one chip and gets one card, and there is one bet of
+one chip. In equilibrium the player who moves first loses 1/18 chip per game (Kuhn, 1950). The game
+has twelve information sets: three cards times four histories. The exploitability of a policy is
+what a best response wins more than the equilibrium value, averaged over both seats (NashConv / 2).
+It is 0 only in equilibrium.
 """
 
 from __future__ import annotations

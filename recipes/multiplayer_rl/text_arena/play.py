@@ -1,4 +1,4 @@
-"""Play against a checkpoint in the terminal, or let it play many games against an opponent.
+"""Play against a checkpoint in the terminal, or evaluate it in many games against an opponent.
 
     python -m recipes.multiplayer_rl.text_arena.play checkpoint_path=tinker://RUN/sampler_weights/NAME
     python -m recipes.multiplayer_rl.text_arena.play checkpoint_path=… human_player_id=1

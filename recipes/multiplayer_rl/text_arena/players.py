@@ -1,4 +1,4 @@
-"""Players of games that are not trained: random, a model with fixed weights, a person."""
+"""Players that are not trained: random moves, a model with fixed weights, a person."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Opponent pool of a self-play run: earlier weights of the policy, and how they play each other.
+"""Opponent pool of a self-play run: earlier weights of the policy, and the games between them.
 
-Every ``snapshot_every`` steps the present weights join the pool. They are saved as a checkpoint for
-sampling, and its path and results are one row of ``opponents.jsonl`` in the run's folder. In the
-process that made it a snapshot shares the tensors of the run, so it costs no second model.
+Every ``snapshot_every`` steps the current weights are added to the pool. They are saved as a
+sampling checkpoint, and its path and results are one row of ``opponents.jsonl`` in the run's
+folder. In the process that made it, a snapshot shares tensors with the run, so it needs no second
+model.
 
-A group of batch b may play against snapshots of the first b updates. Which one depends on the
-seed and on b only, so a run that was killed and continued meets the same opponents.
+The opponents of batch b are snapshots of the first b updates. The choice depends only on the seed
+and on b, so a run that was killed and resumed gets the same opponents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A game in progress with its players: trained seats wait for their turn, others move by code."""
+"""A running game with its players: trained seats wait for their turn, others move immediately."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Environments of TextArena: any game, any number of seats, any mix of players.
+"""Environments of TextArena: any game, number of seats, and combination of players.
 
 One environment is one trained seat of one game. Trained seats of the same game are members of one
 group and wait for each other; all games of a batch advance together, so that their moves are
-sampled in common batches.
+sampled in shared batches.
 """
 
 from __future__ import annotations

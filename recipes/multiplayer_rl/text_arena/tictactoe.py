@@ -1,4 +1,4 @@
-"""Opponents for tic-tac-toe: one that moves at random, and one that never loses."""
+"""Opponents for tic-tac-toe: one with random moves, and one with optimal moves."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""A very small model that knows the moves of one game, for learning curves on a CPU core.
+"""Trains a very small model on the moves of one game, for learning curves on a CPU core.
 
     python -m recipes.multiplayer_rl.text_arena.tiny_model output=DIR
     python -m recipes.multiplayer_rl.text_arena.tiny_model output=DIR game_name=KuhnPoker-v0 \\
         game_options.max_rounds=1
 
-It is a Llama of 0.1 million parameters with a vocabulary of the game's own words, trained for a
-minute on games that code has played: a move is optimal with probability ``optimal_share``, else
-random among the legal ones. A general model of 135 million parameters rarely makes a legal move in
-these games, so reinforcement learning would have nothing to reinforce.
+The model is a Llama of 0.1 million parameters whose vocabulary has only the words of the game. It
+is trained for a minute on games that a program played: a move is optimal with probability
+``optimal_share``, else a random legal move. A general model of 135 million parameters rarely makes
+a legal move in these games, so reinforcement learning would have nothing to reinforce.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python -m recipes.multiplayer_rl.text_arena.train model_name=MODEL renderer_name=role_colon \\
         game_name=TicTacToe-v0-train show_rules=False max_tokens=1 test_opponent=optimal
 
-``MODEL`` of the last command is the folder that ``text_arena.tiny_model`` has written. In every
-second group the other player is a snapshot of the run (``opponents=self,pool``): pure self-play
+In the last command, ``MODEL`` is the folder that ``text_arena.tiny_model`` has written. In every
+second group the opponent is a snapshot of the run (``opponents=self,pool``), because pure self-play
 reinforces any asymmetry between the seats, and the official recipe reports that it collapses after
 about 80 steps.
 """

@@ -1,7 +1,7 @@
 """Twenty questions: the model guesses a hidden word, another model answers its questions.
 
-The answerer is any ``MessageCompleter``: another model, this one untrained, a person, a rule. It
-sees the word and one question at a time, and only a Yes or No of its answer is passed on.
+The answerer is any ``MessageCompleter``: another model, this model before training, a person, or a
+program. It gets the word and one question at a time, and only the Yes or No of its answer is used.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of `
 
 1. ``sft``: supervised training on demonstrations;
 2. ``rm``: a model learns which of two answers is better (``rm/accuracy``);
-3. ``rl``: from stage 1, rewarded by stage 2 in pairs, pulled back towards stage 1 by a KL penalty;
+3. ``rl``: RL from the model of stage 1. The reward is the reward model's comparison of pairs of
+   answers, with a KL penalty towards stage 1.
 
-and then ``win_rate.json``: how often the answers of stage 3 are preferred to those of stage 1.
+At the end ``win_rate.json`` has the win rate of stage 3 against stage 1.
 
-The same command continues: a finished stage is skipped, an interrupted one resumes.
+To continue, run the same command: a finished stage is skipped, an interrupted stage resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the pipeline, and the checks they pass before any stage begins."""
+"""Settings of the pipeline; they are checked before any stage begins."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 By default stage 1 trains on both answers of each comparison, good and bad ones alike: the reward
 model is trained on answers like these, so it can judge a policy that writes them. Stage 3 then
-trains the policy towards the good ones.
+trains the policy towards the good answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipeline's result: how often the policy's answers are preferred to those of stage 1."""
+"""Measures how often the policy's answers are preferred to those of stage 1."""
 
 from __future__ import annotations
 

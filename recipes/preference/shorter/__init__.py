@@ -1,1 +1,1 @@
-"""Answers that become shorter: ``python -m recipes.preference.shorter.train``."""
+"""RL towards shorter answers: ``python -m recipes.preference.shorter.train``."""

@@ -5,7 +5,7 @@
 
 Each step samples eight answers to each of four questions ("Why is the sky blue?"). Answers are
 compared within matchup groups of four. The reward of an answer is ``(wins - losses) / matchups``,
-less 1 if it is empty or truncated.
+minus 1 if it is empty or truncated.
 
 Watch ``env/all/ac_tokens_per_turn`` (tokens of an answer) and ``test/env/all/win_rate`` (how often
 an answer is shorter than one of about ten words): with the demo model they go from 47 to 11 and

@@ -1,8 +1,7 @@
 """Token endpoint in this process: requests of verifiers become calls of the policy.
 
-It has the two routes that the library's train client uses, as the server has them. Each rollout
-names itself by a header, so concurrent rollouts get the policy and the random numbers of their own
-episode.
+It has the two routes that the library's train client uses, as in our server. A header identifies
+each rollout, so concurrent rollouts get the policy and the random numbers of their own episode.
 """
 
 # pyright: reportMissingImports=false

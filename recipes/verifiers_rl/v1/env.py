@@ -1,8 +1,8 @@
 """Environments of verifiers 0.4 in our loop: tasks as groups, rollouts as episodes.
 
 A task that only has a prompt and rewards takes the direct path (``single_turn``). Every other
-environment runs by the library's own code, with tools, users, several agents; its model calls go to
-an endpoint in this process, which turns them into observations of a ``DrivenEnv``.
+environment runs with the library's own code, with tools, users, several agents. Its model calls go
+to an endpoint in this process, which turns them into observations of a ``DrivenEnv``.
 """
 
 # pyright: reportMissingImports=false

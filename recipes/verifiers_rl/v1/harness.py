@@ -1,8 +1,8 @@
 """Chat loop of verifiers 0.4 in this process.
 
 The library's own ``null`` harness starts a program with its packages for each rollout, which takes
-seconds. This one makes the same calls from here: the model through the interception server, tools
-through MCP, until a reply without a tool call.
+seconds. This harness makes the same calls in this process until a reply has no tool call: it calls
+the model through the interception server and tools through MCP.
 """
 
 # pyright: reportMissingImports=false

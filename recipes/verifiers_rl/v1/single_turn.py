@@ -1,8 +1,8 @@
-"""Tasks of one turn without the library's machinery: render, sample, score.
+"""Runs single-turn tasks without the library's runtime: render, sample, score.
 
-A rollout of the library starts a runtime, a session and a harness. A task with a prompt and reward
-functions alone needs none of them: here its response becomes a trace, and ``Task.score`` runs on
-it. The rewards are the same, at a small part of the time.
+A rollout of the library starts a runtime, a session and a harness. A task with only a prompt and
+reward functions needs none of them. Here its response becomes a trace, and ``Task.score`` runs on
+it. The rewards are the same, in a small part of the time.
 """
 
 # pyright: reportMissingImports=false
