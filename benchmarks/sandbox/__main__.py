@@ -96,7 +96,9 @@ async def report_speed(config: Config) -> dict[str, Any]:
     if config.mbpp:
         sets["MBPP"] = list(throughput.mbpp(config.mbpp))
     figures: dict[str, Any] = {}
-    print("| tier | programs | passed | lost | programs/s | CPU ms each | first, ms |")
+    print(
+        "| tier | programs | passed | lost | programs/s | CPU ms each | ms until the first result |"
+    )
     print("|---|---|---|---|---|---|---|")
     for tier in SandboxTier:
         if launch.tier_problems()[tier]:

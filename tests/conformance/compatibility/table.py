@@ -19,10 +19,10 @@ python -m tests.conformance.compatibility model_name=HuggingFaceTB/SmolLM2-135M-
 ```
 
 It calls every public method of the installed SDK and every command of its command line, and checks
-the results. *Works* is followed by what was checked. *Refused* is followed by the error message of
-the client, which raises it at once, without retries. A method that has no probe, or that neither
-works nor is refused, is an error, and then no page is written. `RUN` is the id of a run and `MODEL`
-the name of the model. The column `_async` is the older spelling of the same method.
+the results. For *works*, the details are what was checked. For *refused*, they are the error
+message of the client, which raises it immediately, without retries. If a method has no probe, or
+neither works nor is refused, the command fails and writes no page. `RUN` is the id of a run and `MODEL`
+the name of the model. The column `_async` is for the older name of the same method.
 """
 
 _FUTURES = """
@@ -71,7 +71,10 @@ def libraries() -> str:
 
 def _table(section: Section) -> str:
     twins = any(row.twin for row in section.rows)
-    lines = [f"\n## {section.title}\n", "| | | `_async` | |" if twins else "| | | |"]
+    lines = [
+        f"\n## {section.title}\n",
+        "| name | result | `_async` | details |" if twins else "| name | result | details |",
+    ]
     lines.append("|---|---|---|---|" if twins else "|---|---|---|")
     for row in section.rows:
         cells = [f"`{row.name}`" if section.counts else row.name, row.outcome]
