@@ -21,8 +21,8 @@ python -m tests.conformance.compatibility model_name=HuggingFaceTB/SmolLM2-135M-
 It calls every public method of the installed SDK and every command of its command line, and checks
 the results. For *works*, the details are what was checked. For *refused*, they are the error
 message of the client, which raises it immediately, without retries. If a method has no probe, or
-neither works nor is refused, the command fails and writes no page. `RUN` is the id of a run and `MODEL`
-the name of the model. The column `_async` is for the older name of the same method.
+neither works nor is refused, the command fails and writes no page. `RUN` is the id of a run, and
+`MODEL` the name of the model. The column `_async` is for the older name of the same method.
 """
 
 _FUTURES = """
@@ -35,10 +35,10 @@ and of `APIFuture`, which were called before the client existed:
 _LIBRARIES_TOP = """
 ## Libraries that sample from the server
 
-Each is tested in an environment of its own, by `tests/conformance/test_verifiers.py`. *Exact* token
-ids and log-probabilities are those that scoring the same tokens gives.
+`tests/conformance/test_verifiers.py` tests each library in a separate environment. *Exact* means that
+token ids and log-probabilities equal those of scoring the same tokens.
 
-| | | |
+| name | result | details |
 |---|---|---|
 """
 LIBRARIES = (
