@@ -35,8 +35,8 @@ and of `APIFuture`, which were called before the client existed:
 _LIBRARIES_TOP = """
 ## Libraries that sample from the server
 
-`tests/conformance/test_verifiers.py` tests each library in a separate environment. *Exact* means that
-token ids and log-probabilities equal those of scoring the same tokens.
+`tests/conformance/test_verifiers.py` tests each library in a separate environment. *Exact* means
+that token ids and log-probabilities equal those of scoring the same tokens.
 
 | name | result | details |
 |---|---|---|
