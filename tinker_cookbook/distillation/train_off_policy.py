@@ -168,7 +168,9 @@ class DatasetWithTeacher:
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Texts to train on")
     teacher_config: TeacherConfig = chz.field(doc="Teacher that provides the targets")
-    weight: float = chz.field(default=1.0, doc="Share of each batch, relative to the others")
+    weight: float = chz.field(
+        default=1.0, doc="Share of each batch, relative to the other datasets"
+    )
 
     @property
     def max_length(self) -> int | None:

@@ -78,7 +78,7 @@ class Config(SamplingModelSettings):
         default=1.0, doc="Nucleus sampling: total probability of the candidate tokens"
     )
     top_k: int = chz.field(default=-1, doc="Number of candidate tokens; -1: all")
-    seed: int | None = chz.field(default=None, doc="Makes sampling repeatable")
+    seed: int | None = chz.field(default=None, doc="Seed that makes sampling reproducible")
     system_prompt: str | None = chz.field(
         default=None, doc="System prompt; default: the task's recommended one, if any; '' for none"
     )
@@ -93,7 +93,7 @@ class Config(SamplingModelSettings):
         default=None, doc=f"Output folder for results and answers; default: {_ROOT}/runs/MODEL"
     )
     concurrency: int = chz.field(default=64, doc="Maximum concurrent requests")
-    timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem")
+    timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem in seconds")
     openai_url: str | None = chz.field(
         default=None, doc="URL of an OpenAI-compatible server, such as http://localhost:8000/v1"
     )

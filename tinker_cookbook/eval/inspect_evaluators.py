@@ -56,7 +56,7 @@ class InspectEvaluatorBuilder:
     include_reasoning: bool = chz.field(default=False, doc="Keep thinking in the logs")
     temperature: float = chz.field(default=1.0, doc="Sampling temperature; 0 is greedy")
     max_tokens: int = chz.field(default=1000, doc="Maximum tokens of a response")
-    top_p: float = chz.field(default=1.0, doc="Nucleus sampling; 1 is off")
+    top_p: float = chz.field(default=1.0, doc="Nucleus sampling; 1: off")
     top_k: int = chz.field(default=-1, doc="Number of candidate tokens; -1 is off")
     num_choices: int = chz.field(default=1, doc="Responses per request")
     limit: int | None = chz.field(default=None, doc="Samples per task; default: all")

@@ -24,7 +24,7 @@ class Config:
 
     run: str = chz.field(doc="Folder of the evaluation (its out=); run= may be omitted")
     task: str | None = chz.field(default=None, doc="Task; default: the first one")
-    idx: int | None = chz.field(default=None, doc="Position of one problem; default: any")
+    idx: int | None = chz.field(default=None, doc="Index of one problem; default: all problems")
     correct_only: bool = chz.field(default=False, doc="Only right answers")
     incorrect_only: bool = chz.field(default=False, doc="Only graded answers that are not right")
     errors_only: bool = chz.field(default=False, doc="Only answers without a grade")

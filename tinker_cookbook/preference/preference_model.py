@@ -137,7 +137,7 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSett
     """Builder of a preference model from saved weights; equal configs share one per process."""
 
     renderer_name: str = chz.field(doc="Chat format used in its training")
-    model_name: str = chz.field(doc="Hub name or local folder of its base model")
+    model_name: str = chz.field(doc="Hub name or local folder of the base model")
     rm_weights_path: str = chz.field(doc="tinker:// path of its sampler weights")
     greedy: bool = chz.field(default=False, doc="Judge only by the most probable label")
     both_orders: bool = chz.field(default=False, doc="Judge both orders and average the log-odds")

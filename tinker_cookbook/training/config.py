@@ -84,9 +84,7 @@ class RunSettings(BackendSettings, SamplerOptions):
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     warmup_steps: int = number(0, "Warm-up steps, over which the learning rate rises")
     num_epochs: int = number(1, "Passes over the training data", low=1)
-    max_steps: int | None = number(
-        None, "Steps of the run, instead of num_epochs; 0: only evaluate"
-    )
+    max_steps: int | None = number(None, "Number of steps, overrides num_epochs; 0: only evaluate")
     adam_beta1: float = number(0.9, "Decay rate of the first moment", below=1)
     adam_beta2: float = number(0.95, "Decay rate of the second moment", below=1)
     adam_eps: float = number(1e-8, "Added to the denominator of the update")
