@@ -30,21 +30,21 @@ class Chart:
 CHARTS = (
     Chart(
         "distillation",
-        "KL from the teacher, nats an answer (of the student's own)",
-        "held-out sums, share right",
+        "KL(student ‖ teacher) per sampled answer, nats",
+        "share of right answers on held-out sums",
         {3.3e-4: "-", 1.3e-3: "--"},
     ),
     Chart(
         "long-answers",
-        "KL from the teacher, nats an answer of 48 tokens",
-        "answers with a dog or a cat",
+        "KL(student ‖ teacher) per answer of 48 tokens, nats",
+        "share of answers with a dog or a cat",
         {1e-3: "--", 2e-3: "-"},
     ),
 )
 
 
 def plot(folder: Path, chart: Chart) -> None:
-    """One panel a figure, one line a way and learning rate: the mean over the seeds."""
+    """Draws a panel per metric, and a line per method and learning rate: the mean of the seeds."""
     points = pd.read_json(folder / f"{chart.name}.jsonl", lines=True)
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     titles = {"kl": chart.kl, "right": chart.right}
@@ -52,13 +52,14 @@ def plot(folder: Path, chart: Chart) -> None:
         for (way, rate), found in points[points[column].notna()].groupby(["way", "rate"]):
             mean = found.groupby("step")[column].mean()
             look = {"color": COLOURS[way], "linestyle": chart.styles[rate], "marker": "o"}
-            label = f"{way}, learning rate {rate:g}"
+            label = f"{'RL' if way == 'rl' else way}, learning rate {rate:g}"
             axes.plot(mean.index, mean, label=label, markersize=3, **look)
         axes.set(xlabel="updates of 64 answers", xticks=range(0, 21, 5))
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
     if points["kl"].min() < 1:
         figure.axes[0].set_yscale("symlog", linthresh=0.1)
+        figure.axes[0].set_ylim(bottom=-0.02)
     else:
         figure.axes[0].set_yscale("log")
     figure.axes[1].set_ylim(-0.03, 1.03)
