@@ -15,6 +15,10 @@ _ADAPTER_COPIES = 4
 """float32 numbers of each adapter weight in training: weight, gradient, two moments."""
 
 
+_QUANTISED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
+"""Bytes of a quantised weight; nf4 has a float32 scale for each 64 weights."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a decoder; ``inner`` is the width of the MLP, or of one routed expert."""
@@ -54,10 +58,15 @@ class ModelShape:
         share = self.experts_per_token / self.experts if self.experts else 1
         return int(self.attention_weights + self.mlp_weights * share + self.vocab * self.hidden)
 
-    def weights_bytes(self, itemsize: int) -> int:
-        """Returns the bytes of the base model in a dtype of ``itemsize`` bytes."""
-        head_copy = self.vocab * self.hidden if self.tied else 0
-        return (self.parameters + head_copy) * itemsize
+    def weights_bytes(self, itemsize: int, base_dtype: str = "auto") -> int:
+        """Returns the bytes of the base model in a dtype of ``itemsize`` bytes.
+
+        ``base_dtype`` nf4 or int8 quantises the matrices of the layers alone.
+        """
+        matrices = self.attention_weights + self.mlp_weights
+        # Input embedding and head; a tied head has a copy of its own.
+        tables = 2 * self.vocab * self.hidden
+        return int(matrices * _QUANTISED_BYTES.get(base_dtype, itemsize)) + tables * itemsize
 
     def lora_weights(self) -> tuple[int, int, int]:
         """Returns the sizes of a rank-1 adapter on (MLP, attention, unembedding)."""

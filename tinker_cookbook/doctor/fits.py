@@ -23,6 +23,7 @@ ASSUMPTIONS = (
     f"SFT: one row of {ROW_TOKENS} tokens; a longer row needs more",
     f"sampling: {SEQUENCES} sequences of {ROW_TOKENS} tokens in the KV cache",
     "RL: both at once, with one copy of the base model",
+    "base_dtype=nf4: the memory of the host holds the model before it is quantised",
     "memory: currently free memory",
 )
 
@@ -47,9 +48,9 @@ class Fit:
     needs_bytes: int
 
 
-def needs_of(shape: ModelShape, itemsize: int, device_type: str) -> Needs:
+def needs_of(shape: ModelShape, itemsize: int, device_type: str, base_dtype: str = "auto") -> Needs:
     """Returns the bytes that a model needs on a device type."""
-    weights, adapter = shape.weights_bytes(itemsize), shape.adapter_bytes(RANK)
+    weights, adapter = shape.weights_bytes(itemsize, base_dtype), shape.adapter_bytes(RANK)
     kv_cache = SEQUENCES * ROW_TOKENS * shape.kv_bytes_per_token(itemsize)
     on_cpu = device_type == "cpu"
     logits = 2 * LOGITS_BYTES["cpu" if on_cpu else "gpu"]
@@ -59,19 +60,24 @@ def needs_of(shape: ModelShape, itemsize: int, device_type: str) -> Needs:
     if on_cpu and whole > 4 * CPU_MICRO_BATCH_BYTES:
         whole = max(CPU_MICRO_BATCH_BYTES, recomputed)
     training = weights + adapter + logits
+    # The model is quantised when all of it has been read into the memory of the host.
+    loading = shape.parameters * itemsize if on_cpu and base_dtype != "auto" else 0
     return Needs(
-        sft=training + whole,
-        sft_recomputed=training + recomputed,
-        rl=training + whole + kv_cache,
-        sampling=weights + adapter // 4 + kv_cache,
+        sft=max(loading, training + whole),
+        sft_recomputed=max(loading, training + recomputed),
+        rl=max(loading, training + whole + kv_cache),
+        sampling=max(loading, weights + adapter // 4 + kv_cache),
     )
 
 
 def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
     """Returns the largest known model for SFT, RL and sampling in ``free_bytes``."""
 
-    def largest(work: str, bytes_of: Callable[[Needs], int]) -> Fit:
-        sizes = [(shape, bytes_of(needs_of(shape, itemsize, device_type))) for shape in SHAPES]
+    def largest(work: str, bytes_of: Callable[[Needs], int], base_dtype: str = "auto") -> Fit:
+        sizes = [
+            (shape, bytes_of(needs_of(shape, itemsize, device_type, base_dtype)))
+            for shape in SHAPES
+        ]
         fitting = [(shape, size) for shape, size in sizes if size <= free_bytes]
         if not fitting:
             return Fit(work, None, min(size for _, size in sizes))
@@ -83,4 +89,6 @@ def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
         largest(RECOMPUTING, lambda needs: needs.sft_recomputed),
         largest("RL", lambda needs: needs.rl),
         largest("sampling", lambda needs: needs.sampling),
+        largest("SFT with base_dtype=nf4", lambda needs: needs.sft, "nf4"),
+        largest("RL with base_dtype=nf4", lambda needs: needs.rl, "nf4"),
     ]
