@@ -45,13 +45,13 @@ def run_own_loop(
     """Starts or resumes a run and calls ``train`` with a client, the data, a logger and the step.
 
     Args:
-        config: The settings of ``recipes.sl_loop`` and ``recipes.rl_loop``, and others.
+        config: Settings of the recipe, such as ``recipes.sl_loop`` or ``recipes.rl_loop``.
         load: Returns the data.
-        train: The loop.
-        needs: What the loop needs of a server.
+        train: Runs the training loop.
+        needs: Server features that the loop needs.
 
     Raises:
-        BackendError: The server lacks something of ``needs``; nothing was trained.
+        BackendError: The server lacks a feature in ``needs``; nothing was trained.
     """
     settings: Any = config
     behavior = settings.behavior_if_log_dir_exists
@@ -85,7 +85,7 @@ def run_own_loop(
             ) as connection:
                 logger.info(connection.describe())
                 state_path = last.state_path if last is not None else None
-                # Asked before the first step: what a server lacks would show after many of them.
+                # Check before the first step; otherwise a missing feature could fail a later one.
                 check = ServerCheck(connection, settings.model_name)
                 asyncio.run(check.check_model())
                 client = make_client(settings, connection.service, state_path)

@@ -277,7 +277,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 def _together(
     engine: Engine, requests: Sequence[PassRequest]
 ) -> Iterator[tuple[int, types.ForwardBackwardOutput | Exception]]:
-    """Computes passes of several clients; yields the number and the result of each."""
+    """Computes passes of several clients; yields the index and the result of each."""
     engine.begin_pass()
     for number, output in run_together(requests):
         failed = isinstance(output, Exception)

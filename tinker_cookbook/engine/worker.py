@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _EXIT_SECONDS = 5.0
-"""Seconds that the process's end waits for a sampling step or an interrupted operation."""
+"""Seconds that the exit of the process waits for a sampling step or an interrupted operation."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Config(SamplerOptions):
     joint_training: str = chz.field(
         default="auto",
         doc="Compute small passes of several runs together: auto (on CUDA), true or false. The "
-        "lowest bits of a run then depend on what others train at that moment",
+        "lowest bits of a run's results then depend on the other runs in the pass",
     )
     session_seconds: float = chz.field(
         default=120.0,

@@ -26,15 +26,15 @@ _KEPT_BYTES = 256 << 20
 
 
 class LoraPair(NamedTuple):
-    """``A`` [r, H] and ``B`` [V, r] (scaled) of the unembedding layer, in the compute dtype or
-    fp32; ``dropped`` [T, r] as in ``LowRank``."""
+    """Adapter of the unembedding layer: ``A`` [r, H] and ``B`` [V, r] (scaled), in the compute
+    dtype or fp32; ``dropped`` [T, r] as in ``LowRank``."""
 
     a: Tensor
     b: Tensor
     dropped: Tensor | None = None
 
     def at(self, rows: slice | Tensor) -> LoraPair:
-        """Returns the pair for some of the positions [T]."""
+        """Returns the pair for the positions ``rows``."""
         return self if self.dropped is None else self._replace(dropped=self.dropped[rows])
 
     def low(self, hidden: Tensor) -> Tensor:

@@ -357,7 +357,7 @@ class Adapter:
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """Returns the tensors in ``dtype``; those that have it already are not copied."""
+    """Returns the tensors in ``dtype``, without a copy if all already have it."""
     if all(tensor.dtype == dtype for tensor in tensors):
         return tensors
     out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]

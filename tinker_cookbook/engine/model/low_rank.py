@@ -17,14 +17,14 @@ from torch.nn import functional as F  # noqa: N812
 
 
 def drop(low: Tensor, dropped: Tensor | None) -> Tensor:
-    """Returns ``low`` [T, r] with zeros at the ranks that are marked in ``dropped`` [T, r]."""
+    """Returns ``low`` [T, r] with zeros where ``dropped`` [T, r] is set."""
     return low if dropped is None else low.masked_fill_(dropped, 0)
 
 
 class LowRank:
     """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling.
 
-    With several adapters in one, ``dropped`` [T, r] masks ranks of other rows' adapters.
+    For stacked adapters of several runs, ``dropped`` [T, r] marks the ranks of other runs.
     """
 
     def __init__(self, a: Tensor, b: Tensor, dropped: Tensor | None = None) -> None:

@@ -29,7 +29,7 @@ _TOKEN_BYTES = 4
 
 
 def token_bytes(tokens: np.ndarray) -> bytes:
-    """Returns tokens [T] as bytes whose lexicographic order is that of the tokens."""
+    """Returns tokens [T] as bytes that sort in the same lexicographic order as the tokens."""
     return tokens.astype(">u4").tobytes()
 
 
@@ -47,7 +47,8 @@ class CachedPrefix:
 class Prefill:
     """Prefill of one prompt; the samples of ``rows`` start when it is complete.
 
-    It has no table until ``source`` has computed the first ``shared`` tokens, which it then shares.
+    It has no table until ``source`` has computed the first ``shared`` tokens; it then shares their
+    blocks.
     """
 
     sampler: Sampler
@@ -59,7 +60,7 @@ class Prefill:
 
     @cached_property
     def key(self) -> bytes:
-        """Its tokens as bytes; comparing them costs less than comparing arrays."""
+        """Tokens as bytes, because comparing bytes is faster than comparing arrays."""
         return token_bytes(self.tokens)
 
     @property
@@ -78,8 +79,8 @@ class Prefill:
 class _SortedPrefixes:
     """The entries of one sampler in the order of their tokens; none is a prefix of another.
 
-    In this order an entry that has the longest common prefix with a sequence is next to the
-    place of the sequence, so no other entry has to be compared.
+    In sorted order, an entry with the longest common prefix with a sequence is next to the
+    position of the sequence, so only the two neighbours must be compared.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class _SortedPrefixes:
         self._entries: list[CachedPrefix] = []
 
     def neighbours(self, key: bytes) -> list[CachedPrefix]:
-        """Returns the entries before and after the place of ``key``, at most two."""
+        """Returns the entries before and after the position of ``key``, at most two."""
         place = bisect_left(self._keys, key)
         return self._entries[max(0, place - 1) : place + 1]
 
@@ -107,7 +108,7 @@ class PrefixCache:
     def __init__(self, cache: PagedCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        # The least recently used first. A dictionary, because a list is slow to move an entry in.
+        # Least recently used first. A dictionary, because moving an entry within a list is slow.
         self._entries: dict[CachedPrefix, None] = {}
         self._sorted: weakref.WeakKeyDictionary[Sampler, _SortedPrefixes] = (
             weakref.WeakKeyDictionary()
@@ -130,7 +131,7 @@ class PrefixCache:
             return
         self._cache.keep(table)
         for entry in near:
-            if key.startswith(entry.key):  # a prefix of the new entry
+            if key.startswith(entry.key):  # the new entry replaces its own prefix
                 self._remove(entry)
         added = CachedPrefix(weakref.ref(sampler), tokens, table, key)
         self._entries[added] = None
@@ -161,7 +162,8 @@ class PrefixCache:
         # Waiting for a running prefill costs steps, so it must save enough tokens.
         enough = most + worth_waiting
         for prefill in running:
-            # Most prefills differ early, and bytes show that at a small part of the cost.
+            # Most prefills differ early; comparing bytes first detects this at a fraction of the
+            # cost.
             if (
                 enough <= len(tokens)
                 and prefill.sampler is sampler

@@ -234,7 +234,7 @@ class ScoreRequest:
     """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
 
     ``targets`` [T - 1, K] int64 are scored at all positions. ``sample`` is a request for
-    one-token samples after the same tokens, which the same pass computes; its future is done before
+    one-token samples after the same tokens, computed in the same pass; its future is done before
     ``future``. ``future`` is pending until the scores are complete, so it can be cancelled at any
     time.
     """

@@ -30,7 +30,7 @@ MASK_LOGPROB = -99999.0
 
 
 class Scorer:
-    """Batches scoring requests. ``add`` may be called in any thread; all else runs on the
+    """Batches scoring requests. ``add`` may be called in any thread; everything else runs on the
     worker."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Scorer:
             longer = [other for other in mine if len(other.computed)]
             groups = [[other] for other in mine if not len(other.computed)]
             groups += [[longer[i] for i in g] for g in self._groups(request.sampler.base, longer)]
-            # Each request knows its batch: the first whose turn comes computes all of it.
+            # Each request knows its batch: the first one to run computes all of it.
             for group in groups:
                 for other in group:
                     other.batch = group
@@ -115,7 +115,7 @@ class Scorer:
             if len(requests) == 1 and not short:
                 settle(requests[0].future, error=error)
                 return
-        # Outside of the handler: its traceback would keep the activations alive.
+        # Outside the handler, because its traceback would keep the activations alive.
         release_cached_memory(base.device)
         if len(requests) == 1:
             self._most_tokens = None  # only this request was too long

@@ -1,11 +1,11 @@
-"""Passes of several runs as one: their sequences share micro-batches, their adapters a product.
+"""Joint passes of several runs: sequences share micro-batches, adapters share a product.
 
 The adapters of a layer are stacked, ``A`` [sum of r, in] and ``B`` [out, sum of r]. Each token
-computes the ranks of all of them, and those of other adapters than its own are set to 0, forward
-and backward. So a layer takes as many kernels for several runs as for one.
+computes the ranks of all adapters, and a mask sets those of other runs' adapters to 0, forward
+and backward. A layer therefore needs as many kernels for several runs as for one.
 
-Source: batched adapters as in S-LoRA (arXiv 2311.03285). Its grouped product is a masked one here,
-which is one kernel of cuBLAS on any GPU.
+Source: batched adapters as in S-LoRA (arXiv 2311.03285). Here a masked product replaces its grouped
+one because it is one cuBLAS kernel on any GPU.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
-"""Maximum tokens of a joint pass. More keep a GPU busy anyway, and each token also computes the
-ranks of other runs. An estimate, not measured: the launches of a pass (about 105 a layer, 5 us
+"""Maximum tokens of a joint pass. More tokens keep a GPU busy anyway, and each token also computes
+the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per layer, 5 us
 each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B model.
 """
 
@@ -40,7 +40,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class PassRequest:
-    """A ``forward_backward`` of a run. Both functions may raise, which fails this pass alone."""
+    """A ``forward_backward`` of a run. If one of the functions raises, only this pass fails."""
 
     run: Callable[[], TrainingRun]
     examples: Callable[[], Sequence[Example]]
@@ -50,7 +50,7 @@ class PassRequest:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A request with its data checked; ``number`` is its place among the requests."""
+    """A request with checked data; ``number`` is its index among the requests."""
 
     number: int
     request: PassRequest
@@ -64,7 +64,7 @@ class _Pass:
         return sum(map(len, self.data))
 
     def joins(self, others: Sequence[_Pass]) -> bool:
-        """Returns whether it can be computed together with ``others``."""
+        """Returns whether this pass can be computed together with ``others``."""
         passes, first = (*others, self), others[0]
         base = self.run.base
         return (
@@ -77,14 +77,14 @@ class _Pass:
 
     @property
     def _kind(self) -> tuple[object, ...]:
-        """What must be equal, for their inputs are concatenated: the loss, its settings, optional
-        fields, and the number of targets of a token."""
+        """Properties that joint passes must share, because their inputs are concatenated: the loss,
+        its settings, optional fields, and the number of targets per token."""
         return self.loss.name, self.config, set(self.data[0].inputs), self.data[0].targets.shape[1:]
 
     @property
     def _joinable(self) -> bool:
-        # Subclasses compute on several ranks. Choices of experts are found for one run at a time,
-        # and experts get their rows in another order than that of the tokens.
+        # Subclasses compute on several ranks. Router replay supports one run at a time,
+        # and experts receive their rows in a different order from the tokens.
         adapter = self.run.adapter
         experts = any(target.experts for target in adapter.spec.covered(adapter.targets))
         return type(self.run) is TrainingRun and self.run.base.replay is None and not experts
@@ -93,11 +93,11 @@ class _Pass:
 def run_together(
     requests: Sequence[PassRequest],
 ) -> Iterator[tuple[int, LossOutput | Exception]]:
-    """Computes passes of different runs, jointly where they suit each other; yields the number and
-    the result, or the error, of each as it is complete.
+    """Computes passes of different runs, jointly if possible; yields the index of each and
+    its result, or its error, as soon as it is complete.
 
-    An error of one pass leaves the others alone. When a joint pass fails (out of memory, numbers
-    that are not finite), its runs are computed one after another.
+    An error of one pass does not affect the others. If a joint pass fails (out of memory, numbers
+    that are not finite), its runs are computed separately.
     """
     waiting: list[_Pass] = []
     for number, request in enumerate(requests):
@@ -130,20 +130,20 @@ def _alone(one: _Pass) -> LossOutput | Exception:
 
 
 def _joined(passes: Sequence[_Pass]) -> list[LossOutput] | None:
-    """Returns the results of a joint pass, whose gradients are added to the runs; ``None`` if it
-    failed, and nothing was added."""
+    """Adds the gradients of a joint pass to its runs and returns the results; ``None`` if it
+    failed, and then nothing was added."""
     try:
         outputs, gradients = _compute(passes)
     except Exception as error:
         reason = str(error) or type(error).__name__
-        traceback.clear_frames(error.__traceback__)  # they hold the activations
+        traceback.clear_frames(error.__traceback__)  # its frames hold the activations
     else:
         for one, found in zip(passes, gradients, strict=True):
             one.run.add_gradients(found)
         return outputs
     release_cached_memory(passes[0].run.base.device)
     logger.warning(
-        "A pass of %d runs failed (%s); each is computed by itself.", len(passes), reason
+        "A joint pass of %d runs failed (%s); computing each separately.", len(passes), reason
     )
     return None
 
@@ -164,11 +164,11 @@ def _compute(passes: Sequence[_Pass]) -> tuple[list[LossOutput], list[TermGradie
         micro.run(first.loss, first.config, backward=True, checkpoint=checkpoint)
 
     gradients, logprobs = first.run.compute_joint(data, owners, terms, run)
-    # 0 times NaN is NaN: a run that has diverged would reach the others.
+    # The mask cannot stop NaN (0 times NaN is NaN), so one diverged run would affect the others.
     sides = [side for pair in gradients.values() for side in pair]
     norms = torch.stack(torch._foreach_norm(sides))  # pyright: ignore[reportPrivateImportUsage]
     if not (norms.isfinite().all() and all(np.isfinite(row).all() for row in logprobs)):
-        raise FloatingPointError("numbers of some run are NaN or infinite")
+        raise FloatingPointError("the gradients or log-probabilities of a run are NaN or infinite")
     ends = np.cumsum([0] + [len(one.data) for one in passes])
     outputs = [
         _output(one, logprobs[start:end])
@@ -186,14 +186,14 @@ def _output(one: _Pass, logprobs: list[np.ndarray]) -> LossOutput:
 
 
 class _Stacks:
-    """Adapters of several runs as one: a term for each layer that some of them cover."""
+    """Stacked adapters of several runs: one term for each layer that any of them covers."""
 
     def __init__(self, runs: Sequence[TrainingRun]) -> None:
         each = [run.adapter.terms(run.base.dtype) for run in runs]
         self._count = len(runs)
         self._terms: dict[str, LowRank] = {}
         self._members: dict[str, tuple[tuple[int, int], ...]] = {}
-        """Numbers of the runs that cover a layer, and their ranks."""
+        """Index and rank of each run that covers a layer."""
         for name in dict.fromkeys(name for terms in each for name in terms):
             found = {number: terms[name] for number, terms in enumerate(each) if name in terms}
             self._members[name] = tuple((number, len(term.a)) for number, term in found.items())
@@ -219,7 +219,8 @@ class _Stacks:
         out: list[TermGradients] = [{} for _ in range(self._count)]
         for name, (a, b) in gradients.items():
             numbers, ranks = zip(*self._members[name], strict=True)
-            # Columns must become contiguous, as the optimizer needs them: one kernel for all runs.
+            # The optimizer needs contiguous tensors; this copies the columns of all runs in one
+            # kernel.
             parts = [b.new_empty(len(b), rank) for rank in ranks]
             torch.split_with_sizes_copy(b, ranks, 1, out=parts)
             for number, of_a, of_b in zip(numbers, a.split(ranks), parts, strict=True):

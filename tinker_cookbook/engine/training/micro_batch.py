@@ -260,7 +260,7 @@ class MicroBatchPass:
 def loss_inputs(
     examples: Sequence[Example], loss: Loss, config: Mapping[str, float], sequence: Tensor
 ) -> LossInputs:
-    """Returns what ``loss`` reads of ``examples``; ``sequence`` [T] numbers that of each token."""
+    """Returns the inputs of ``loss``; ``sequence`` [T] is the index of each token's sequence."""
     # The loss computes in fp32, whatever the dtype of the model.
     fields = {
         name: concatenate(

@@ -64,7 +64,7 @@ class MicroBatch:
 
     @property
     def row_tokens(self) -> list[int]:
-        """Number of tokens that the forward pass computes for each row, with padding."""
+        """Number of tokens per row in the forward pass, including padding."""
         if self.shared or self.packed:
             return [row.length for row in self.rows]
         return [self.padded_length] * len(self.rows)
@@ -118,8 +118,8 @@ def plan(
         group_size: this many consecutive sequences stay together; divides their number.
         shared_budget: maximum tokens of a row in which sequences share a prefix; 0: no sharing.
         packed: whether other sequences are concatenated without padding.
-        owners: number of the adapter of each sequence [N]; a row has sequences of one owner only.
-            For groups of one.
+        owners: index of each sequence's adapter [N]; all sequences of a row have the same owner.
+            Only for groups of one.
     """
     # 1. Choose the sequences that share a row. ``apart`` has units of rows that must stay in
     # one micro-batch.

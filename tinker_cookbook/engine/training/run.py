@@ -42,7 +42,7 @@ _Run = Callable[[MicroBatchPass, float], None]
 """Runs a micro-batch with a share of the layers checkpointed; stores the results in it."""
 
 TermsOf = Callable[[MicroBatch], Terms]
-"""Returns the terms that the layers apply to the tokens of a micro-batch."""
+"""Returns the adapter terms for a micro-batch."""
 
 _SHARES = (0.5, 1.0)
 """Shares of the layers to recompute, tried in this order when memory runs out."""
@@ -185,8 +185,8 @@ class TrainingRun:
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
     ) -> tuple[Loss, list[Example], Mapping[str, float]]:
-        """Returns loss, data and settings of a ``forward_backward``; raises for any that are wrong,
-        and then the next step refuses."""
+        """Returns the checked loss, data and settings of a ``forward_backward``; if one is invalid,
+        raises an error and makes the next step fail."""
         with self._refusing_step_after_failure(True):
             return self._checked(data, loss_name, loss_config)
         raise AssertionError("unreachable")
@@ -194,14 +194,14 @@ class TrainingRun:
     def compute_joint(
         self, data: Sequence[Example], owners: np.ndarray, terms: TermsOf, run: _Run
     ) -> tuple[TermGradients, list[np.ndarray]]:
-        """Returns the gradients of ``terms`` and the log-probabilities of a pass over data of
-        several runs; ``owners`` as in ``plan``. Nothing is added to a run."""
+        """Returns the gradients of ``terms`` and the log-probabilities for a pass over the data of
+        several runs; ``owners`` as in ``plan``. No run is changed."""
         micros = self._plan(data, owners=owners)
         gradients, output = self._compute(data, micros, terms, run, backward=True)
         return gradients, output.logprobs
 
     def add_gradients(self, gradients: TermGradients) -> None:
-        """Adds a finished batch's gradients of the terms (overwritten) to the run's."""
+        """Adds a finished batch's gradients of the terms to the run's (overwrites the argument)."""
         for name, gradient in self.adapter.parameter_gradients(gradients).items():
             if name in self._gradients:
                 self._gradients[name].add_(gradient)
