@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
 """Maximum tokens of a joint pass. More tokens keep a GPU busy anyway, and each token also computes
-the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per layer, 5 us
-each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B model.
+the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per layer,
+5 us each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B model.
 """
 
 _CPU = torch.device("cpu")
