@@ -1,4 +1,4 @@
-"""Self-distillation: a model learns from itself, reading a demonstration (SDFT).
+"""Self-distillation (SDFT): the teacher is the model itself with a demonstration in its prompt.
 
     python -m tinker_cookbook.distillation.sdft model_name=… log_path=… \\
         dataset_builder=tinker_cookbook.distillation.sdft:DemonstrationBuilder dataset_builder.KEY=…

@@ -2,7 +2,7 @@ r"""Compares mathematical answers without an event loop, for user code and data 
 
 Environments grade through ``rl.envs.grading``, which is asynchronous. The functions
 here compare like the MATH benchmark: after normalisation, answers are equal as text, as
-numbers or by ``math_verify``; an answer that is a fraction must be reduced as the reference is, and
+numbers or by ``math_verify``; a fraction must be reduced like the reference, and
 the entries of a tuple are compared one by one.
 """
 
@@ -82,7 +82,7 @@ def split_tuple(expr: str) -> list[str]:
 def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
     """Returns whether two answers are equal; see the module docstring for the rules.
 
-    May take long for expressions such as towers of powers; :func:`run_with_timeout_signal` limits
+    Can be slow for expressions such as nested powers; :func:`run_with_timeout_signal` limits
     the time.
     """
     given, truth = normalize_answer(given_answer), normalize_answer(ground_truth)

@@ -1,6 +1,6 @@
 """Process 1 of a command sandbox: starts commands, enforces limits, ends with the host process.
 
-A command cannot harm it: process 1 of a namespace ignores signals from inside, its memory is
+A command cannot harm process 1: it ignores signals from inside its namespace, its memory is
 protected, and it reads nothing that a command writes.
 """
 
