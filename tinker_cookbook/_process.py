@@ -13,7 +13,7 @@ necessary, or use more memory:
   ``malloc``. Training allocates the same activations each step, so glibc is set to keep them.
 * glibc gives every additional thread an arena of 64 MiB pieces that it unmaps as soon as they are
   empty, ignoring the thresholds. The engine computes in a worker thread, so all threads share
-  the main arena (a training step then takes a fifth of the page faults, and less memory at peak).
+  the main arena (a training step then has a fifth of the page faults, and a lower memory peak).
 * oneDNN keeps the last 1024 compiled kernels, one per shape, of 0.6 MB each. An eighth
   of them is enough.
 

@@ -108,7 +108,7 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
 
 
 def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
-    """Returns the ratio of the best LoRA learning rate to that of full fine-tuning: 10.
+    """Returns the ratio of the best learning rates of LoRA and full fine-tuning: 10.
 
     Raises:
         ConfigurationError: ``lora_alpha`` is not 32, the only value that was measured.
@@ -138,7 +138,7 @@ def get_full_finetune_lr_multiplier(model_name: str) -> float:
 
 
 def get_lora_lr_multiplier(model_name: str) -> float:
-    """Returns the scale of the LoRA learning rate: 10 times that of full fine-tuning.
+    """Returns the scale of the LoRA learning rate: 10 times the one for full fine-tuning.
 
     A rate tuned on model A transfers to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
     """
@@ -246,7 +246,7 @@ def _stored_parameter_count(folder: Path) -> int:
 
 
 def _shape(name: str) -> _Shape:
-    """Returns the shape from the table, else from the configuration of a local copy."""
+    """Returns the shape from the table, otherwise from the configuration of a local copy."""
     # With the dash, Qwen3-4B-Base matches Qwen3-4B, but other sizes with the same prefix do not.
     known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
     if known:

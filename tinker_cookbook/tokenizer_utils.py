@@ -142,8 +142,8 @@ def encode_without_added_tokens(tokenizer: Tokenizer, text: str) -> list[int] | 
 
 
 def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
-    """Returns the ``tokenizers.Tokenizer`` if it does all the encoding without truncation, else
-    None."""
+    """Returns the ``tokenizers.Tokenizer`` if it does all the encoding without truncation,
+    otherwise None."""
     if not _encodes_by_backend(type(tokenizer)):
         return None
     backend: Any = cast(Any, tokenizer)._tokenizer

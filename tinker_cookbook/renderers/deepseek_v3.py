@@ -2,8 +2,8 @@
 
 ``deepseekv3`` is V3.1 told not to think: the answer follows ``<｜Assistant｜></think>``, in history
 as in prompts. ``deepseekv3_thinking`` opens the prompt with ``<think>``. The option ``version=3``
-is the format of V3, whose vocabulary has no tokens for thinking; with thinking it is that of R1.
-V3.2, which calls tools in another form, is in ``deepseek_v3_2``.
+is the format of V3, whose vocabulary has no tokens for thinking; with thinking it is the format of
+R1. V3.2, which calls tools in another form, is in ``deepseek_v3_2``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Version:
     call_form: CallForm
     think: str = THINK  # opens thinking in prompts
     end_think: str = END_THINK  # between thinking and answer
-    no_thinking: str = END_THINK  # after the assistant's token, where there is no thinking
+    no_thinking: str = END_THINK  # after the assistant's token if there is no thinking
     white: str = ""  # white space around sampled thinking
     results: tuple[str, str, str] = ("", "", "")  # before, between and after consecutive results
     # What opens an answer, by the role of the message before it (None: the beginning); after other
@@ -145,9 +145,9 @@ class DeepSeekV3Renderer(Renderer):
     RendererError: the template moves it to the beginning, which changes earlier prompts.
     ``system_role_as_user`` renders it as a user message.
 
-    V3.1's template has no declaration of tools, so that of its model card is used. V3's template
-    leaves out or repeats the tokens around several calls and results, and drops text next to calls:
-    here every call and result is opened and closed once.
+    V3.1's template does not declare tools, so the declaration in its model card is used. V3's
+    template leaves out or repeats the tokens around several calls and results, and drops text next
+    to calls: here every call and result is opened and closed once.
     """
 
     _encodes_with_codec = True
@@ -228,7 +228,7 @@ class DeepSeekV3Renderer(Renderer):
         """Declares tools after the system prompt, as in the model card of V3.1."""
         if not tools:
             return system_message(system_prompt)
-        # V3.1 alone has a form for declarations, in its model card.
+        # Only V3.1 has a format for declarations, in its model card.
         if self._version is not _V3_1:
             raise RendererError(
                 f"{self._name}: V3 and R1 declare no tools; use deepseekv3 or "
@@ -292,7 +292,8 @@ class DeepSeekV3Renderer(Renderer):
         version, strips = self._version, self.strip_thinking_from_history
         thinking = leading_thinking(message, ctx.idx, self._name) or ""
         text = get_text_content(message)
-        # In text without calls and results, the template takes what precedes a tag as thinking.
+        # In text without calls and results, the template treats everything before a tag as
+        # thinking.
         plain = not message.get("tool_calls") and ctx.prev_role != "tool"
         if version.splits_at and plain and END_THINK in text:
             at = text.find(END_THINK) if version.splits_at == "first" else text.rfind(END_THINK)

@@ -61,7 +61,7 @@ class GptOssRenderer(Renderer):
     example of calls and their answer therefore lacks the thinking before the calls;
     ``build_supervised_examples`` renders each trained answer after the prompt of inference.
 
-    Several calls in a message are written one after the other, each with its ``<|call|>``; the
+    Several calls in a message are written consecutively, each with its ``<|call|>``; the
     template drops all but the first, so ``tool_format=template`` raises RendererError, as do later
     system and developer messages and unknown roles. Thinking and text next to a call, and text
     between thinking, follow harmony where the template raises. ``arguments`` must be a JSON object

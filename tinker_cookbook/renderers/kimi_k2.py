@@ -170,7 +170,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
 
     The blocks are emptied up to the last answer without tool calls: a chain of calls and results
     keeps its thinking until it is answered. The answer at the end of a supervised example keeps its
-    thinking and that of the chain before it, as at inference; the template empties both.
+    thinking and the thinking of the chain before it, as at inference; the template empties both.
     ``strip_thinking_from_history=False`` keeps all thinking: then the extension property holds.
     """
 
@@ -200,7 +200,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
 
 
 def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
-    """Returns the ids in each message: those of its calls, or that of its result."""
+    """Returns the ids in each message: the ids of its calls, or the id of its result."""
     waiting: list[tuple[str | None, str]] = []  # calls without a result: given id, written id
     ids: list[list[str]] = []
     count = 0

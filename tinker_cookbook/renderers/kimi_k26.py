@@ -1,4 +1,4 @@
-"""Kimi K2.6 with the thinking of every answer; its other formats are those of K2.5."""
+"""Kimi K2.6 with the thinking of every answer; otherwise the formats of K2.5."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Llama3Renderer(Renderer):
             # Quirk of the template: results have role "ipython" and are JSON strings.
             role, text = "ipython", to_json(text)
         elif role == "system" and ctx.idx == 0 and text.startswith(_WITH_TOOLS):
-            # Next to tools the template trims the system prompt alone.
+            # With tools, the template trims only the system prompt.
             text = _WITH_TOOLS + self._dates + text.removeprefix(_WITH_TOOLS)
         else:
             # Only the first system message has the dates.

@@ -24,7 +24,7 @@ Where chat templates differ from Mistral's library, the library is the reference
   Such a name is split after its first character, so its tokens may differ from a vocabulary
   without the name.
 
-Differences from the library: an answer without text is ``</s>`` alone, in v7 an answer may have
+Differences from the library: an answer without text is only ``</s>``, in v7 an answer may have
 text and calls, and a call without an id of nine letters or digits gets its number in the
 conversation (``000000000``, ``000000001``), as does its result. Arguments that are no JSON raise
 RendererError (the library writes a string), and so do, in v7, tools without a question (the library

@@ -1,6 +1,6 @@
 """Validation and preparation of a conversation for Mistral's formats.
 
-The rules are those of Mistral's library: the order of roles, one result for each call,
+The rules of Mistral's library: the order of roles, one result for each call,
 consecutive messages of one role joined, ids of nine letters or digits.
 """
 
@@ -74,7 +74,7 @@ def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
                 f"parameters: {renderer} has no form for other fields; take them out"
             )
         check_function_name(spec.get("name"), f"tools[{i}].name")
-        # The order of the keys is that of Mistral's library.
+        # Keys are in the same order as in Mistral's library.
         function = {
             "name": spec["name"],
             "description": spec.get("description", ""),
@@ -182,7 +182,7 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
 
 def _join(first: Message, second: Message) -> Message:
     texts = [ensure_text(message["content"]) for message in (first, second)]
-    # An answer with calls alone must not add a blank line.
+    # An answer with only calls must not add a blank line.
     if first["role"] == "assistant":
         texts = [text for text in texts if text]
     result = Message(**{**first, "content": _BETWEEN.join(texts)})

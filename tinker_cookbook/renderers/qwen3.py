@@ -140,7 +140,8 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         # Quirk of the template: of the last turn only the last answer has an empty block.
         in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
         if in_turn or not self.strip_thinking_from_history:
-            # The format sets the line breaks around the block; those of the message are dropped.
+            # The format sets the line breaks around the block; line breaks of the message are
+            # dropped.
             answer = _with_tool_calls(text.lstrip("\n"), message, bool(text))
             return self._answer_after_block(thinking.strip("\n"), answer, ctx)
         return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))

@@ -1,4 +1,4 @@
-"""Advantages: how much higher the reward of a trajectory is than those of its group."""
+"""Advantages: the reward of each trajectory relative to its group."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _ALGORITHMS = {
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 DEFAULT_LOSS = "importance_sampling"
-# Their gradient is that of importance_sampling where the sampler has the learner's weights.
+# Their gradient equals the one of importance_sampling if the sampler has the learner's weights.
 SAME_ON_POLICY = ("ppo", "cispo", "stable_reinforce")
 LOSS_NORMALIZATIONS = ("sum", "tokens")
 # Their penalty terms are not advantages: dividing only the advantages would change the balance.
@@ -52,7 +52,8 @@ LOSSES_WITH_RATIO_CAP = ("importance_sampling", "ppo", "gspo")
 
 
 def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
-    """Returns the end of an error about ``loss_fn``: which loss and settings are probably meant."""
+    """Returns the end of an error about ``loss_fn``: the loss and settings that were probably
+    meant."""
     known = _ALGORITHMS.get(name.lower().replace("-", "_").replace(".", ""))
     return f"; {known}" if known is not None else nearest(name, losses)
 
@@ -250,7 +251,7 @@ class PolicyTrainingConfig(TrainingConfig):
         )
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
-        """Returns the rewards of truncated episodes: the setting, or else the model's preset."""
+        """Returns the rewards of truncated episodes: the setting, or the model's preset."""
         if self.termination is not None:
             return self.termination
         # A config of user code with the fields of the official cookbook has no rollout_config.
@@ -258,7 +259,7 @@ class PolicyTrainingConfig(TrainingConfig):
         return (config or default_rollout_config_for_model(self.model_name)).termination
 
     def effective_rollout_strategy(self) -> RolloutStrategy:
-        """Returns the handling of failed episodes: the setting, or else the model's preset."""
+        """Returns the handling of failed episodes: the setting, or the model's preset."""
         if self.rollout_error_tolerance is None:
             # Tools fail now and then, so models made for tools have a tolerant preset.
             return default_rollout_strategy_for_model(self.model_name)

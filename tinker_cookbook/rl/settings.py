@@ -65,7 +65,7 @@ class SampledSettings(PolicyTrainingConfig):
         default=None, doc="Start training on parts of the batch while the rest is still sampled"
     )
     rollout_error_tolerance: bool = chz.field(
-        default=False, doc="Continue without failed episodes; else a failure ends the run"
+        default=False, doc="Continue without failed episodes; False: a failure ends the run"
     )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Retries of a failed episode; default: a failure ends the run"
@@ -73,7 +73,7 @@ class SampledSettings(PolicyTrainingConfig):
 
     @property
     def renderer(self) -> str:
-        """Chat format: the setting, or else the model's."""
+        """Chat format: the setting, or the model's default."""
         return model_info.resolve_renderer_name(self.model_name, self.renderer_name, self.log_path)[
             0
         ]

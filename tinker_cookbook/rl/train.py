@@ -4,7 +4,7 @@
         dataset_builder=module:Class dataset_builder.KEY=…
     python -m tinker_cookbook.rl.train dataset_builder=mine:MyDatasetBuilder --help
 
-An iteration runs a batch of groups with the newest weights, trains on them, and takes the new
+An iteration runs a batch of groups with the newest weights, trains on them, and uses the new
 weights (``loop/iteration.py``). A source runs the groups and decides when each is trained
 (``loop/sources.py``: synchronous and streaming, ``loop/async_source.py``: asynchronous).
 

@@ -114,7 +114,7 @@ class StepResult:
 
     @classmethod
     def final(cls, reward: float, stop_condition: StopCondition, **others: Any) -> StepResult:
-        """Returns the result of the last step; ``others`` are further fields."""
+        """Returns the result of the last step; ``others`` are additional fields."""
         return cls(reward, True, tinker.ModelInput.empty(), stop_condition, **others)
 
 
@@ -208,7 +208,7 @@ class RolloutError:
 class TrajectoryGroup:
     """Finished episodes of one group, in the order of its environments.
 
-    ``final_rewards_G`` and ``metrics_G`` are those of ``compute_group_rewards``. ``rollout_errors``
+    ``final_rewards_G`` and ``metrics_G`` come from ``compute_group_rewards``. ``rollout_errors``
     includes errors of attempts that were retried. ``sampling_client_step`` is the number of updates
     in the weights that sampled the group.
     """
@@ -232,7 +232,7 @@ class TrajectoryGroup:
             )
 
     def get_total_rewards(self) -> list[float]:
-        """Returns each member's reward: that of its steps plus that of the group."""
+        """Returns each member's reward: the sum of its steps' rewards plus its group reward."""
         return [
             # Advantages and the drop of constant groups use this total, not one of its parts.
             trajectory.reward + final

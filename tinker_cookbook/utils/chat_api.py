@@ -48,7 +48,7 @@ class ChatApi:
     ) -> None:
         self.url, self.model_name, self._field = url.rstrip("/"), model_name, field
         self.max_model_len: int | None = None
-        """Tokens of prompt and answer together, if the server says."""
+        """Total tokens of prompt and answer, if the server reports them."""
         self.max_tokens_name = "max_tokens"
         """The server's name for the limit on new tokens."""
         self._settings: dict[str, Any] = {
@@ -56,7 +56,7 @@ class ChatApi:
             "timeout": timeout_seconds,
             "limits": httpx.Limits(max_connections=max_connections),
         }
-        # A client belongs to one event loop, and groups may run in threads with loops of their own.
+        # A client belongs to one event loop, and groups may run in threads with separate loops.
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             WeakKeyDictionary()
         )

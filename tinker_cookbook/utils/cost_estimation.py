@@ -68,7 +68,7 @@ class TokenCostRates:
 
 
 def rates_from_pricing_entry(entry: Mapping[str, object]) -> TokenCostRates | None:
-    """Returns the rates of one entry of the price list, whose prices are texts such as ``"$1.87"``.
+    """Returns the rates of one entry of the price list; its prices are strings such as ``"$1.87"``.
 
     ``None`` if one of the four prices is missing or not a number.
     """

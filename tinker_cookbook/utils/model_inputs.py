@@ -41,7 +41,7 @@ class ChunkKeys:
 
     def model_input(self, keys: Keys) -> tinker.ModelInput:
         """Returns the input of these keys, with adjacent text in one chunk."""
-        # Text alone needs no search for images.
+        # If there is only text, skip the search for images.
         if not self._known:
             return tinker.ModelInput.from_ints(keys.tolist())
         # A part starts where text changes to an image or back, or where another image begins.

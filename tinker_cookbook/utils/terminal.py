@@ -69,7 +69,7 @@ class Pace:
 
 
 class ProgressDisplay:
-    """A progress bar with a status and further lines below; without a terminal, one line an update.
+    """A progress bar with a status and more lines below; without a terminal, one line per update.
 
     Args:
         total_steps: Updates of the whole run.
@@ -126,7 +126,7 @@ class ProgressDisplay:
         Args:
             step: Updates done.
             status: Text next to the bar.
-            details: Text after the status if there is no terminal, and so no lines below.
+            details: Text after the status if there is no terminal (and therefore no lines below).
         """
         self._step, self._status = step, status
         # The live display renders by itself a few times a second.

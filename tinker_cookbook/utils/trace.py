@@ -2,7 +2,7 @@
 
 Three ways to look at the same spans:
 
-- ``with trace_iteration(step) as window`` collects those of one iteration;
+- ``with trace_iteration(step) as window`` collects the spans of one iteration;
   ``window.get_timing_metrics()`` gives ``time/NAME``
 - ``save_gantt_chart_html`` writes a chart of a window as one self-contained page
 - after ``trace_init`` each span also goes to a JSONL file in the Chrome trace event format, for
@@ -101,7 +101,7 @@ class TraceFile:
 
         ``at`` is in seconds of ``time.perf_counter``; ``args`` are attributes of the span.
         """
-        # Threads and tasks add events while the writer takes them.
+        # Threads and tasks add events while the writer removes them.
         with self._lock:
             # The names of groups and tracks are events too, which come before their first span.
             group = self._groups.get(thread.ident or 0)
@@ -414,8 +414,8 @@ def update_scope_context(values: dict[str, Any]) -> None:
 def _track() -> str:
     """Returns the track of the running code.
 
-    Spans of one asyncio task are nested, spans of two tasks may overlap. So each task has its own
-    track, and so has the code of a thread outside of tasks.
+    Spans of one asyncio task are nested, spans of two tasks may overlap. Each task therefore has
+    its own track, as has the code of a thread outside tasks.
     """
     try:
         task = asyncio.current_task()

@@ -280,7 +280,7 @@ def test_a_wrong_reader_is_told(make_renderer):
     view = show(Deaf(make_renderer("qwen3", "qwen3").tokenizer), conversation(QUESTION, ANSWER))
     (parsed,) = example_facts(view, "parsed")
     assert parsed.good is False
-    assert "something else than the message" in parsed.text
+    assert "reads a different message" in parsed.text
 
 
 def test_another_spelling_is_no_failure(make_renderer):

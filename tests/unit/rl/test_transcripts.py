@@ -175,7 +175,7 @@ def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
     }  # fmt: skip
     assert page.links == ["#group-0", "#group-1"]  # the third is in the table only
     assert "Iteration 3 · train" in page.text
-    assert "The table alone has 1 more group;" in page.text
+    assert "Only the table has 1 more group;" in page.text
     # The prompt that all share stands once.
     assert page.by_id["group-0"].count(f"{ASK}number?") == 1
     best, other = page.by_id["group-0-sample-0"], page.by_id["group-0-sample-1"]

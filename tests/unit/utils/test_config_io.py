@@ -168,7 +168,7 @@ def test_errors_name_field_and_next_step(tmp_path):
     gone = json.loads(json.dumps(data).replace("HubBuilder", "LostBuilder"))
     with pytest.raises(ConfigurationError, match=r"evaluators\.1: config_samples:LostBuilder c"):
         load_config(gone)
-    with pytest.raises(ConfigurationError, match="no chz class"):
+    with pytest.raises(ConfigurationError, match="neither a chz class"):
         load_config({"_type": "os:getcwd"})
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_config(tmp_path / "absent.json")

@@ -27,7 +27,8 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 @dataclass(frozen=True)
 class Block:
-    """Kind of a tagged block. White space that the format writes around it is no content."""
+    """Kind of a tagged block. White space that the format writes around the block is not
+    content."""
 
     opening: str
     closing: str

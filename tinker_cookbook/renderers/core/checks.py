@@ -1,6 +1,6 @@
 """Checks of messages: known roles, and content that a chat format can express.
 
-Training on a conversation without its tool calls would train something else than the data, so a
+Training on a conversation without its tool calls would not train on the given data, so a
 chat format refuses what it cannot write instead of dropping it.
 """
 

@@ -126,7 +126,7 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
     """Returns for each message whether its output is trained on.
 
     All are False if nothing is selected (no assistant message, for example). Raises RendererError
-    for a ``trainable`` that is no boolean.
+    for a ``trainable`` that is not a boolean.
     """
     what = TrainOnWhat(train_on_what)
     roles = [message["role"] for message in messages]

@@ -139,7 +139,7 @@ class Renderer(ABC):
 
     @property
     def model_name(self) -> str | None:
-        """Name of the model, by default that of the tokenizer; None without ``get_renderer``."""
+        """Name of the model, by default the tokenizer's name; None without ``get_renderer``."""
         return self._model_name
 
     @property
@@ -195,7 +195,7 @@ class Renderer(ABC):
         return self._answer_parts if role == "assistant" else self._context_parts
 
     def _header(self, role: Role) -> str | None:
-        """Returns the text before a message of ``role``; None: that of an empty message."""
+        """Returns the text before a message of ``role``; None: the text before an empty message."""
         return None
 
     def _generation_suffix(self, role: Role) -> list[int] | None:
@@ -287,7 +287,7 @@ class Renderer(ABC):
             tokens.append(token)
             yield from parser.feed([token])
         yield from parser.finish()
-        # A subclass may override parse_response alone: then the last message is that method's.
+        # A subclass may override only parse_response; then that method builds the last message.
         overridden = type(self).parse_response is not Renderer.parse_response
         yield self.parse_response(tokens)[0] if overridden else parser.message
 

@@ -135,7 +135,7 @@ def _check(config: ShowConfig) -> dict[str, Any]:
     try:
         options = json.loads(config.template_options or "{}")
     except ValueError as error:
-        # Reported below, as JSON that is no object.
+        # Reported below as JSON that is not an object.
         options = error
     if not isinstance(options, dict):
         raise ConfigurationError(

@@ -76,7 +76,7 @@ def print_view(view: View, console: Console, max_tokens: int) -> None:
 def token_lines(tokens: Sequence[ShownToken], width: int, breaks: bool = True) -> list[Text]:
     """Returns tokens as lines of at most ``width`` cells, broken between tokens.
 
-    Without ``breaks`` a line break of the text shows its sign alone.
+    Without ``breaks``, a line break of the text is shown only as its sign.
     """
     lines, used = [Text()], 0
     for token in tokens:

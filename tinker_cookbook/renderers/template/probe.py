@@ -108,7 +108,7 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
                     "vocabulary, or several joined by commas"
                 )
         writes_stop = any(name in tail for name in stops)
-    # An empty thinking block before the answer is no lead.
+    # An empty thinking block before the answer does not count as a lead.
     empty = thinking is not None and (opened or lead.strip().startswith(thinking.opening))
     return Facts(
         form=form,
@@ -199,7 +199,7 @@ def _call(form: Form, content: str) -> dict[str, Any]:
 
 
 def _calls(template: TemplateText, form: Form, start: int) -> tuple[Form, str]:
-    """Returns the form with that of calls, and what the model writes to call a tool."""
+    """Adds the format of calls to the form; returns both the form and the text of a tool call."""
     kinds: tuple[Literal["text", "object"], ...] = ("text", "object")
     question = plain("user", QUESTION, form)
     why = "it leaves them out"

@@ -83,7 +83,7 @@ class TemplateRenderer(Renderer):
     Tokens are the template's, except at the border of prompt and answer (see
     :mod:`tinker_cookbook.renderers.base`). If a template writes no stop token after an answer
     (GLM-4), the answer at the end of an example still has one, so that the model learns to stop:
-    the token that begins the next message, else EOS.
+    the token that begins the next message, otherwise EOS.
 
     Responses are parsed into text, thinking (if the template writes ``reasoning_content`` or has
     ``<think>``) and calls (if it writes them as JSON between ``<tool_call>`` tags). Other calls
@@ -231,7 +231,7 @@ class TemplateRenderer(Renderer):
         for idx, error in chat.lost.items():
             if trained[idx] and not everything:
                 raise error
-        # Trained messages that are no answers are parts of the text between answers.
+        # Trained messages that are not answers are part of the text between answers.
         spans: list[tuple[int, int]] = []
         if not everything:
             context = (i for i, m in enumerate(messages) if m["role"] != "assistant")

@@ -69,7 +69,7 @@ class Transcript:
             if message["role"] == "assistant":
                 try:
                     self.answers[idx] = self._locate(idx, "tool_calls" in message)
-                # Only an answer that is trained needs its position, so this is no error yet.
+                # Only an answer that is trained needs its position, so this is not an error yet.
                 except RendererError as error:
                     self.lost[idx] = error
 
@@ -182,7 +182,8 @@ class Transcript:
         yield position, len(text), None
 
     def span(self, idx: int) -> tuple[int, int]:
-        """Returns start and end of a message that is no answer, with the control token after it."""
+        """Returns start and end of a message that is not an answer, with the control token after
+        it."""
         text = self.text()
         # With the message's text replaced, what stays the same is around it.
         before, found, after = self._with_text(idx, QUESTION, rest=True).partition(QUESTION)

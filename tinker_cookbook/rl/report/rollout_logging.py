@@ -40,7 +40,7 @@ def rollout_summaries_jsonl_path(iteration_dir: Path, base_name: str) -> Path:
 def serialize_rollout_summaries_from_groups(
     *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each episode, with its rewards, its metrics and those of its steps."""
+    """Returns a row for each episode, with its rewards, its metrics and its steps' metrics."""
     rows: list[dict[str, Any]] = []
     for index, entry in enumerate(groups_P):
         group = entry.trajectory_group

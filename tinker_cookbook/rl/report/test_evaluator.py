@@ -45,7 +45,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
     executor of ``set_rollout_executor``.
 
     Args:
-        dataset: Its batches are requested one after the other, in a thread.
+        dataset: Its batches are requested sequentially, in a thread.
         max_tokens: Maximum tokens of an answer.
         name: Prefix of the metrics.
         num_groups_to_log: Number of groups, from the start of the dataset, kept in ``last_groups``.
@@ -108,7 +108,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
     def observe(self, index: int, group: TrajectoryGroup, tags: Sequence[str]) -> None:
         """Called with each finished group, in any order, and its index in the dataset.
 
-        A subclass keeps here what it needs for figures that only all groups together have.
+        A subclass stores data here for metrics that need all groups.
         """
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:

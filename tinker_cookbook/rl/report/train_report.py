@@ -235,7 +235,7 @@ class _RecordedTestSet(SamplingClientEvaluator):
 
 def _worth_showing(name: str) -> bool:
     """Returns whether the terminal shows a metric of an evaluation; a test set has many."""
-    # Counts (num_…) are no results.
+    # Counts (num_…) are not results.
     if not name.startswith("test/"):
         return not name.rpartition("/")[2].startswith("num_")
     return name.endswith("env/all/reward/total")

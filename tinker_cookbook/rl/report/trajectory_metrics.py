@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 GOOD_REWARD = 0.5
-"""A group of equal rewards is all good if they are at least this, else all bad."""
+"""A group of equal rewards counts as all good from this reward on, otherwise as all bad."""
 
 # An environment or the runner may report an event only if it happened. A mean over the reports
 # would always be 1, so these are divided by all turns or episodes, or only counted.
@@ -138,7 +138,7 @@ class TrajectoryTotals:
         total.counts["episodes"] = len(rewards_G)
         total.reward = float(sum(rewards_G))
         if rewards_G:
-            # In a constant group any member's reward is that of all.
+            # In a constant group, every member has the same reward.
             kind = "all_good" if rewards_G[0] >= GOOD_REWARD else "all_bad"
             total.counts[kind if is_constant(rewards_G) else "mixed"] += 1
         for trajectory, metrics in zip(group.trajectories_G, group.metrics_G, strict=True):

@@ -53,7 +53,7 @@ def transcript_page(
                 trace.add_css(css)
     if hidden:
         more = plural(hidden, "more group")
-        text = f"The table alone has {more}; num_groups_to_log=… shows more."
+        text = f"Only the table has {more}; num_groups_to_log=… shows more."
         trace.root.add(_el("p", "lt-meta", text))
     return trace
 

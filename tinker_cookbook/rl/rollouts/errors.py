@@ -40,11 +40,11 @@ def located(error: Exception, location: str) -> Exception:
     message = f": {error}" if str(error) else ""
     description = f"{location}: {type(error).__name__}{message}"
     result: Exception
-    # Only an error made from its message alone can be made again with a longer one.
+    # Only an error that is created from just a message can be recreated with a longer one.
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
         try:
             result = type(error)(f"{location}: {error}")
-        except TypeError:  # a subclass whose constructor takes other arguments than a message
+        except TypeError:  # a subclass whose constructor needs other arguments
             result = RolloutFailedError(description)
     else:
         # The message may be all that a log shows, so it has the line of the user's code.

@@ -1,6 +1,7 @@
 """Executors of other processes and machines: where a group's rollouts run (docs/scale.md).
 
-Ray has no ``concurrent.futures`` executor, so ``RayExecutor`` is one over its tasks. Dask has its
+Ray has no ``concurrent.futures`` executor, so ``RayExecutor`` implements one with its tasks. Dask
+has its
 own: ``distributed.Client(...).get_executor()``.
 """
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 class RayExecutor(Executor):
     """Runs functions as tasks of a Ray cluster.
 
-    Ray runs the tasks of a worker or machine that died again, elsewhere.
+    If a worker or machine dies, Ray runs its tasks again elsewhere.
 
     Args:
         address: Of a running cluster; ``None``: the one that this process is connected to, or a

@@ -127,7 +127,7 @@ async def _group_rewards(
             "whether the grader still responds"
         ),
     )
-    # Builders are user code: a missing reward would shift those of the other members.
+    # Builders are user code: a missing reward would shift the rewards of the other members.
     if len(graded_G) != len(trajectories_G):
         raise DataValidationError(
             f"got {len(graded_G)} rewards, expected {len(trajectories_G)}, one for each trajectory"
@@ -195,7 +195,7 @@ async def _run_in_executor(
     executor: Executor, builder: EnvGroupBuilder, policy: TokenCompleter, settings: dict[str, Any]
 ) -> TrajectoryGroup:
     if not runs_here(executor):
-        # Pickled here rather than by the pool, so that the error can name what fails.
+        # Pickled here rather than by the pool, so that the error can name the object that fails.
         parts = (
             _pickled(builder, "the group's builder"),
             _pickled(policy, "the policy"),

@@ -146,7 +146,7 @@ class SupportsGrading(Protocol):
     """Environment that rewards the whole episode once it has ended."""
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
-        """Returns a reward that is added to those of the steps, and its metrics."""
+        """Returns a reward that is added to the steps' rewards, and its metrics."""
         ...
 
 

@@ -13,7 +13,7 @@ from tinker_cookbook.rl.rollouts.strategy import FailFast, MinViableGroup, Rollo
 
 
 def simple() -> RolloutConfig:
-    """Returns settings without limits: the environment alone ends a rollout."""
+    """Returns settings without limits: only the environment ends a rollout."""
     return RolloutConfig()
 
 
@@ -35,12 +35,12 @@ def agentic() -> RolloutConfig:
 
 
 def default_rollout_config_for_model(model_name: str) -> RolloutConfig:
-    """Returns :func:`agentic` for models made for tools (Inkling), else :func:`simple`."""
+    """Returns :func:`agentic` for models made for tools (Inkling), otherwise :func:`simple`."""
     return agentic() if _is_agentic(model_name) else simple()
 
 
 def default_rollout_strategy_for_model(model_name: str) -> RolloutStrategy:
-    """Returns ``MinViableGroup`` for models made for tools, else ``FailFast``.
+    """Returns ``MinViableGroup`` for models made for tools, otherwise ``FailFast``.
 
     Tool backends fail now and then, which should not end a run.
     """

@@ -236,8 +236,9 @@ class LeaveOutUngraded(MinViableGroup):
     """Strategy that leaves out answers without a grade; every other failure ends the run.
 
     For rewards that come from outside of the run: a judge that gives no score
-    (``EvalGradingError``), or a sandbox that breaks (``SandboxError``). That is no fault of the
-    model, so the answer gets no reward instead of one of 0. The grader retries, not the rollout.
+    (``EvalGradingError``), or a sandbox that breaks (``SandboxError``). This is not the fault of
+    the model, so the answer gets no reward instead of one of 0. The grader retries, not the
+    rollout.
     """
 
     min_successful: int | None = 2
@@ -273,11 +274,11 @@ class _FirstPrompts:
         self._gave_up = False
         # Log lines of a request belong to the group, not to the member that opened last.
         self._context = contextvars.copy_context()
-        # Of each member whose environment opened: its episode, and what its rollout waits for.
+        # Episode of each member with an open environment, and the future that its rollout awaits.
         self._opened: dict[int, tuple[Episode, asyncio.Future[None]]] = {}
 
     async def open(self, episode: Episode, timeout: float | None) -> None:
-        """Gets the first prompt of a member, and waits for those of the others.
+        """Gets the first prompt of a member, and waits for the prompts of the others.
 
         A member whose environment fails does not wait, so it is retried at once. Nor does one whose
         environment waits for other members: they can only move once they run.
@@ -340,10 +341,10 @@ class _FirstPrompts:
     def _start_requests(self, episodes: Sequence[Episode]) -> None:
         """Starts one sampling request for all members with the same first prompt."""
         if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
-            return  # each response is a separate request, which should fail alone
+            return  # each response is a separate request, which should fail separately
         equal: dict[Hashable, list[Episode]] = {}
         for episode in episodes:
-            if episode.prompt is not None:  # else the prompt leaves no room for a response
+            if episode.prompt is not None:  # otherwise the prompt leaves no room for a response
                 # Prompts are equal if their tokens, images and stop conditions are equal.
                 ob, stop = episode.prompt
                 parts = [
@@ -359,7 +360,7 @@ class _FirstPrompts:
             budget = first.token_budget(first.prompt[0])
             if len(members) == 1 or budget.exhausted:
                 continue
-            # The random numbers are those of the first member, whichever request finishes first.
+            # Use the first member's random numbers, whichever request finishes first.
             policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
             request = asyncio.create_task(_sample_many(policy, first.prompt, len(members)))
             self.requests.append(request)

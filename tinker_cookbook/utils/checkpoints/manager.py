@@ -121,7 +121,7 @@ class RunCheckpoints:
         policy, reason = self.policy, None
         every_tokens, every_seconds = policy.save_every_tokens, policy.save_every_seconds
         waited = self._clock() - self._last_save
-        # The last step has the final checkpoint, whatever else is due.
+        # The last step writes the final checkpoint instead of any periodic one.
         if step >= self.total_steps:
             reason = "final"
         elif (
@@ -313,7 +313,7 @@ class CheckpointManager:
 
     async def maybe_save_rolling_async(self, step: int, loop_state: Mapping[str, Any]) -> None:
         """Waits for the previous rolling save, and starts one in the background if it is due."""
-        # One save at a time in the background, so that their lines are in order.
+        # Only one background save runs at a time, so that lines are written in order.
         await self._finish("rolling", self._pending_rolling_task)
         if self._should_save_rolling(step):
             work = run_async(self._rolling_steps(step, loop_state))

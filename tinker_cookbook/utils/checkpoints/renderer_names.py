@@ -63,7 +63,7 @@ def resolve_renderer_name_from_checkpoint_or_default(
     load_checkpoint_path: str | None,
     base_url: str | None = None,
 ) -> str:
-    """Returns the first of: the given name, that of the checkpoint's run, the recommended one.
+    """Returns the given name, or the name recorded by the checkpoint's run, or the recommended one.
 
     Args:
         model_name: Hub name or local folder of the model.

@@ -109,7 +109,7 @@ class CheckpointRecord:
         return getattr(self, key) is not None if key in _FIELDS else key in self.extra
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns a field, ``None`` if it is not set; or an extra key, else ``default``."""
+        """Returns a field (``None`` if it is not set) or an extra key, otherwise ``default``."""
         return getattr(self, key) if key in _FIELDS else self.extra.get(key, default)
 
     def __getitem__(self, key: str) -> Any:
@@ -149,12 +149,12 @@ def get_last_checkpoint(
 
 
 CheckpointKind = Literal["state", "sampler", "both"]
-"""``state`` holds adapter and optimizer (to resume), ``sampler`` the adapter alone."""
+"""``state`` holds adapter and optimizer (to resume), ``sampler`` only the adapter."""
 
 
 @dataclass
 class PendingCheckpoint:
-    """A save that has been submitted and whose line is not written yet."""
+    """Submitted save whose line is not written yet."""
 
     name: str
     log_path: Path
@@ -217,7 +217,8 @@ def submit_checkpoint(
         kind: What to save.
         ttl_seconds: Time after which the backend may delete it; ``None`` keeps it.
         store: Receives the line by ``store.write_checkpoint``; the file is not written then.
-        overwrite: Whether weights of that name are overwritten; else the backend refuses.
+        overwrite: Whether weights of that name are overwritten; if not, the backend raises an
+            error.
     """
     if kind not in ("state", "sampler", "both"):
         raise ConfigurationError(f"kind={kind!r}; expected state, sampler or both")

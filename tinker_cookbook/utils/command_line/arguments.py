@@ -269,7 +269,7 @@ def _given(arguments: Sequence[str], config_class: type[Any]) -> dict[str, str]:
 
 
 def _translate(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) -> str:
-    """Returns chz's message as an error of ours if its kind is known, else unchanged."""
+    """Converts chz's error to an error of this package if its kind is known."""
     # chz's errors have the key and the value only in their text.
     if unknown := _UNKNOWN_KEY.search(message):
         return _unknown_message(unknown["key"], keys)

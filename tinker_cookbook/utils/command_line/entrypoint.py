@@ -52,7 +52,7 @@ def server_error_message(error: BaseException) -> str | None:
 
 
 def run_entrypoint(main: Callable[[Any], Any]) -> None:
-    """Parses the command line into the config that ``main`` takes, and runs it.
+    """Parses the command line into the config of ``main``, and runs ``main``.
 
     ``--help`` lists the keys; the error for a misspelt key names the nearest valid one. Errors of
     this package, and requests that a Tinker server refuses, end the program with their message and
@@ -61,7 +61,7 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
 
     def program() -> Any:
         # `python -m NAME` runs the module as __main__. Its config must be of the class that other
-        # programs import, so the module is imported once more under its own name.
+        # programs import, so the module is imported again under its own name.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         run = main
         if main.__module__ == "__main__" and spec and not spec.name.endswith("__main__"):
@@ -74,9 +74,9 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
 
 
 def run_program(program: Callable[[], Any]) -> None:
-    """Calls ``program``, awaits what it returns, and ends as ``run_entrypoint`` does.
+    """Calls ``program``, awaits its result, and exits like ``run_entrypoint``.
 
-    With torchrun rank 0 alone calls it; the other ranks serve its engine.
+    With torchrun, only rank 0 calls it; the other ranks serve its engine.
     """
     try:
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -113,7 +113,7 @@ def program_takes(key: str) -> bool:
 
 
 def config_class_of(main: object) -> type[Any] | None:
-    """Returns the config class that ``main`` takes first, ``None`` if it takes no config."""
+    """Returns the config class of ``main``'s first parameter, ``None`` if there is none."""
     if not callable(main):
         return None
     name = next(iter(inspect.signature(main).parameters), "")

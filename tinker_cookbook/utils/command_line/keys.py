@@ -1,4 +1,4 @@
-"""The keys that a configuration class takes on the command line.
+"""The keys that a configuration class accepts on the command line.
 
 A field whose type is another chz class is *nested*: ``dataset_builder=module:Class`` selects the
 class, and ``dataset_builder.KEY=…`` sets a field of it.
@@ -25,7 +25,7 @@ _NO_CHOICE: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Key:
-    """One ``key=value`` that a config takes.
+    """One ``key=value`` that a config accepts.
 
     Attributes:
         name: With dots for a field of a nested object.
@@ -51,7 +51,7 @@ def keys_of(
 ) -> Iterator[Key]:
     """Yields the keys of a chz class; keys of nested classes as ``outer.inner``.
 
-    ``chosen`` has the classes that the command line selects for nested keys, whose keys replace
+    ``chosen`` has the classes that the command line selects for nested keys, their keys replace
     those of the declared class. ``prefix`` comes before each name.
     """
     for name, field in chz.chz_fields(config_class).items():

@@ -131,7 +131,7 @@ def init_trace(
         block = Node("details", {"class": "lt-error", "open": ""}, [summary])
         trace.root.add(block.add(Node("pre", {}, [text])))
         if write_on_error:
-            # The caller must see the error of the block, not that of writing.
+            # The caller must see the error of the block, not the error of writing.
             try:
                 trace.write()
             except TrainingError as second:

@@ -120,7 +120,7 @@ class JsonLogger(Logger):
         if self.path.exists():
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
-                # fsync writes the file's pages, also those of other descriptors.
+                # fsync writes all pages of the file, including writes through other descriptors.
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -222,7 +222,8 @@ def _join(where: str, part: object) -> str:
 
 
 def _importable_name(value: Any) -> str | None:
-    """Returns ``"module:qualified.name"`` if importing that gives ``value`` back, else ``None``."""
+    """Returns ``"module:qualified.name"`` if importing this name returns ``value``, otherwise
+    ``None``."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
@@ -271,7 +272,9 @@ def _load_record(data: dict[str, Any], label: str) -> Any:
     name = data[TYPE_KEY]
     kind = _find(name, label)
     if not isinstance(kind, type) or not (chz.is_chz(kind) or dataclasses.is_dataclass(kind)):
-        raise ConfigurationError(f"{label or 'config'}: {name} is no chz class and no dataclass")
+        raise ConfigurationError(
+            f"{label or 'config'}: {name} is neither a chz class nor a dataclass"
+        )
     kinds = data.get(KINDS_KEY, {})
     values = {
         key: _load(value, _join("", key), kinds, f"{label}.{key}" if label else key)

@@ -1,8 +1,8 @@
 """JSON lines that survive ``kill -9``: one row a line, each written by one call.
 
 The newline is the last byte of a row, so a process killed in mid-write leaves a last line without
-one. Only that line may be dropped silently; a broken line elsewhere means that something else wrote
-to the file.
+one. Only that line may be dropped silently; a broken line elsewhere means that another program
+wrote to the file.
 
 JSON has no NaN or infinity, and readers (pandas, JavaScript, jq) fail on a file that has them. They
 are written as ``null``, which pandas reads as NaN, and a ``"nonfinite"`` entry keeps their values:
@@ -173,8 +173,8 @@ def _parse_lines(content: bytes, name: str) -> list[tuple[bytes, Row]]:
             row = json.loads(line)
         except ValueError as error:  # covers UnicodeDecodeError
             raise DataFormatError(
-                f"{name}:{number}: not JSON ({error}); expected one object a line. The file was "
-                f"damaged by something else than an interrupted write: repair or remove this line"
+                f"{name}:{number}: not JSON ({error}); expected one object per line. An "
+                "interrupted write cannot cause this: repair or remove this line"
             ) from error
         if not isinstance(row, dict):
             raise DataFormatError(

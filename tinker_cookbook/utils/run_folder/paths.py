@@ -10,7 +10,7 @@ from typing import Literal
 
 from tinker_cookbook.exceptions import ConfigurationError
 
-# Two letters at least, so that a Windows drive ("C:/runs") is no scheme. One slash is enough:
+# Two letters at least, so that a Windows drive ("C:/runs") is not a scheme. One slash is enough:
 # pathlib folds the second one away, and a path that was folded must not pass as a folder "s3:".
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/")
 

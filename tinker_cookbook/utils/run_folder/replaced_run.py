@@ -88,7 +88,7 @@ def confirm(log_dir: str | os.PathLike[str]) -> None:
 
 
 def settle(log_dir: str | os.PathLike[str]) -> None:
-    """Ends an attempt to replace a run: removes the old run if the new one has a row, else
+    """Ends an attempt to replace a run: removes the old run if the new one has a row, otherwise
     restores it. Does nothing if this process keeps no old run of ``log_dir``."""
     folder = Path(log_dir).resolve()
     # Removed from the table first, so that a second call does nothing even if this one fails.
