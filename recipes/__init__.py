@@ -11,6 +11,6 @@ if __name__ == "recipes":
         alias_package("recipes", "tinker_cookbook.recipes")
     except ModuleNotFoundError as error:
         raise ImportError(
-            "tinker_cookbook/recipes: expected a link to ../recipes, which git makes unless links "
-            "are switched off; next step: git config core.symlinks true, then git checkout ."
+            "tinker_cookbook/recipes: expected a link to ../recipes, which git creates unless "
+            "links are switched off; next step: git config core.symlinks true, then git checkout ."
         ) from error

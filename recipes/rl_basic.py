@@ -23,7 +23,7 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 DEFAULT_MODEL_NAME = DEMO_MODEL
 
 
-# The second names are those of the builder that the original cookbook's recipe is set with.
+# The second names are the builder's names in the original cookbook's recipe.
 @also_named(
     n_batches="num_batches",
     dataset_builder__batch_size="groups_per_batch",
@@ -56,7 +56,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
-    """Returns the run with a model as a blueprint, whose settings can be changed."""
+    """Returns a run of a model as a blueprint with settings that can be changed."""
     return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 

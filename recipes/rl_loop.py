@@ -117,7 +117,7 @@ def resolve(config: Config) -> Config:
 
 
 def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Problem]:
-    """Returns the questions of a step, a function of the seed and the step alone."""
+    """Returns the questions of a step, a function of only the seed and the step."""
     rng = random.Random(f"{config.seed} {step}")
     if rows:
         return rng.sample(rows, min(config.groups_per_batch, len(rows)))
@@ -201,7 +201,7 @@ def sample_batch(
     """Samples the answers of a step and turns their rewards into training data."""
     import tinker
 
-    # A sampling client has the weights of this moment; the next step makes its own.
+    # A sampling client is a snapshot of the current weights; the next step creates its own.
     sampler = client.save_weights_and_get_sampling_client().result()
     requests = []
     for place, problem in enumerate(questions_of_step(config, rows, step)):

@@ -122,7 +122,7 @@ class InlineBenchmark:
     """Builder of the evaluation of a benchmark on its first examples."""
 
     name: str = chz.field(doc="Name of the benchmark, such as gsm8k")
-    model_name: str = chz.field(doc="Model whose tokenizer is used")
+    model_name: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     max_examples: int | None = number(100, "Number of examples, the first ones; None: all", low=1)
     max_tokens: int = number(1000, "Maximum tokens of an answer", low=1)

@@ -37,7 +37,7 @@ DATASETS = (ONE_LINE, *HUB_DATASETS)
 def load_deepcoder_tasks(
     split: Literal["train", "test"] = "train", seed: int = 0
 ) -> list[DeepcoderTask]:
-    """Returns the tasks of DeepCoder; those of the training split are shuffled by ``seed``."""
+    """Returns the tasks of DeepCoder; the training split is shuffled by ``seed``."""
     tasks = load_tasks("deepcoder", split)
     if split == "train":
         random.Random(seed).shuffle(tasks)
@@ -48,7 +48,7 @@ def load_deepcoder_tasks(
 class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
     """Group of episodes on one task.
 
-    With ``max_turns=1`` the model answers at once; else it may call ``check_solution`` in
+    With ``max_turns=1`` the model answers immediately; otherwise it may call ``check_solution`` in
     ``max_turns - 1`` answers before.
     """
 

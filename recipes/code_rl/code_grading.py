@@ -134,7 +134,7 @@ async def grade_solution(
         The result of each test, and the share of tests that passed.
 
     Raises:
-        SandboxInfrastructureError: The program could not be graded, which says nothing about it.
+        SandboxInfrastructureError: Grading failed for a reason outside the program.
     """
     if not sample:
         raise DataValidationError("tests: got none, expected at least one")

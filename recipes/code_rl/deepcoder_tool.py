@@ -85,7 +85,7 @@ class DeepcoderReward:
 
     ``correct`` is 1 if all tests pass, else 0, or the share of tests passed with
     ``partial_credit``. The metrics are ``format``, ``correct`` and ``tests_passed``. A sandbox that
-    fails raises an error: it is no reward of 0.
+    fails raises an error: it is not a reward of 0.
     """
 
     task: DeepcoderTask

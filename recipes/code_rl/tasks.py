@@ -129,7 +129,7 @@ def _mbpp_task(row: Mapping[str, Any]) -> DeepcoderTask:
 
 def _humaneval_task(row: Mapping[str, Any]) -> DeepcoderTask:
     prompt = str(row["prompt"])
-    # What stands before the last function: imports and helpers that a solution may use.
+    # Everything before the last function: imports and helpers that a solution may use.
     before = prompt[: max(prompt.rfind(f"def {row['entry_point']}"), 0)]
     problem = (
         f"Complete this function.\n```python\n{prompt.rstrip()}\n```\n"
@@ -168,7 +168,7 @@ def normalized_tests(tests: Any, metadata: Mapping[str, Any]) -> list[dict[str, 
     """Returns tests of the known formats, which may be JSON text, in one form.
 
     Raises:
-        ValueError: There is none, or one is no object.
+        ValueError: There is none, or one is not an object.
     """
     if isinstance(tests, str):
         tests = json.loads(tests)

@@ -188,7 +188,7 @@ class DecisionRenderer:
                 f"for {sorted(labels)}"
             )
         convo, replies = self._messages(decision, choices)
-        # In the conversation a reply may be tokenized otherwise than alone, so its tokens are
+        # A reply may be tokenized differently within the conversation, so its tokens are
         # looked up there.
         key = tuple(replies)
         if key not in self._replies:

@@ -99,7 +99,7 @@ def decision_dist_datums(
 def probability_loss(loss_fn: ProbabilityLossFn) -> CustomLossFn:
     """Returns a loss for ``forward_backward_custom``: the mean of ``loss_fn`` over the datums.
 
-    ``loss_fn`` gets the probabilities of the choices, normalised over them, and the targets.
+    ``loss_fn`` receives the probabilities of the choices, normalised over them, and the targets.
     Metrics: ``loss``; ``target_prob:mean``, the mean expected probability of the target;
     ``accuracy``, the share of decisions whose most probable choice is the target's.
     """

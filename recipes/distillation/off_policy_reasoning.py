@@ -52,7 +52,7 @@ class CLIConfig(sl_basic.CLIConfig):
     dataset: str = chz.field(
         default="example", doc=f"One of openthoughts3, {', '.join(sl_basic.DATASETS)}"
     )
-    max_prompts: int = chz.field(default=384_000, doc="openthoughts3: rows that an epoch takes")
+    max_prompts: int = chz.field(default=384_000, doc="openthoughts3: rows per epoch")
     buffer_size: int = chz.field(default=384_000, doc="openthoughts3: rows to shuffle among")
     teacher_model: str | None = chz.field(
         default=None, doc="Teacher whose token distributions are the targets; default: the texts"
@@ -77,7 +77,7 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
 
     path: str = chz.field(default=OPEN_THOUGHTS, doc="Hub name, or folder or file of a copy")
     buffer_size: int = chz.field(default=384_000, doc="Rows to shuffle among")
-    max_prompts: int = chz.field(default=384_000, doc="Rows that an epoch takes")
+    max_prompts: int = chz.field(default=384_000, doc="Rows per epoch")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Opens the stream; there is no held-out part."""

@@ -51,7 +51,7 @@ class TeacherSettings:
     )
     teacher_prompt: str | None = chz.field(
         default=None,
-        doc="System prompt that the teacher alone sees: a text, or a .txt or .md file. Default: "
+        doc="System prompt that only the teacher sees: a text, or a .txt or .md file. Default: "
         "one that requests brevity, for the example, where nothing else sets the teacher apart",
     )
     teacher_hint: str | None = chz.field(

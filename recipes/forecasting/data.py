@@ -86,9 +86,9 @@ def fetch_prophet_arena(
     """Downloads the CSV file of Prophet Arena, unless it is in the cache, and returns its path.
 
     Raises:
-        ConfigurationError: The revision is no name of one.
+        ConfigurationError: The revision is not a valid name.
         BackendError: The Hub cannot be reached.
-        DataValidationError: The content is not that of the default revision.
+        DataValidationError: The content differs from the default revision.
     """
     import httpx
 
@@ -157,7 +157,7 @@ def load_prophet_arena_examples(csv_path: str | Path) -> list[ForecastExample]:
                 if _stable(other) != _stable(one):
                     raise DataFormatError(
                         f"{path}, row {number}: title, close time, category or outcome of market "
-                        f"{one.market!r} differ from those of an earlier row"
+                        f"{one.market!r} differ from an earlier row"
                     )
                 found[key] = min(other, one, key=lambda e: (e.snapshot_time, e.submission_id))
     if not found:
@@ -176,8 +176,8 @@ def load_prophet_arena_split(
     """Splits markets by time; all markets of an event are on one side.
 
     Training has the events that were closed before ``split_time``, validation those whose first
-    snapshot is not before it. Events that were open then are left out: their outcomes were not yet
-    known, but their snapshots were.
+    snapshot is not before it. Events that were open at that time are skipped: their outcomes were
+    not yet known, but their snapshots were.
 
     Raises:
         DataValidationError: One of the parts is empty.
@@ -277,7 +277,7 @@ def _sources(sources: Sequence[Any], where: str) -> str:
     found: list[tuple[int, str, str]] = []
     for i, source in enumerate(sources):
         if not isinstance(source, dict):
-            raise DataFormatError(f"{where}: source {i} is no object with title and summary")
+            raise DataFormatError(f"{where}: source {i} is not an object with title and summary")
         title, summary = str(source.get("title") or ""), str(source.get("summary") or "")
         rank = source.get("ranking")
         if title.strip() or summary.strip():

@@ -87,7 +87,7 @@ def render_prompt(example: ForecastExample) -> str:
 
 
 def _scores(probability: float | None, outcome: int) -> dict[str, float]:
-    # An answer that is no forecast gets less than the worst honest one could expect.
+    # An answer without a forecast gets less than the expected reward of the worst honest forecast.
     if probability is None:
         return {"brier_reward": 0.0, "accuracy": 0.0, "format_valid": 0.0}
     right = 0.5 if probability == 0.5 else float((probability > 0.5) == bool(outcome))
@@ -293,7 +293,7 @@ class ForecastRLDataset(RLDataset):
 class ProphetArenaRLDatasetBuilder(RLDatasetBuilder):
     """Markets of Prophet Arena, or of a file with its columns, split by time."""
 
-    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Markets per step")
     group_size: int = chz.field(doc="Forecasts per market")

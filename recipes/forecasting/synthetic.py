@@ -37,7 +37,7 @@ TRUE_PROBABILITIES = {
     "likely": 0.7,
     "certain": 0.9,
 }
-"""How often a market resolves YES whose forecaster says this."""
+"""Frequency of YES among markets with this forecast."""
 OPTIMISM = 0.3
 CITIES = ("Rome", "Paris", "Oslo", "Lima", "Cairo", "Tokyo", "Quito", "Delhi")
 EVENTS = {"weather": ("rain", "snow", "storm"), "sports": ("win", "draw", "goal")}

@@ -96,7 +96,7 @@ async def _reward_of(task: HarborTask, solve: bool, timeout: int) -> float:
 async def check_tasks(
     tasks: Sequence[HarborTask], timeout: int = 120, max_concurrent: int = 4
 ) -> list[TaskCheck]:
-    """Checks several tasks at once; the results are in their order."""
+    """Checks several tasks in parallel; results are in the order of the tasks."""
     slots = asyncio.Semaphore(max_concurrent)
 
     async def one(task: HarborTask) -> TaskCheck:

@@ -53,7 +53,7 @@ class Dockerfile:
     workdir: str = "/"
     environment: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
-    """Folders that WORKDIR makes."""
+    """Folders that WORKDIR creates."""
 
 
 def read_dockerfile(path: Path) -> Dockerfile:

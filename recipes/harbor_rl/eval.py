@@ -57,7 +57,8 @@ class EvalConfig(BackendSettings):
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
     output_path: str = chz.field(
-        default="/tmp/tinker-examples/harbor_eval", doc="Each evaluation gets a folder in it"
+        default="/tmp/tinker-examples/harbor_eval",
+        doc="Folder in which each evaluation creates its own folder",
     )
     max_turns: int = chz.field(default=10, doc="Maximum answers of the model")
     max_tokens: int = chz.field(default=2048, doc="Maximum tokens of an answer")

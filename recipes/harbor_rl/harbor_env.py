@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 HARBOR_CACHE_DIR = Path.home() / ".cache" / "harbor" / "tasks"
 EXAMPLES = "example_data"
-"""``load_harbor_tasks`` of this name gives the project's own ten tasks."""
+"""Name for which ``load_harbor_tasks`` returns the project's own ten tasks."""
 
 HARBOR_SYSTEM_PROMPT = (
     "You work in a terminal. Use the tool bash to look at files, run programs and change files "
@@ -169,8 +169,8 @@ def initial_messages(task: HarborTask, renderer: Renderer, bash: HarborBashTool)
 class HarborEnvGroupBuilder(EnvGroupBuilder):
     """Episodes of one task, each in its own sandbox.
 
-    With the local sandbox the tests run in a second one, which gets the work folder only. Another
-    ``sandbox_factory`` grades in the model's sandbox, unless its sandboxes pass folders on.
+    With the local sandbox the tests run in a second one, which receives only the work folder.
+    Another ``sandbox_factory`` grades in the model's sandbox, unless its sandboxes pass folders on.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ _REWARD_FILES = ("/logs/verifier/reward.txt", "/logs/verifier/reward.json")
 
 
 class HarborBashTool:
-    """Terminal in a sandbox. Each command begins in ``workdir``; files are kept between them."""
+    """Terminal in a sandbox. Each command begins in ``workdir``; files persist between commands."""
 
     def __init__(
         self, sandbox: SandboxInterface, command_timeout: int = 120, workdir: str = "/"
@@ -57,7 +57,7 @@ class HarborBashTool:
 class HarborReward:
     """Reward of an episode: tests run on the work folder and write ``/logs/verifier/reward.*``.
 
-    With ``verifier`` the tests run in a second sandbox, which gets the work folder (and
+    With ``verifier`` the tests run in a second sandbox, which receives the work folder (and
     ``artifacts``) of the first one and nothing else: programs that the model replaced or left
     running, and files that it wrote elsewhere, have no effect. Without it they run in the model's
     sandbox, as with the original.
@@ -143,7 +143,7 @@ async def _checked(sandbox: SandboxInterface, command: str) -> None:
 
 
 async def _move_folder(source: Any, target: Any, folder: str) -> bool:
-    """Replaces a folder of ``target`` by that of ``source``; a deleted one is empty.
+    """Replaces a folder of ``target`` by the one of ``source``; if it was deleted, by an empty one.
 
     Returns False if it cannot be read, because the model has made it too large or unreadable.
     """

@@ -190,7 +190,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
                 f"env: got {self.env!r}, expected one of {', '.join(HUB_NAMES)}"
                 f"{nearest(self.env, HUB_NAMES)}"
             )
-        if self.env != "gsm8k":  # whose answers are plain numbers
+        if self.env != "gsm8k":  # its answers are plain numbers
             require_math_verify()
         if self.num_test < 0:
             raise ConfigurationError(f"num_test: got {self.num_test}, expected at least 0")

@@ -123,7 +123,7 @@ def resolve(config: Config) -> Config:
         raise ConfigurationError(f"top_p: got {config.top_p}, expected more than 0, at most 1")
     if config.samples_per_query > 1 and config.temperature == 0:
         raise ConfigurationError(
-            f"samples_per_query: got {config.samples_per_query} with temperature=0, whose answers "
+            f"samples_per_query: got {config.samples_per_query} with temperature=0, where answers "
             "are all alike; expected 1, or a temperature above 0"
         )
     if config.task is not None and config.teacher_prompt_file is not None:
@@ -137,7 +137,7 @@ def resolve(config: Config) -> Config:
         # The demo model cannot follow the long prompt: it got 0 of 48 texts right with it.
         task = "language_by_examples" if config.teacher_model == DEMO_MODEL else "language"
     if max_tokens is None:
-        # With examples the answer is the first word; further tokens would be discarded.
+        # With examples the answer is the first word; more tokens would be discarded.
         max_tokens = 5 if task == "language_by_examples" else 1000
     name, _ = model_info.resolve_renderer_name(config.teacher_model, config.renderer_name)
     # Filled in, so that the printed settings and config.json have the values that are used.

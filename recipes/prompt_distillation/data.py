@@ -29,7 +29,7 @@ class AnsweredQuery:
     group: str
     label: str | None
     conversations: list[list[Message]] = field(default_factory=list)
-    """One for each answer that was kept."""
+    """One per kept answer."""
 
     @property
     def teacher(self) -> str | None:
@@ -124,7 +124,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         everything = read_answers(self.file_path, self.labels)
         for query in everything:
             groups[query.group].append(query)
-        # Whole groups are held out, because a translation of a training sentence is no new text.
+        # Whole groups are held out, because a translation of a training sentence is not new text.
         # Sorted, so that the split does not depend on the order of the file.
         names = sorted(groups)
         random.Random(self.split_seed).shuffle(names)

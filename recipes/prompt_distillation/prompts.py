@@ -232,5 +232,5 @@ def read_teacher_prompt(path: str) -> TeacherPrompt:
         raise DataFormatError(f"{file}: {error}") from error
     for i, message in enumerate(messages):
         if not isinstance(message["content"], str):
-            raise DataFormatError(f"{file}: messages[{i}].content is no plain text; {expected}")
+            raise DataFormatError(f"{file}: messages[{i}].content is not plain text; {expected}")
     return TeacherPrompt(tuple(messages))

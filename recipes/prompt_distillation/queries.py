@@ -44,7 +44,7 @@ class AnswerReader:
                 re.compile(self.pattern)
             except re.error as error:
                 raise ConfigurationError(
-                    f"answer_regex: got {self.pattern!r}, which is no regular expression: {error}"
+                    f"answer_regex: got {self.pattern!r}, not a regular expression: {error}"
                 ) from error
 
     def read(self, answer: str, ended: bool) -> str | Reason:

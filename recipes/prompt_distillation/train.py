@@ -75,7 +75,7 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
     """Builds the dataset of the teacher's answers, with a held-out part."""
     if not Path(cli.file_path).expanduser().exists():
         raise DataValidationError(
-            f"file_path: there is no file {cli.file_path}; make it first: python -m "
+            f"file_path: there is no file {cli.file_path}; create it first: python -m "
             f"recipes.prompt_distillation.create_data output_file={cli.file_path}"
         )
     # create_data records the labels of its task, so they need not be repeated here.

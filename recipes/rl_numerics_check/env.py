@@ -94,7 +94,7 @@ DEFAULT_MAX_TRAJECTORY_TOKENS = 128 * 1024
 FAILED_PARSE_REWARD = -0.1
 CONTEXT_OVERFLOW_REWARD = -0.1
 _REJECTED = "Rejected: one call of read_page in each reply. Only the first one was executed."
-_TURNS_TO_JUDGE = 5  # a few turns that do not extend the one before are no reason to warn
+_TURNS_TO_JUDGE = 5  # a few turns that do not extend the previous one do not justify a warning
 
 
 @dataclass
@@ -174,7 +174,7 @@ class CountingReward:
 
 
 class PagesInTurnEnv(MessageEnv):
-    """Each answer is followed by the next page, whatever it says; the last one is graded.
+    """Each answer is followed by the next page, whatever its text; the last one is graded.
 
     For models that cannot call tools: the numerics of long episodes do not depend on their skill.
     """
@@ -351,7 +351,7 @@ class CountingDatasetBuilder(RLDatasetBuilder):
 
     batch_size: int = chz.field(doc="Problems per step")
     group_size: int = chz.field(doc="Episodes of a problem")
-    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     task: CountingTaskConfig = chz.field(default_factory=CountingTaskConfig, doc="The task")
     n_batches: int = chz.field(default=1000, doc="Steps per epoch")

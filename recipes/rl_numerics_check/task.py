@@ -106,7 +106,7 @@ _PLACES = (
 
 @chz.chz
 class CountingTaskConfig:
-    """How long the task is, and what its prompt says."""
+    """Length of the task, and content of its prompt."""
 
     num_pages_hint: NumPagesHint = chz.field(
         default="exact", doc="exact: the prompt has the number of pages; range: only its range"

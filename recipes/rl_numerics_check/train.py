@@ -5,7 +5,7 @@
     python -m recipes.rl_numerics_check.train model_name=… group_size=8 groups_per_batch=8
 
 Every step logs ``optim/kl_sample_train_v1`` and ``_v2``: how far the log-probabilities of the
-sampler are from those of the trainer, on the same tokens and weights. They are also split by the
+sampler are from the trainer's, on the same tokens and weights. They are also split by the
 length of the context (``kl_depth_edges``), because an error in long contexts is hidden in the mean.
 If all rewards are 0, nothing is trained and no KL is measured; then set ``random_rewards=true``.
 """

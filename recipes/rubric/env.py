@@ -116,7 +116,7 @@ class RubricGradedEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Has the answer graded and ends the episode."""
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
-        # The judge reads the text alone: thinking and tool calls are no part of the answer.
+        # The judge reads only the text: thinking and tool calls are not part of the answer.
         answer = Message(role="assistant", content=get_text_content(message))
         found = await grade(self._judge, [*self.convo, answer], self.rubric_items)
         scores = [judgement.score for judgement in found]

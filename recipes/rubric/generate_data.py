@@ -123,7 +123,7 @@ async def generate_stories(config: CLIConfig) -> list[str]:
         )
     rng = random.Random(config.seed)
     chosen = [rng.sample(rows, count) for rows in kinds.values()]
-    # The same number of each kind: a judge that always says Yes is right in half the cases.
+    # The same number of each kind, so that a judge that always says Yes is right in half the cases.
     cut = config.num_labelled
     for name, part in (
         ("rubric_judge_train.jsonl", [row for rows in chosen for row in rows[:cut]]),

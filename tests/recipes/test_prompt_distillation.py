@@ -218,7 +218,7 @@ def refused(runs, monkeypatch, capsys):
         (["input_file=gone.jsonl"], ["gone.jsonl", "no such file"]),
         (["input_file=gone.txt"], ["gone.txt", "there is no file"]),
         (["task=language"], ["task=language", "teacher_prompt_file", "leave one out"]),
-        (["answer_regex=("], ["answer_regex: got '('", "no regular expression"]),
+        (["answer_regex=("], ["answer_regex: got '('", "not a regular expression"]),
         (["labels=a,a"], ["labels: got 'a,a'", "different words"]),
         (["labels=a,b"], ["queries.jsonl:1: label: got 'x', expected one of a, b"]),
         (["temperature=0"], ["samples_per_query: got 4 with temperature=0"]),
@@ -270,7 +270,7 @@ def test_queries_that_cannot_be(runs, refused, tmp_path, text, words):
 
 def test_settings_and_files_of_the_student(runs, made, refused, tmp_path):
     for argument, words in (
-        ("file_path=gone.jsonl", "there is no file gone.jsonl; make it first"),
+        ("file_path=gone.jsonl", "there is no file gone.jsonl; create it first"),
         ("model_name=smollm", "model_name: got 'smollm'"),
         ("labels=a,b", "made.jsonl:1: the answer: got"),
         ("test_fraction=1", "test_fraction: got 1.0"),

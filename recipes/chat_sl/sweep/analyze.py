@@ -25,7 +25,7 @@ from tinker_cookbook.utils.run_folder.jsonl import read_rows
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 
 DIVERGENCE_THRESHOLD = 2.0
-"""Runs whose ``test/nll`` ends above it are in no table of best runs."""
+"""Runs with a final ``test/nll`` above this value are omitted from the tables of best runs."""
 _METRICS = ("test/nll", "train_mean_nll", "test/bpb", "train_mean_bpb")
 _TIMES = ("time/step", "time/eval")
 

@@ -70,11 +70,12 @@ def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], None]]:
 
 
 def sweep_config(recipe_config: type[Any]) -> type[Any]:
-    """Returns the class of the command's settings; ``base.KEY`` are those of ``recipe_config``."""
+    """Returns the class of the command's settings; ``base.KEY`` are the keys of
+    ``recipe_config``."""
 
     @chz.chz
     class SweepConfig:
-        """Settings of a sweep; ``base.KEY`` are those of the recipe."""
+        """Settings of a sweep; ``base.KEY`` are the keys of the recipe."""
 
         recipe: str = chz.field(
             default=_DEFAULT_RECIPE, doc=f"Module of the recipe, or one of {', '.join(RECIPES)}"

@@ -29,7 +29,7 @@ def collect(
     Args:
         sweep_dir: Folder with a log folder for each run.
         config_keys: Settings to include, nested ones with points; default: all plain values.
-        require_complete: Leave out runs whose ``progress`` is below 0.98.
+        require_complete: Skip runs with ``progress`` below 0.98.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -41,7 +41,7 @@ def collect(
         raise missing_extra("tables of sweeps", error, "plot") from error
     folder = Path(sweep_dir)
     if not folder.is_dir():
-        raise FileNotFoundError(f"sweep_dir: got {folder}, which is no folder")
+        raise FileNotFoundError(f"sweep_dir: got {folder}, which is not a folder")
     rows: list[dict[str, Any]] = []
     for run in sorted(path for path in folder.iterdir() if path.is_dir()):
         logged = read_rows(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []

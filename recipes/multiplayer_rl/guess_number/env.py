@@ -53,7 +53,7 @@ class Game:
 
 
 class GuessNumberEnv(MessageEnv):
-    """One game. A right guess earns 1 and ends it, and so does the last wrong one with 0.
+    """One game. It ends with reward 1 at a right guess, and with 0 at the last wrong one.
 
     The last number in an answer is the guess. An answer without one, or with one that is not in
     the range, ends the game with ``malformed_reward``.
@@ -83,7 +83,7 @@ class GuessNumberEnv(MessageEnv):
         self.turns += 1
         self.messages = [*self.messages, message]
         guess = self._guess(get_text_content(message))
-        # A malformed answer ends the game, by default with less than a wrong guess gets.
+        # A malformed answer ends the game, by default with a lower reward than a wrong guess.
         if guess is None:
             return self._end(self.game.malformed_reward)
         if guess == self.secret:
@@ -101,7 +101,7 @@ class GuessNumberEnv(MessageEnv):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """Returns metrics of the whole game, whose steps have the rewards."""
+        """Returns metrics of the whole game; its steps already have the rewards."""
         return 0.0, {"correct": float(self.won), "guesses": self.turns}
 
     def _guess(self, text: str) -> int | None:
@@ -144,9 +144,9 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
 
 @chz.chz
 class GuessNumberDatasetBuilder(RLDatasetBuilder):
-    """Games about numbers of the range, each of which comes up equally often.
+    """Games about the numbers of a range, each equally often.
 
-    As the range is all there is, evaluation takes every number of it once, or for ``num_test``
+    Evaluation uses every number of the range once, or for ``num_test``
     of them.
     """
 

@@ -143,7 +143,7 @@ class TextArenaDataset(RLDataset):
 
     def _group(self, batch: int, number: int) -> TextArenaGroupBuilder:
         settings = self.builder
-        # The rotation goes on from batch to batch, or small batches would miss an opponent.
+        # The rotation continues across batches; otherwise small batches would miss an opponent.
         turn = batch * (settings.batch_size // settings.group_size) + number
         opponent = settings.opponents[turn % len(settings.opponents)]
         path = (settings.seed, 0, batch, number)

@@ -146,7 +146,7 @@ class TwoPlayerEnvGroupBuilder(EnvGroupBuilder):
     opponent_policy: MessageCompleter | None = None
 
     async def make_envs(self) -> Sequence[Env]:
-        """Returns ``num_envs`` seats, those of players 0 and 1 by turns."""
+        """Returns ``num_envs`` seats, alternating between players 0 and 1."""
         if self.num_envs % self.num_players:
             raise ValueError(f"num_envs: got {self.num_envs}, expected an even number of players")
         envs: list[Env] = []

@@ -30,7 +30,7 @@ _generator = threading.RLock()
 
 
 class GameError(TrainingError):
-    """A game raised an error of its own; the move that led to it is in the message."""
+    """A game raised an error; the message contains the move that caused it."""
 
 
 def load_textarena() -> Any:
@@ -111,7 +111,7 @@ class Game:
     Args:
         env: A game of TextArena that has been reset.
         settings: How it is shown and scored.
-        state: State of its random numbers; default: that of the global generator.
+        state: State of its random numbers; default: the state of the global generator.
     """
 
     def __init__(self, env: ta.Env, settings: GameSettings, state: Any = None) -> None:
@@ -219,7 +219,7 @@ class Game:
     def _rules(self, seat: int) -> list[str]:
         prompt = load_textarena().ObservationType.PROMPT
         env: Any = self.env
-        # Each wrapper passes attributes of the game on; the history is that of the outermost one.
+        # Each wrapper passes attributes of the game on; the history comes from the outermost one.
         history = getattr(env, "full_observations", {}).get(seat, [])
         return [message for _, message, kind in history if kind == prompt]
 

@@ -44,7 +44,7 @@ class PlayConfig(GameSettings, BackendSettings):
         default=None, doc="tinker:// path of the weights for sampling; default: the base model"
     )
     model_name: str | None = chz.field(
-        default=None, doc="Base model; default: that of checkpoint_path"
+        default=None, doc="Base model; default: the base of checkpoint_path"
     )
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format; default: the one of the run, else the model's"
@@ -140,7 +140,7 @@ async def eval_model(
 ) -> Counter[str]:
     """Plays games at the same time, prints and returns the model's wins, draws and losses.
 
-    The model has each seat by turns.
+    The model alternates between the seats.
     """
     settings = game or GameSettings(game_name=game_name)
     model = _model_player(renderer, model_token_completer, stop)

@@ -103,7 +103,7 @@ class HumanPlayer(Player):
         self._shown = ""
 
     async def __call__(self, messages: list[Message]) -> Message:
-        """Shows what is new, and reads a move; a move without brackets gets them."""
+        """Shows new text and reads a move; adds brackets to a move without them."""
         text = prompt_text(messages)
         # The prompt repeats the history, which the person has read already.
         new = text.removeprefix(self._shown).strip()

@@ -156,9 +156,9 @@ class League(TrainingClientEvaluator):
 
     Metrics: ``league/elo`` (the first snapshot has 1000), ``league/score_vs_NAME`` (wins plus half
     of the draws, per game), ``league/losses_vs_NAME`` (share), for the first and the previous
-    snapshot, the whole pool and each further opponent. Kuhn poker of one round also has the exact
-    ``kuhn/exploitability`` of the weights and of the average over the pool. ``league.md`` in the
-    run's folder has the win-rate matrix.
+    snapshot, the whole pool and each additional opponent. Kuhn poker of one round also has the
+    exact ``kuhn/exploitability`` of the weights and of the average over the pool. ``league.md`` in
+    the run's folder has the win-rate matrix.
     """
 
     def __init__(self, settings: LeagueBuilder) -> None:
@@ -169,7 +169,7 @@ class League(TrainingClientEvaluator):
         settings, step = self._settings, current_step()
         pool = await asyncio.to_thread(settings.pool.pool)
         client = await training_client.save_weights_and_get_sampling_client()
-        # 1. The weights as they are now, against the pool and against further opponents.
+        # 1. The current weights against the pool and against additional opponents.
         rows = pool.members(step - 1)
         opponents: dict[str, MessageCompleter] = {
             snapshot_name(row["step"]): await asyncio.to_thread(pool.player, row) for row in rows
@@ -274,7 +274,7 @@ def snapshot_name(step: int) -> str:
 
 
 def is_small_kuhn(game: GameSettings) -> bool:
-    """Returns whether a game is Kuhn poker of one round, whose exploitability is computed."""
+    """Returns whether a game is Kuhn poker of one round, so that exploitability can be computed."""
     return game.game_name.startswith("KuhnPoker") and game.game_options.get("max_rounds") == 1
 
 

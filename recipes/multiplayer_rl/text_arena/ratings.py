@@ -15,7 +15,7 @@ _PRIOR = 800.0
 
 
 def elo(results: Results) -> dict[str, float]:
-    """Returns the rating of each player; that of the first one in ``results`` is 1000.
+    """Returns the rating of each player; the first one in ``results`` has 1000.
 
     They are the most probable ratings of a Bradley-Terry model; a draw is half a win. A weak normal
     prior (standard deviation 800) keeps the rating of a player finite who won all games.

@@ -11,11 +11,11 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game
 from tinker_cookbook.renderers import get_text_content
 
 ILLEGAL_MOVE_REWARD = -2.0
-"""Reward of the player whose illegal move ended the game; less than a loss, which is -1."""
+"""Reward for an illegal move that ends the game; less than a loss, which is -1."""
 
 
 class GameAbandonedError(TrainingError):
-    """Another player's rollout failed, so the game cannot go on; its moves are no one's fault."""
+    """Another player's rollout failed, so the game cannot continue; no player is at fault."""
 
 
 class Table:
@@ -43,7 +43,7 @@ class Table:
         return self.game.done or self.illegal_player_id is not None or self.left is not None
 
     async def start(self) -> None:
-        """Lets the players move that are not trained, until a trained seat is on turn."""
+        """Lets untrained players move until it is a trained seat's turn."""
         if not self._started:
             self._started = True
             await self._play_others()
@@ -53,7 +53,8 @@ class Table:
         await self._until(lambda: self.over or self.game.turn == seat)
 
     async def make_move(self, seat: int, text: str) -> None:
-        """Makes a move of a trained seat, and those of other players until the next trained seat.
+        """Makes a move of a trained seat, and the moves of other players until the next trained
+        seat.
 
         Raises:
             ValueError: It is another seat's turn.
@@ -71,7 +72,7 @@ class Table:
             raise
 
     def leave(self, seat: int, failed: bool) -> None:
-        """Tells the others that ``seat`` makes no more moves; no effect after the end."""
+        """Notifies the others that ``seat`` makes no more moves; no effect after the end."""
         if self.over or self._error is not None:
             return
         if failed:
@@ -87,7 +88,7 @@ class Table:
         return self.game.rewards()[seat] if self.game.done else 0.0
 
     def outcome(self, seat: int) -> str:
-        """Returns "win", "draw" or "loss": the seat's reward compared with that of the others."""
+        """Returns "win", "draw" or "loss": the seat's reward compared with the others'."""
         others = [self.reward(other) for other in self.game.chairs if other != seat] or [0.0]
         difference = self.reward(seat) - sum(others) / len(others)
         return "draw" if abs(difference) < 1e-9 else "win" if difference > 0 else "loss"
@@ -117,7 +118,7 @@ class Table:
             await self._changed.wait()
 
     def _notify(self) -> None:
-        # A new event for later waiters: those of this one check their condition again.
+        # A new event for later waiters; waiters of the old event check their condition again.
         self._changed.set()
         self._changed = asyncio.Event()
 

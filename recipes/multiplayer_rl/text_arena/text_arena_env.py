@@ -43,8 +43,8 @@ OpenPlayer = Callable[[], "MessageCompleter | None"]
 class TextArenaEnv(Env):
     """One trained seat of one game.
 
-    Each prompt is one user message: what the seat sees of the game so far. The reward comes at the
-    end of the game; metrics are ``win``, ``draw``, ``loss``, ``illegal_move``, ``moves`` and
+    Each prompt is one user message: the seat's observations of the game so far. The reward comes at
+    the end of the game; metrics are ``win``, ``draw``, ``loss``, ``illegal_move``, ``moves`` and
     ``unfinished``.
     """
 
@@ -131,8 +131,8 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
         seed_path: All random numbers of the games depend on it.
         same_start: Start all games of the group alike, so that the rewards of its members differ
             by their moves and not by their cards.
-        role_baseline: Compare a member with those of its own seat. A seat that wins more often by
-            the rules of the game would otherwise be reinforced for that.
+        role_baseline: Compare a member with the members of its own seat. A seat that wins more
+            often by the rules of the game would otherwise be reinforced for that.
     """
 
     game: GameSettings

@@ -50,7 +50,7 @@ class BaseModel(BackendSettings):
 class OptimalOpponent(Player):
     """Plays tic-tac-toe perfectly: it wins as soon as it can, and never loses.
 
-    Of several best moves it takes a random one, so that games against it differ.
+    Chooses randomly among several best moves, so that games against it differ.
     """
 
     _WIN_LINES = (
@@ -91,7 +91,7 @@ def read_board(text: str) -> str:
 
 
 def own_mark(text: str) -> str:
-    """Returns the mark of the player who reads a prompt: as it says, or by whose turn it is."""
+    """Returns the mark of the player who reads a prompt: as stated, or derived from the turn."""
     told = re.search(r"you will be '([OX])'", text)
     if told is not None:
         return told[1]

@@ -96,7 +96,7 @@ async def example_moves(config: CLIConfig) -> list[tuple[str, str]]:
 def make_tokenizer(moves: Sequence[tuple[str, str]], folder: Path) -> Any:
     """Writes the tokenizer of all pieces in the examples, and returns it."""
     contents = {text for move in moves for text in move}
-    # The parts that the renderer encodes one by one.
+    # The parts that the renderer encodes separately.
     texts = ["User:", "Assistant:", *(f" {text}\n\n" for text in contents)]
     return word_tokenizer(
         texts, _PIECES, folder, ("<unk>", "<s>", "</s>"), bos_token="<s>", eos_token="</s>"

@@ -41,7 +41,7 @@ WORDS = example_data("twenty_questions_words.txt")
 
 @chz.chz
 class AnswererConfig(BackendSettings):
-    """A model that answers, greedily; calling it gives the completer, one a process."""
+    """A model that answers greedily; calling it returns the completer, one per process."""
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
@@ -95,7 +95,7 @@ def read_words(path: str | Path) -> list[str]:
 
 @chz.chz
 class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
-    """Games about the words of a file, some of which are held out for evaluation."""
+    """Games about the words of a file; some are held out for evaluation."""
 
     answerer: AnswererConfig = chz.field(doc="Model that answers the questions")
     rules: Rules = chz.field(doc="The rules")
@@ -212,7 +212,7 @@ class TwentyQuestionsEnv(MessageEnv):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """Returns metrics of the whole game, whose steps have the rewards."""
+        """Returns metrics of the whole game; its steps already have the rewards."""
         return 0.0, {
             "correct": float(self.won),
             "questions": self.questions,

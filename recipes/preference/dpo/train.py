@@ -24,7 +24,7 @@ from tinker_cookbook.recipes.start import RecipeSettings, blocking, resolve, sta
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-# Gradients of pairs are noisier than those of texts: a tenth of the rate for supervised training.
+# Gradients of pairs are noisier, so use a tenth of the rate for supervised training.
 _FRACTION_OF_SFT_LR = 0.1
 
 

@@ -57,7 +57,7 @@ async def main(config: CLIConfig) -> None:
     check(config)
     behavior = config.behavior_if_log_dir_exists
     with ExitStack() as folders:
-        # All at once, so that a refusal of the last folder comes before the first stage.
+        # Check all at once, so that an error in the last folder appears before the first stage.
         for stage in to_run(config):
             folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
         if config.run_sft:
@@ -101,7 +101,7 @@ def check(cli: CLIConfig) -> None:
         for stage in ("sft", "rm"):
             if stage not in to_run(cli):
                 finished(cli, stage)
-        # Stage 3 has the weights it begins from only when its turn comes.
+        # The initial weights of stage 3 exist only after the previous stages.
         later = CheckpointRecord(
             "final", state_path="tinker://run/weights/later", sampler_path="tinker://run/s/later"
         )
@@ -109,7 +109,7 @@ def check(cli: CLIConfig) -> None:
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
-    """Returns the final checkpoint of a stage; the error states the command that makes it."""
+    """Returns the final checkpoint of a stage; the error states the command that creates it."""
     folder = cli.stage_folder(stage)
     last = get_last_checkpoint(folder, "sampler_path")
     if last is not None and last.final:

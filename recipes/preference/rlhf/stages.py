@@ -174,7 +174,7 @@ def _stage(kind: type[C], cli: CLIConfig, stage: str, **derived: Any) -> C:
 
 @chz.chz
 class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
-    """Conversations that end with one answer of a comparison; each comparison gives two."""
+    """Conversations that end with one answer of a comparison; two per comparison."""
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
 

@@ -64,7 +64,7 @@ HELD_OUT = (
 class PreferenceModelShorter(PreferenceModel):
     """Prefers the answer with fewer characters, without blanks around it; equal lengths tie.
 
-    An empty answer loses to any other, or else it would be the best.
+    An empty answer loses to any other, otherwise it would be the best.
     """
 
     async def __call__(self, comparison: Comparison) -> float:

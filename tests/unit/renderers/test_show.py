@@ -253,7 +253,7 @@ def test_template_options_and_spellings_of_calls(make_renderer):
         template_options={"date_string": "26 Jul 2024"},
     )
     assert fact(view, "template").good
-    assert "arguments of calls given as objects" in fact(view, "template").text
+    assert "call arguments passed as objects" in fact(view, "template").text
 
 
 def test_a_prompt_that_the_example_does_not_continue_is_shown(make_renderer):
@@ -295,7 +295,7 @@ def test_nothing_to_train_and_no_answer(make_renderer):
     view = show(make_renderer("qwen3", "qwen3"), conversation(QUESTION))
     assert fact(view, "examples").good is False
     assert "selects none of the messages: user" in fact(view, "examples").text
-    assert "for the answer to come" in fact(view, "prompt").text
+    assert "for the next answer" in fact(view, "prompt").text
     assert view.examples[0].title == "example 1 of 1: 6 tokens, 0 trained"
 
 

@@ -197,7 +197,7 @@ def test_files_and_dates_that_cannot_work(tmp_path, markets):
     with pytest.raises(DataFormatError, match="lacks the columns submission_id"):
         load_prophet_arena_examples(tmp_path / "other.csv")
     changed = row(submission_id="s2", market_outcome='{"A": 0, "B": 0}')
-    with pytest.raises(DataFormatError, match="differ from those of an earlier row"):
+    with pytest.raises(DataFormatError, match="differ from an earlier row"):
         load_prophet_arena_examples(write(tmp_path / "m.csv", row(), changed))
     with pytest.raises(DataValidationError, match="0 to evaluate on"):
         load_prophet_arena_split(markets, split_time=parse_utc_datetime("2030-01-01"))
