@@ -36,7 +36,7 @@ DEFAULT_MODEL_NAME = DEMO_MODEL
 DATASETS = ("example", "no_robots")
 
 
-# The second names are those of the builder that the original cookbook's recipe is set with.
+# The second names are the builder's names in the original cookbook's recipe.
 @also_named(
     dataset_builder__file_path="dataset_path",
     dataset_builder__test_size="test_size",
@@ -147,7 +147,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
-    """Returns the run with a model as a blueprint, whose settings can be changed."""
+    """Returns a run of a model as a blueprint with settings that can be changed."""
     return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 

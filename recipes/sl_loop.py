@@ -171,7 +171,7 @@ def train(
     for step in range(start, total_steps):
         started = time.monotonic()
         epoch, index = divmod(step, batches_per_epoch)
-        # The order follows from the seed and the epoch, so a resumed run gets the same batches.
+        # The order depends only on seed and epoch, so a resumed run gets the same batches.
         order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
         here = order[index * config.batch_size : (index + 1) * config.batch_size]
         batch = [data[i] for i in here]

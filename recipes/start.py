@@ -41,7 +41,7 @@ class RecipeSettings(RunSettings):
 
     @property
     def renderer(self) -> str:
-        """The chat format that was set, or that of the model."""
+        """The chat format that was set, or the model's own."""
         name, _ = model_info.resolve_renderer_name(
             self.model_name, self.renderer_name, self.log_path
         )
@@ -106,7 +106,7 @@ async def start(
 
 
 def check_dataset_name(dataset: str, known: Sequence[str]) -> None:
-    """Raises ConfigurationError for a dataset that is no known name, path or Hub name."""
+    """Raises ConfigurationError for a dataset that is not a known name, path or Hub name."""
     # A Hub name has an owner; a single word is a misspelt name or a file that does not exist.
     if dataset in known or "/" in dataset or Path(dataset).expanduser().exists():
         return

@@ -43,7 +43,7 @@ class TinyModelSettings:
 
 @contextmanager
 def new_folder(output: str) -> Iterator[Path]:
-    """Yields a folder that gets the name ``output`` at the end; after an error nothing is left.
+    """Yields a folder that is renamed to ``output`` at the end; after an error it is deleted.
 
     Raises:
         ConfigurationError: ``output`` exists and is not an empty folder.

@@ -65,7 +65,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(cli_config: CLIConfig) -> None:
-    """Trains a model on what a judge says of its answers."""
+    """Trains a model on a judge's scores of its answers."""
     await run(cli_config, build_config(cli_config))
 
 

@@ -125,7 +125,7 @@ def get_dataset_builder(
     test_group_size: int = 1,
     grader_renderer_name: str | None = None,
 ) -> RLDatasetBuilder:
-    """Returns the builder of the original cookbook, whose judge samples a text."""
+    """Returns the builder of the original cookbook, with a judge that samples a text."""
     test = test_jsonl_path and RubricDatapointListBuilderFromJsonl(jsonl_path=test_jsonl_path)
     return RubricGradedDatasetBuilder(
         batch_size=batch_size,
@@ -196,7 +196,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(cli_config: CLIConfig) -> None:
-    """Trains a model on what a judge says of its answers."""
+    """Trains a model on a judge's scores of its answers."""
     await run(cli_config, build_config(cli_config))
 
 

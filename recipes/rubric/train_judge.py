@@ -69,7 +69,7 @@ class JudgeDatasetBuilder(SupervisedDatasetBuilder):
     """One example for each criterion of each answer: the judge's prompt and the right label."""
 
     labelled_path: str = chz.field(doc="Labelled answers")
-    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str = chz.field(doc="Chat format of the judge")
     batch_size: int = chz.field(doc="Examples per step")
 

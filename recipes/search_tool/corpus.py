@@ -39,7 +39,7 @@ class Corpus:
     num_sources: int
     """Whole documents; long ones were split into parts."""
     num_duplicates: int
-    """Documents whose text occurred before; left out."""
+    """Skipped documents with the same text as an earlier one."""
 
 
 def read_corpus(path: str, max_words: int = 250) -> Corpus:
@@ -107,7 +107,7 @@ _ENDINGS = (*TEXT_SUFFIXES, *SUFFIXES)
 def _documents_of_file(file: Path, name: str) -> Iterator[tuple[str, Document]]:
     if file.suffix in TEXT_SUFFIXES:
         text = read_text(file).strip()
-        # An empty file among others is no mistake worth an error.
+        # An empty file among others is not worth an error.
         if text:
             yield str(file), Document(name, file.stem, text, name)
         return
@@ -155,7 +155,7 @@ def squad_articles(file: Path) -> list[tuple[str, Mapping[str, Any]]] | None:
     try:
         value = json.loads(read_text(file))
     except ValueError:
-        return None  # the reader of rows says what is wrong with it
+        return None  # the reader of rows reports the problem
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         return None
     found: list[tuple[str, Mapping[str, Any]]] = []
@@ -187,7 +187,7 @@ def read_text(file: Path) -> str:
 def split_text(text: str, max_words: int) -> list[str]:
     """Splits a text into parts of at most ``max_words`` words; 0: one part.
 
-    Whole paragraphs go into a part while they fit. A paragraph that is too long alone is split
+    Whole paragraphs go into a part while they fit. A paragraph that is too long by itself is split
     between sentences, and a sentence between words.
     """
     if not max_words or len(text.split()) <= max_words:

@@ -21,7 +21,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class MiniLM:
-    """The embedder; one for a process (``minilm()``), used by one thread at a time."""
+    """The embedder; one per process (``minilm()``), used by one thread at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,8 @@ class MiniLM:
 
     @cached_property
     def _cached(self) -> Any:
-        # Each query alone: in a batch the padding would change the last digits of the vector.
+        # Embed each query separately: padding in a batch would change the last digits of the
+        # vector.
         return lru_cache(maxsize=4096)(lambda text: self.embed([text])[0])
 
     @cached_property

@@ -107,7 +107,7 @@ class EvaluationResult(TypedDict):
 
 
 class SearchBenchmark(BenchmarkBuilder):
-    """Questions of one source as a benchmark, whose score is the share of right answers."""
+    """Questions of one source as a benchmark; the score is the share of right answers."""
 
     multi_turn = True
 

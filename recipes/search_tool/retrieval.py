@@ -157,7 +157,7 @@ def build_index(corpus: Corpus, method: Method = "bm25") -> SearchIndex:
 def save_index(index: SearchIndex, path: Path, origin: dict[str, Any]) -> None:
     """Writes an index to the folder ``path``, which appears whole or not at all.
 
-    ``origin`` says what the index was built from. Another index at ``path`` is replaced.
+    ``origin`` records the source of the index. Another index at ``path`` is replaced.
 
     Raises:
         ConfigurationError: ``path`` is something else than an index.
@@ -170,11 +170,12 @@ def save_index(index: SearchIndex, path: Path, origin: dict[str, Any]) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Raises ConfigurationError if ``path`` exists and is no index, so that nothing is lost."""
+    """Raises ConfigurationError if ``path`` exists and is not an index, so that nothing is
+    overwritten."""
     if path.exists() and not is_index(path):
         raise ConfigurationError(
-            f"index_path: got {path}, which exists and is no index; expected a new folder, or an "
-            "index to replace"
+            f"index_path: got {path}, which exists and is not an index; expected a new folder, or "
+            "an index to replace"
         )
 
 
@@ -187,7 +188,7 @@ def _files(index: SearchIndex, origin: dict[str, Any]) -> Iterator[tuple[str, by
     lines = (json.dumps(asdict(document), ensure_ascii=False) for document in index.documents)
     yield _DOCUMENTS, "".join(f"{line}\n" for line in lines).encode()
     with tempfile.TemporaryDirectory() as folder:
-        # Under its own names, so that bm25s alone can open the folder too.
+        # Use bm25s's own names, so that bm25s can open the folder without this package.
         index._bm25.save(folder, show_progress=False)
         for file in sorted(Path(folder).iterdir()):
             yield file.name, file.read_bytes()
@@ -215,8 +216,8 @@ def load_index(path: Path) -> SearchIndex:
     """
     if not is_index(path):
         raise DataValidationError(
-            f"index_path: {path} is no index; build one with: python -m recipes.search_tool.index "
-            f"corpus=FILE_OR_FOLDER index_path={path}"
+            f"index_path: {path} is not an index; build one with: python -m "
+            f"recipes.search_tool.index corpus=FILE_OR_FOLDER index_path={path}"
         )
     bm25s = _bm25s()
     again = "build it again with python -m recipes.search_tool.index"

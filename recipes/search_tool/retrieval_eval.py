@@ -4,7 +4,7 @@
     python -m recipes.search_tool.retrieval_eval dataset=xquad.en.json method=bm25,embeddings,fused
 
 ``dataset`` is JSON in the layout of SQuAD, where a question belongs to its paragraph, or
-``example``. R@k is the share of the questions whose document is among the first k results.
+``example``. R@k is the share of questions with their document among the first k results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recall:
     method: str
     num_questions: int
     found: dict[int, int]
-    """Questions whose document is among the first k results, by k."""
+    """Number of questions with their document among the first k results, by k."""
     queries_per_second: float
 
     def share(self, k: int) -> float:
@@ -76,7 +76,7 @@ def read_pairs(dataset: str, max_words: int) -> tuple[Corpus, list[tuple[str, st
     articles = squad_articles(path)
     if not articles:
         raise DataValidationError(
-            f"dataset: got {path}, expected JSON in the layout of SQuAD, whose questions belong to "
+            f"dataset: got {path}, expected JSON in the layout of SQuAD, where questions belong to "
             f"paragraphs, or {EXAMPLE}"
         )
     corpus = read_corpus(dataset, max_words)

@@ -115,7 +115,7 @@ class SearchEnvGroupBuilder(EnvGroupBuilder):
     max_turns: int
     group_size: int
     chroma_tool: SearchTool
-    """The search tool, of any kind; the name is that of the original."""
+    """Search tool of any kind; named as in the original cookbook."""
     format_coef: float = 0.1
     max_trajectory_tokens: int | None = 32 * 1024
     max_generation_tokens: int | None = None

@@ -42,7 +42,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
 SMALL = "small"
-"""Value of ``model_name`` that stands for this model."""
+"""Value of ``model_name`` that selects this model."""
 _ROOT = Path("/tmp/tinker-examples")
 _FIRST_WORLD = 1000
 """Seed of the first world of the episodes; the others follow. The example's is another one."""
@@ -103,7 +103,7 @@ def _episode(
         messages.append(
             Message(role="tool", content=format_results([query], [found]), name="search")
         )
-    # An episode that did not find the answer ends with another word of what it found.
+    # An episode that did not find the answer ends with another word of the found text.
     text = " ".join(found)
     if queries and answer not in text:
         answer = rng.choice(
@@ -208,7 +208,7 @@ def make_small_model(config: CLIConfig) -> float:
 
 
 def small_model_path() -> Path:
-    """Returns the folder of the small model with default settings; makes it the first time."""
+    """Returns the folder of the small model with default settings; creates it on first use."""
     config = CLIConfig(output="")
     search = LocalSearchTool(str(EXAMPLE_DOCUMENTS)).search
     # Another version of the settings, the instructions or the tool needs another model.

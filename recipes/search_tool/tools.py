@@ -57,7 +57,7 @@ class SearchTool(Protocol):
 
 @chz.chz
 class EmbeddingConfig:
-    """Embeddings of the queries to a Chroma collection, the same as those of its documents."""
+    """Embeds queries to a Chroma collection in the same way as its documents."""
 
     model_name: str = chz.field(
         default="gemini-embedding-001",
@@ -92,7 +92,7 @@ class RetrievalConfig:
 class LocalSearchTool:
     """Search in an index on this machine; deterministic, so a resumed run has the same results.
 
-    Pickles as what it was made from; the index is opened once in each process.
+    Pickles as its constructor arguments; each process opens the index once.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ The model calls ``search`` as often as it needs, up to ``max_turns`` answers, an
 ``Answer:``. The search is local: BM25 over a file or folder of documents, without a key or a
 server.
 
-Without ``model_name`` the command first makes a small model for the example data (see
-``recipes.search_tool.small_model``), which takes about four minutes, and keeps it.
+Without ``model_name`` the command first creates a small model for the example data (see
+``recipes.search_tool.small_model``), in about four minutes, and keeps it for later runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class CLIConfig(RLSettings):
     )
     num_test: int = chz.field(default=40, doc="Questions to evaluate on; 0: no evaluation")
     corpus: str | None = chz.field(
-        default=None, doc="Documents: a file, or a folder of texts; default: those of dataset"
+        default=None,
+        doc="Documents: a file, or a folder of texts; default: the documents of dataset",
     )
     index_path: str | None = chz.field(
         default=None, doc="Index made by recipes.search_tool.index, instead of a corpus"

@@ -89,7 +89,7 @@ class _Facts:
 
 
 def make_world(seed: int) -> World:
-    """Returns a world of 42 towns, 60 people and 30 ships, whose facts depend on ``seed``."""
+    """Returns a world of 42 towns, 60 people and 30 ships; its facts depend on ``seed``."""
     rng = random.Random(seed)
     facts = _facts(rng)
     return World(_documents(facts, rng), _questions(facts))
@@ -161,8 +161,8 @@ def _documents(facts: _Facts, rng: random.Random) -> list[Document]:
 
 
 def _questions(facts: _Facts) -> list[Question]:
-    """Returns every question that one document answers, or two of which the first names the
-    second."""
+    """Returns every question that one document answers, or two documents of which the first names
+    the second."""
     questions: list[Question] = []
 
     def ask(text: str, answer: str, *path: tuple[str, str]) -> None:

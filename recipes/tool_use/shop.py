@@ -1,4 +1,4 @@
-"""Questions about a shop whose prices and stock are known only to its tools.
+"""Questions about a shop; only its tools know prices and stock.
 
 Every question has a new database, so an answer without the right calls is a guess.
 """

@@ -56,7 +56,7 @@ async def with_model(cli: CLIConfig) -> CLIConfig:
     """Returns the settings with the tiny model's folder, which is made if it is absent."""
     if cli.model_name != TINY:
         return cli
-    # Its name has what it depends on, so another run finds it.
+    # Its name includes everything it depends on, so that another run can reuse it.
     name = f"tool_use_tiny_{cli.tiny_right_share:g}_{cli.tiny_steps}"
     folder = Path(cli_utils.default_log_path(name))
     if not (folder / "config.json").exists():

@@ -34,7 +34,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 
 class Results(TypedDict):
-    """Rewards and metrics of all rollouts: those of the first task, then of the second …"""
+    """Rewards and metrics of all rollouts, ordered by task."""
 
     reward: list[float]
     metrics: dict[str, list[float]]
@@ -74,7 +74,8 @@ async def evaluate(
     model_path: str | None = None,
     **others: Any,
 ) -> Results:
-    """Evaluates a model and prints the results; ``others`` are further fields of ``CLIConfig``."""
+    """Evaluates a model and prints the results; ``others`` are additional fields of
+    ``CLIConfig``."""
     config = CLIConfig(
         vf_env_id=vf_env_id,
         vf_env_args=json.dumps(vf_env_args),
@@ -97,7 +98,7 @@ async def cli_main(config: CLIConfig) -> Results:
     connection = await asyncio.to_thread(config.connect)
     model = await open_sampling_model(connection, config)
     size = config.rollouts_per_example
-    # The smallest number of tasks that is needed: a taskset may generate them without an end.
+    # Request no more tasks than needed: a taskset may generate them endlessly.
     limited = chz.replace(config, dataset_n=config.num_examples)
     builder = dataset_builder(
         limited, model.model_name, model.renderer_name,
@@ -167,7 +168,8 @@ def log_results(
     )
     table = Table("", "mean", "± standard error", "least", "most")
     for name, values in (("reward", results["reward"]), *sorted(results["metrics"].items())):
-        # Rollouts of a task are alike: the error is that of the tasks' means.
+        # Rollouts of one task are correlated, so the standard error is computed from the tasks'
+        # means.
         tasks = [
             float(np.mean(values[i : i + rollouts_per_example]))
             for i in range(0, len(values), rollouts_per_example)

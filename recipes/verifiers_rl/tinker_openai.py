@@ -242,7 +242,7 @@ class TinkerAsyncChat(OpenAIAsyncChat):
 
 
 class TinkerAsyncCompletionStream(AsyncStream[Completion]):
-    """Stream whose only chunk is the whole completion."""
+    """Stream with the whole completion as its only chunk."""
 
     def __init__(self, final: Completion) -> None:
         self._final = final

@@ -112,7 +112,7 @@ def dataset_builder(
 
     if cli.dataset_seed is not None:
         raise ConfigurationError(
-            "dataset_seed: is a setting of verifiers 0.1.9; with 0.4 tasks are shuffled by seed="
+            "dataset_seed: this is a setting of verifiers 0.1.9; with 0.4, set seed="
         )
     spec = env.VerifiersSpec(
         taskset_id=cli.vf_env_id,

@@ -42,7 +42,7 @@ from tinker_cookbook.utils.imports import lazy_module
 if TYPE_CHECKING:
     import verifiers as vf
 else:
-    # The library needs an environment of its own; names of this module do not.
+    # Only the library needs a separate environment; names of this module do not.
     vf = lazy_module("verifiers")
 
 _vf_env: ContextVar[Any] = ContextVar("vf_env", default=None)
@@ -137,7 +137,7 @@ class LegacyVerifiersEnv(DrivenEnv):
 
             (given,) = builder.get_rollout_inputs(1)
             client = DrivenOpenAIClient(call, renderer, tokenizer)
-            # Temperature and maximum tokens are those of the policy, which samples.
+            # Temperature and maximum tokens come from the policy, which samples.
             state = await builder.vf_env.run_rollout(given, client, "tinker", {}, generation)
             if state.get("error") is not None:
                 error = state["error"]
@@ -281,7 +281,7 @@ class VerifiersRLDataset(RLDataset):
 class VerifiersRLDatasetBuilder(RLDatasetBuilder):
     """Examples of an environment of verifiers 0.1.9.
 
-    The environment is that of ``set_vf_env``, or else the one of this name and these arguments.
+    Uses the environment of ``set_vf_env``, or loads the one with this name and these arguments.
     """
 
     vf_env_id: str = chz.field(doc="Name of an installed environment")

@@ -1,7 +1,7 @@
 """Turns a GGUF file of a Llama-shaped model into a folder that transformers loads.
 
-transformers can read GGUF itself, but it rebuilds the tokenizer under another class whose ids are
-wrong for byte-level vocabularies. So both parts are written here: the weights, and a
+transformers can read GGUF itself, but it rebuilds the tokenizer under another class with ids that
+are wrong for byte-level vocabularies. So both parts are written here: the weights, and a
 ``tokenizer.json`` from the vocabulary, the merges and the pre-tokenizer that the file names.
 """
 
@@ -52,7 +52,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     """Writes ``source`` as a transformers folder (bfloat16 weights) into the existing ``folder``.
 
     Every tensor is dequantized once; these models were published in bfloat16, and the perplexity
-    of the result equals that of a float32 copy to three digits at half the size.
+    of the result equals a float32 copy's to three digits at half the size.
 
     Raises:
         ConfigurationError: the ``gguf`` package is missing.
@@ -169,7 +169,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # The pre-tokenizer "smollm": each digit alone, then GPT-2's byte-level split.
+    # The pre-tokenizer "smollm": single digits, then GPT-2's byte-level split.
     split = [
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),

@@ -48,8 +48,8 @@ def finished_copy(models_dir: Path) -> Path | None:
 def make_copy(models_dir: Path) -> Path:
     """Returns the folder of the demo model under ``models_dir``, making it where it is absent.
 
-    Safe against crashes and against a second process: a rename makes the folder visible whole, and
-    only one process makes it while others wait.
+    Safe against crashes and against a second process: a rename makes the complete folder visible,
+    and only one process creates it while others wait.
 
     Raises:
         ConfigurationError: the ``gguf`` package is missing.
@@ -80,7 +80,7 @@ def _make(models_dir: Path) -> Path:
         built = work / _FOLDER
         built.mkdir()
         _convert(source, built)
-        # Written last: finished_copy takes a folder with this file as complete.
+        # Written last: finished_copy treats a folder with this file as complete.
         note = {"model": DEMO_MODEL, "copy": NOTE, "gguf_sha256": _SHA256}
         (built / _NOTE_FILE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
         # The files must be on the disk before the rename makes them visible.

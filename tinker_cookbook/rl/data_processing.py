@@ -46,7 +46,7 @@ __getattr__ = lazy_exports(
 
 
 SAMPLER_LOGPROBS = "sampler_logprobs"
-"""Field of data whose ``logprobs`` were replaced by the trainer's: what the sampler reported."""
+"""Field with the sampler's log-probabilities if ``logprobs`` were replaced by the trainer's."""
 _NOT_OF_LOSS = ("mask", SAMPLER_LOGPROBS)
 
 
@@ -74,11 +74,11 @@ def trajectory_to_data(
     - ``target_tokens`` int64; 0 at an image
     - ``mask`` float32: 1 for action tokens that are trained, 0 for observations and masked turns
     - ``advantages`` float32: ``traj_advantage * mask``
-    - ``logprobs`` float32: the sampler's where the mask is 1, else 0
+    - ``logprobs`` float32: the sampler's where the mask is 1, otherwise 0
 
     ``include_provenance`` attaches the sampled sequence of each token, which ``stable_reinforce``
     needs, unless an action has no ``sequence_id``. ``keep_unanswered`` keeps runs of two or more
-    tokens without an action token, whose mask is 0.
+    tokens without an action token; its mask is 0.
 
     Raises:
         DataValidationError: An action lacks a finite log-probability for each token; an observation
@@ -157,7 +157,7 @@ def assemble_training_data(
 
 
 def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.Datum]:
-    """Returns the data with the fields that ``loss_fn`` takes; arrays are shared, not copied."""
+    """Returns the data with the fields that ``loss_fn`` accepts; arrays are shared, not copied."""
     out = []
     for datum in data_D:
         # Backends refuse fields that a loss does not use. Advantages are 0 where the mask is 0, so
@@ -246,7 +246,7 @@ def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum
     responses have become shorter, because Adam normalizes by earlier gradients.
     """
     num_tokens = sum(float(datum.loss_fn_inputs["mask"].to_numpy().sum()) for datum in data_D)
-    # Masked turns alone have no action token; their advantages are 0.
+    # If all turns are masked, there is no action token; advantages are 0.
     scale = np.float32(1 / max(num_tokens, 1.0))
     out = []
     for datum in data_D:

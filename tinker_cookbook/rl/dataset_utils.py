@@ -58,7 +58,7 @@ class EpochCycledRLDataset(RLDataset):
             return self.inner.get_batch(within)
         with self._lock:  # the epoch is a state of the inner dataset
             if epoch != self._epoch:
-                # The order depends on the epoch alone, not on earlier requests.
+                # The order depends only on the epoch, not on earlier requests.
                 rng = np.random.default_rng([self.shuffle_seed, epoch])
                 self.inner.set_epoch(int(rng.integers(2**31)))
                 self._epoch = epoch

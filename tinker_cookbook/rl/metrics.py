@@ -181,11 +181,11 @@ def add_to_advantages(
     """Adds values [N] to the advantages of the N trained tokens; changes ``data_D``.
 
     With a ``discount`` above 0 a token's value becomes the sum over the values from its position to
-    the end of its datum, each further position multiplied by one more factor of it. Returns the
+    the end of its datum, each later position multiplied by one more factor. Returns the
     added values [N].
     """
     masks_D = [_field(datum, "mask") for datum in data_D]
-    # Split the values of all trained tokens into those of each datum.
+    # Split the values of all trained tokens by datum.
     ends = np.cumsum([np.count_nonzero(mask) for mask in masks_D])
     added = [np.empty(0)]
     for datum, mask, part in zip(data_D, masks_D, np.split(values, ends[:-1]), strict=True):

@@ -3,7 +3,7 @@
 python -m tinker_cookbook.scripts.merge_tinker_adapter_to_hf_model \
     --hf-model NAME --tinker-adapter-path FOLDER --output-path FOLDER
 
-``python -m tinker_cookbook.weights merge`` does the same, and also takes a tinker:// path.
+``python -m tinker_cookbook.weights merge`` does the same, and also accepts a tinker:// path.
 """
 
 from __future__ import annotations

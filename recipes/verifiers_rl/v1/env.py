@@ -65,8 +65,9 @@ class VerifiersSpec:
 def env_config(taskset_id: str, settings: dict[str, Any]) -> Any:
     """Returns the library's config of an environment.
 
-    ``settings`` are those of its ``[env]`` block (``taskset``, ``agent``, ``timeout`` …). A role
-    without a runtime gets the local one. Without a harness it gets the taskset's, or our chat loop.
+    ``settings`` are the settings of its ``[env]`` block (``taskset``, ``agent``, ``timeout`` …). A
+    role without a runtime gets the local one. Without a harness it gets the taskset's, or our chat
+    loop.
     """
     settings = json.loads(json.dumps(settings))
     taskset = {**settings.pop("taskset", {}), "id": taskset_id}
@@ -109,7 +110,7 @@ def tasks_of(spec: VerifiersSpec) -> Sequence[Any]:
     if not taskset.bounded:
         raise ConfigurationError(
             f"dataset_n: got {spec.num_tasks}, expected the number of tasks to use, since "
-            f"{type(taskset).__name__} generates them without an end"
+            f"{type(taskset).__name__} generates them endlessly"
         )
     tasks = list(taskset)
     if not tasks:
@@ -150,7 +151,7 @@ class LiveEnvironment:
             await asyncio.Event().wait()
 
     async def episode(self, task: Any, call: ModelCall) -> tuple[ProgramResult, Any]:
-        """Runs one episode whose model calls are ``call``; returns its result and record."""
+        """Runs one episode with ``call`` as its model; returns its result and record."""
         spec, sessions = self.spec, []
         renderer = renderer_for(spec.model_name, spec.renderer_name)
 
@@ -228,7 +229,7 @@ class VerifiersTaskGroupBuilder(EnvGroupBuilder):
                 return SingleTurnEnv(task, agent_config, renderer)
             if spec.direct == "always":
                 raise ConfigurationError(
-                    f"direct: got 'always', but {spec.taskset_id} cannot take the direct path: "
+                    f"direct: got 'always', but {spec.taskset_id} cannot use the direct path: "
                     f"{reason}; use auto or never"
                 )
         driven = VerifiersEnv(spec, task)

@@ -89,7 +89,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):
 
 
 async def _result_of(call: Any, dispatch: dict[str, Any], connections: dict[str, Any]) -> Any:
-    """Returns what a tool call gives; a call that cannot be made gives its error as text."""
+    """Returns the result of a tool call, or the error as text if the call fails."""
     name = call.function.name
     try:
         arguments = json.loads(call.function.arguments or "{}")

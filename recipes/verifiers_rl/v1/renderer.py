@@ -80,7 +80,7 @@ class CookbookRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """Returns the tokens alone."""
+        """Returns only the tokens."""
         if not add_generation_prompt:
             raise NotImplementedError("only prompts for the next message are rendered here")
         return prompt_of(self._renderer, messages, tools).to_ints()

@@ -31,9 +31,9 @@ _STOP_REASONS = {
 def trajectories_of_trace(trace: Any) -> list[Trajectory]:
     """Returns a trajectory for each branch of a trace that a train client recorded.
 
-    Every sampled span becomes a turn whose observation is all tokens before it. The reward of the
-    trace is that of each branch, on its last turn. A span that two branches share is trained in the
-    first one only.
+    Every sampled span becomes a turn with all tokens before it as its observation. The reward of
+    the trace becomes the reward of each branch, on its last turn. A span that two branches share is
+    trained in the first one only.
 
     Raises:
         DataValidationError: A branch has no tokens, or not one log-probability for each token.
@@ -98,7 +98,7 @@ def result_of_episode(episode: Any, where: str) -> ProgramResult:
     """Returns the result of an episode; its reward is the mean over the trained agents' traces.
 
     Raises:
-        BackendError: The episode failed. That is no answer of the model, so it has no reward.
+        BackendError: The episode failed. The model gave no answer, so there is no reward.
     """
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]

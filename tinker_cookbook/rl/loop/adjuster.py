@@ -59,7 +59,7 @@ class Adjustment:
     """Result of an adjustment: its metrics, and whether any advantage is not 0."""
 
     has_signal: bool
-    """Data without a signal are not trained alone."""
+    """Data without a signal never form a step by themselves."""
     means: dict[str, Mean] = field(default_factory=dict)
 
 

@@ -2,13 +2,13 @@
 
 At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so sampling continues
 while the policy trains, but is at most K updates ahead of training. Training takes the groups of
-the oldest weights first; with ``stream_minibatch_config`` it takes parts of a batch in the order in
+the oldest weights first; with ``stream_minibatch_config`` it uses parts of a batch in the order in
 which groups finish. No finished group is discarded for its staleness: discarding slow groups would
 bias training towards fast problems.
 
 Groups that are not trained yet are saved with each checkpoint: ``async_queue_NNNNNN.jsonl`` in the
 run's folder belongs to the checkpoint after step N. Its first line has the position in the data,
-each further line one finished group. It is complete before the checkpoint is listed.
+each following line one finished group. It is complete before the checkpoint is listed.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class AsyncSource(GroupSource):
     async def _wait_for(self, num_groups: int, step: int) -> None:
         """Waits until ``num_groups`` groups are finished, or no more will finish."""
         while True:
-            # Background tasks cannot raise into the loop, so their error is raised here.
+            # Background tasks cannot raise into the loop, so raise their error here.
             if self._error is not None:
                 raise self._error
             # A whole batch of failures in a row means that nothing will succeed.
@@ -229,7 +229,7 @@ class AsyncSource(GroupSource):
             await self._changed.wait()
 
     def update_weights(self, snapshot: PolicySnapshot) -> None:
-        """Starts further groups with these weights."""
+        """Starts more groups with these weights."""
         # The loop passes new weights before it reports the step, so that sampling does not wait;
         # ``collect`` then gets the same snapshot again.
         if self._newest is None or snapshot.step > self._newest.step:

@@ -1,6 +1,6 @@
 """RL loops over a client, a dataset, a logger and a checkpoint manager of the caller.
 
-Names and arguments are those of the official cookbook; the iterations are those of ``rl.train``. As
+Names and arguments match the official cookbook; the iterations are the same as in ``rl.train``. As
 in the official loops the row of batch ``i`` is step ``i``, evaluations before a batch are in its
 row, and the last weights are evaluated in a separate row. The dataset is read once.
 """
@@ -153,7 +153,7 @@ async def do_async_training(
     checkpoint_mgr: CheckpointManager | None = None,
     cost_tracker: CostTracker | None = None,
 ) -> None:
-    """Trains while sampling continues; the arguments are those of :func:`do_sync_training`.
+    """Trains while sampling continues; the arguments are the same as for :func:`do_sync_training`.
 
     Makes at most ``end_batch - start_batch`` updates of ``groups_per_batch`` groups each, not
     counting groups that ``config.remove_constant_reward_groups`` drops. At the end of the dataset

@@ -1,9 +1,9 @@
 """Truncated importance sampling: corrects for a sampler that computes other probabilities.
 
-A sampler of its own (vLLM, another precision) gives the sampled tokens probabilities ``q`` that are
-not quite those of the trainer, ``p``, with the same weights. With its ratio, truncated at ``cap``,
-the advantage of a token becomes ``A * min(p / q, cap)``, and the ratio in the loss is then that of
-the trainer's policies before and after a step. This is the token-level correction of TRL
+A separate sampler (vLLM, another precision) assigns the sampled tokens probabilities ``q`` that
+differ slightly from the trainer's, ``p``, for the same weights. With this ratio, truncated
+at ``cap``, the advantage of a token becomes ``A * min(p / q, cap)``. The ratio in the loss then
+compares the trainer's policies before and after a step. This is the token-level correction of TRL
 (``vllm_importance_sampling_cap``) and verl (``tis_imp_ratio_cap``); the source is Yao et al. 2025,
 "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
 """

@@ -142,7 +142,7 @@ class Loop:
 class Update:
     """Training of one iteration.
 
-    Data whose advantages are all 0 wait in a substep until there are data with a training signal,
+    Data with only zero advantages wait in a substep until there are data with a training signal,
     because their log-probabilities count in the metrics. Alone they make no optimizer step: their
     gradient is 0 or rounding, which Adam would scale up to a full step, and its momentum would move
     the weights.
@@ -188,7 +188,7 @@ class Update:
             has_signal = adjustment.has_signal
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
-        # 3. Weigh the tokens by how the trainer's policy differs from that of the sampler.
+        # 3. Weight the tokens by how the trainer's policy differs from the sampler's.
         data_D = rollouts.data_D
         # A config of user code with the fields of the official cookbook has no such setting.
         if cap := getattr(self._config, "importance_ratio_cap", 0.0):
@@ -216,7 +216,7 @@ class Update:
             else:
                 output = self._adjuster.submit(self._client, ready, self._config)
             self._passes.append(output)
-            # In the order of the passes, whose outputs ``finish`` pairs with the data.
+            # In the order of the passes, because ``finish`` pairs their outputs with the data.
             self.data += ready
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:

@@ -1,6 +1,6 @@
 """Parts of a training loop, and single training steps, for loops of user code.
 
-Names and arguments are those of the official cookbook's ``rl.train``. The loop of this package
+Names and arguments match the official cookbook's ``rl.train``. The loop of this package
 (``iteration.py``) overlaps more operations and does not use the training steps.
 """
 
@@ -285,7 +285,7 @@ async def compute_full_batch_metrics_and_get_sampling_client(
     """
     metrics: dict[str, Any] = dict(compute_kl_sample_train(data_D, training_logprobs_D))
     if cost_tracker is not None:
-        # Before the checkpoint is saved, whose loop state has the totals.
+        # Before the checkpoint is saved, because its loop state includes the totals.
         metrics.update(cost_tracker.record_step(usage + training_usage(data_D)))
     reuse = sampling_client_reuse
     # Saving the weights takes time; skip it if nothing will be sampled from them.
@@ -456,7 +456,7 @@ async def do_train_step_streaming_and_get_sampling_client(
             passes.append(submit_loss(training_client, part_D, loss_fn, config.loss_fn_config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used
-        # Without a pass there is no gradient, and momentum alone would move the weights.
+        # Without a pass there is no gradient, and only momentum would move the weights.
         if len(passes) > submitted:
             optim_steps.append(training_client.optim_step(adam))
     if not groups:
@@ -468,7 +468,7 @@ async def do_train_step_streaming_and_get_sampling_client(
     client, after = await _finish_step(
         config, i_batch, training_client, checkpoint_mgr, data_D, logprobs_D, usage, cost_tracker
     )
-    # The metrics of a minibatch cover only its groups, so those of the batch replace them.
+    # The metrics of a minibatch cover only its groups, so the metrics of the batch replace them.
     tags_G = [one.env_group_builder.logging_tags() for one in groups]
     metrics.update(compute_trajectory_metrics([one.trajectory_group for one in groups], tags_G))
     return client, metrics | after, groups

@@ -120,7 +120,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
     step: int = 0
     separate: bool = False
     """Make each sample one request, which clients of user code may rely on. Otherwise the first
-    responses of a group are one request, whose prompt is prefilled once."""
+    responses of a group are one request, so its prompt is prefilled once."""
 
     async def sample_many(
         self,

@@ -74,7 +74,7 @@ def diagnose(
             "is malformed. Show the format in the prompt (few-shot examples), start with "
             "supervised training on examples, or set mask_error_turns=False.",
         )
-    # A teacher gives each token an advantage, so equal rewards are no obstacle.
+    # A teacher gives each token an advantage, so equal rewards are not a problem.
     if "teacher_kl" in metrics:
         return _teacher_diagnosis(metrics)
     # One group with different rewards is enough for a gradient.
@@ -110,7 +110,7 @@ def diagnose_kl(
 ) -> Diagnosis | None:
     """Returns a warning if the KL of sampler and learner is high enough to risk instability."""
     kl = float(metrics.get(_KL, 0.0))
-    # Not kl <= bound, since NaN gives no warning here.
+    # Not kl <= bound, so that NaN gives no warning.
     if not kl > _UNSTABLE_KL:
         return None
     # Off-policy the KL grows with staleness, on-policy with the step or a numerical mismatch.
@@ -151,7 +151,7 @@ def _likeliest_cause(
             f"{share:.0%} of the answers were cut off at {where}, before their end: raise "
             "max_tokens, or request shorter answers in the prompt."
         )
-    # One token is the stop token alone.
+    # One token is only the stop token.
     share = sum(len(turn.ac.tokens) <= 1 for turn in turns) / len(turns)
     if share >= _MOST:
         return "empty", (

@@ -144,7 +144,7 @@ class RLProgress:
         if console.is_terminal:
             console.print(Panel(body, title=Text(title), title_align="left"))
         else:
-            # Without markup: brackets in sampled text are no styles.
+            # Without markup: brackets in sampled text are not styles.
             console.print(f"rl: {title}", markup=False, soft_wrap=True)
             indented = "\n".join(f"  | {line}" for line in body.plain.splitlines())
             console.print(indented, markup=False, soft_wrap=True)
