@@ -56,7 +56,7 @@ class DeepcoderEnvGroupBuilder(EnvGroupBuilder):
     model_name: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str | None = chz.field(doc="Chat format; default: the model's")
     max_turns: int = chz.field(doc="Maximum answers of an episode")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     sandbox_backend: SandboxBackend | None = chz.field(doc="Where programs run; default: local")
     timeout: int = chz.field(default=6, doc="Seconds of a test")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")

@@ -91,7 +91,7 @@ def _hub_rows(dataset: str, split: Split) -> Iterable[tuple[str, Any]]:
 
 
 def task_of(row: Any, where: str) -> DeepcoderTask:
-    """Parses a row of any of the formats; raises ``DataFormatError``, which ``where`` begins."""
+    """Parses a row of any of the formats; raises ``DataFormatError`` prefixed with ``where``."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     try:

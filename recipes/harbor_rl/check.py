@@ -45,7 +45,7 @@ class Config:
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """What was found; a reward is None if there was an error, or no solution."""
+    """Result of a check; a reward is None if there was an error or no solution."""
 
     task_name: str
     solved: float | None

@@ -82,7 +82,7 @@ HUB_NAMES = tuple(_SOURCES)
 
 
 def problem_of(row: Any, where: str) -> Problem:
-    """Parses a row; raises ``DataFormatError``, which ``where`` begins, for a missing field."""
+    """Parses a row; raises ``DataFormatError``, prefixed with ``where``, for a missing field."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     question = row.get("question", row.get("problem"))

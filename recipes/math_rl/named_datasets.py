@@ -81,7 +81,7 @@ class _NamedDatasetBuilder(RLDatasetBuilder):
     batch_size: int = chz.field(doc="Problems per step")
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     seed: int = chz.field(default=0, doc="Seed of the order of problems")
 
     def _build(

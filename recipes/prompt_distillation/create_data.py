@@ -182,7 +182,7 @@ def settings_of(config: Config, task: Task) -> dict[str, Any]:
 
 
 def check_length(config: Config, task: Task, queries: list[Query]) -> None:
-    """Refuses a prompt that leaves no room for an answer, before the teacher is loaded.
+    """Raises an error, before the teacher is loaded, if the prompt leaves no room for an answer.
 
     Only for the local engine: another backend knows the context of its models itself.
     """

@@ -173,7 +173,8 @@ class RubricDatapointListBuilderFromJsonl(RubricDatapointListBuilder):
 
 @chz.chz
 class PrometheusDatapointListBuilder(RubricDatapointListBuilder):
-    """Feedback-Collection (Kim et al. 2023, arXiv 2310.08491): a rubric of five steps a question.
+    """Feedback-Collection (Kim et al. 2023, arXiv 2310.08491): a five-level rubric for each
+    question.
 
     ``data_path`` is the Hub dataset, or a JSON, JSONL or Parquet file with its columns.
     """

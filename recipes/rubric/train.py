@@ -173,7 +173,7 @@ def judged_config(
 def build_config(cli: CLIConfig) -> train.Config:
     """Builds the dataset and the config of the run."""
     check_model(cli)
-    # The example's labels fit the example's criteria only.
+    # The example's labels apply only to the example's criteria.
     example = cli.train_jsonl_path is None
     paths = {
         "train_jsonl_path": "rubric_train.jsonl",

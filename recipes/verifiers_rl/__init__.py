@@ -1,1 +1,1 @@
-"""Reinforcement learning on environments of the verifiers library, both generations of it."""
+"""Reinforcement learning on environments of both generations of the verifiers library."""

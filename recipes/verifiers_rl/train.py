@@ -45,14 +45,14 @@ class VerifiersSettings:
         doc="Score one-turn tasks of 0.4 without the library's runtime: auto, always, never",
     )
     max_concurrent_generation: int = chz.field(
-        default=-1, doc="Rollouts of a group that run at once (0.1.9); -1: all"
+        default=-1, doc="Concurrent rollouts of a group (0.1.9); -1: all"
     )
     max_concurrent_scoring: int = chz.field(
-        default=-1, doc="Reward functions of a group that run at once (0.1.9); -1: all"
+        default=-1, doc="Concurrent reward functions of a group (0.1.9); -1: all"
     )
 
     def env_args(self) -> dict[str, Any]:
-        """Returns ``vf_env_args``; raises ``ConfigurationError`` if it is no JSON object."""
+        """Returns ``vf_env_args``; raises ``ConfigurationError`` if it is not a JSON object."""
         try:
             arguments = json.loads(self.vf_env_args or "{}")
         except json.JSONDecodeError as error:
@@ -81,10 +81,12 @@ class CLIConfig(VerifiersSettings, RLSettings):
 def dataset_builder(
     cli: VerifiersSettings, model_name: str, renderer_name: str, **shape: int
 ) -> RLDatasetBuilder:
-    """Returns the dataset of the installed generation; ``shape`` has sizes of groups and batches.
+    """Returns the dataset of the installed generation; ``shape`` has the sizes of groups and
+    batches.
 
     Raises:
-        ConfigurationError: verifiers is not installed, or a setting is not that generation's.
+        ConfigurationError: verifiers is not installed, or a setting belongs to the other
+            generation.
     """
     arguments, group_size = cli.env_args(), shape.pop("group_size")
     if cli.direct not in ("auto", "always", "never"):

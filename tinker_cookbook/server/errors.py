@@ -42,7 +42,7 @@ def body_too_large(limit: int) -> BodyTooLargeError:
     """Returns the error for a body of more than ``limit`` bytes."""
     return BodyTooLargeError(
         f"body: got more than {limit >> 20} MiB, the largest request that this server accepts "
-        "(max_request_mb=); send fewer datums a request"
+        "(max_request_mb=); send fewer datums per request"
     )
 
 

@@ -70,7 +70,7 @@ def read_pass(
             raise DataValidationError(f"body: cannot be unpacked as zstd ({error})") from error
         if len(body) > limit:
             raise BodyTooLargeError(
-                f"body: unpacks to more than {limit >> 20} MiB; send fewer datums a request"
+                f"body: unpacks to more than {limit >> 20} MiB; send fewer datums per request"
             )
     elif encoding not in ("", "identity"):
         raise DataValidationError(f"Content-Encoding: got {encoding!r}, expected zstd or none")

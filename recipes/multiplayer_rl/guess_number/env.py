@@ -134,7 +134,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
             self.renderer,
             GuessNumberEnv(self.secret, self.game),
             failed_parse_reward=self.game.malformed_reward,
-            terminate_on_length=False,  # an answer that was cut off is a malformed one
+            terminate_on_length=False,  # a truncated answer counts as malformed
         )
 
     def logging_tags(self) -> list[str]:
@@ -169,7 +169,7 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
                 )
 
     def secrets(self) -> list[int]:
-        """Returns the numbers of all batches: the range in a new random order again and again."""
+        """Returns the numbers of all batches: the range, reshuffled for each pass."""
         rng = random.Random(self.seed)
         numbers = range(self.game.low, self.game.high + 1)
         needed = self.num_batches * self.groups_per_batch
@@ -189,7 +189,7 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
             self.secrets(),
             partial(group, self.group_size),
             self.groups_per_batch,
-            shuffle=False,  # it would bring a number into one batch twice
+            shuffle=False,  # shuffling could put a number into one batch twice
         )
         test = random.Random(self.seed).sample(numbers, min(self.num_test, len(numbers)))
         if not test:

@@ -33,7 +33,7 @@ else:
 
 GAME = "KuhnPoker-v0"
 VALUE_FIRST = -1 / 18
-"""Chips that the first player wins a game, on average, if both play perfectly."""
+"""Average chips per game that the first player wins if both play perfectly."""
 
 CARDS = "JQK"
 HISTORIES = {"": ("check", "bet"), "check-bet": ("fold", "call")}
@@ -65,7 +65,7 @@ def equilibrium(alpha: float = 0.2) -> Strategy:
 
 
 def value(first: Strategy, second: Strategy) -> float:
-    """Returns the chips that the first player wins a game, on average over the six deals."""
+    """Returns the chips per game that the first player wins, averaged over the six deals."""
     total = 0.0
     for mine, yours in permutations(CARDS, 2):
         sign = 1 if CARDS.index(mine) > CARDS.index(yours) else -1

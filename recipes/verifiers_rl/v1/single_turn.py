@@ -31,7 +31,7 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult, StopR
 
 
 def why_not_single_turn(env: Any, task: Any) -> str | None:
-    """Returns what keeps a task from the direct path, or None if it can take it."""
+    """Returns why a task cannot use the direct path, or None if it can."""
     if type(env) is not SingleAgentEnv:
         return f"{type(env).__name__} has several agents or its own run()"
     if env.taskset.toolsets(env.taskset.config) or task.toolsets(task.config):

@@ -44,7 +44,7 @@ class Answer:
 class Transcript:
     """Conversation in the template's form, with the positions of its answers.
 
-    ``warn`` receives what differs from sampling.
+    ``warn`` receives the differences from sampling.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Transcript:
                 )
             start = at + len(opening)
         self._warn(
-            "the chat template writes some answers after another text than the prompt "
+            "the chat template writes some answers after a different text than the prompt "
             f"({prompt[-40:]!r}) from which they are sampled: they are trained as the template "
             "writes them, each as the last answer of its example"
         )
@@ -185,7 +185,7 @@ class Transcript:
         """Returns start and end of a message that is not an answer, with the control token after
         it."""
         text = self.text()
-        # With the message's text replaced, what stays the same is around it.
+        # Replace the message's text: everything that stays the same is around it.
         before, found, after = self._with_text(idx, QUESTION, rest=True).partition(QUESTION)
         if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
             raise RendererError(
