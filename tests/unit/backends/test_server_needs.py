@@ -118,7 +118,7 @@ def test_short_loops_ask_too(server, remote, caplog):
     with caplog.at_level("INFO"):
         own_loop(sl_loop, sl_loop.Config, remote, batch_size=2, max_length=64)
     assert server.optim_steps == before + 2
-    assert "asking the server at" in caplog.text
+    assert "checking the features of the server at" in caplog.text
     assert "reports no summed loss" in caplog.text
 
 

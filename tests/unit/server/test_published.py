@@ -151,7 +151,7 @@ def test_over_http_and_after_a_restart(serving: Serving, caller, stories_model):
     address = f"/training_runs/{model}/checkpoints/sampler_weights/good"
     refused = ann.http.delete(address)
     assert refused.status_code == 404
-    assert "of another owner" in refused.json()["detail"]
+    assert "belongs to another owner" in refused.json()["detail"]
     serving.stop()
     serving.start()
     local, ann = caller("local"), caller("ann")
