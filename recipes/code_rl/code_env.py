@@ -122,7 +122,7 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     batch_size: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_turns: int = chz.field(default=2, doc="Maximum answers of an episode; 1: no tool")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without a code block")

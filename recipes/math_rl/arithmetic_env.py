@@ -74,7 +74,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     max_operand: int = chz.field(default=9, doc="Largest operand")
     num_batches: int = chz.field(default=40, doc="Steps per epoch")
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation")

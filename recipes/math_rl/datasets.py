@@ -172,7 +172,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     dataset_path: str | None = chz.field(default=None, doc="Problems to train on: file or folder")
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on")
     num_test: int = chz.field(default=100, doc="Maximum problems to evaluate on; 0: no evaluation")

@@ -350,7 +350,7 @@ class CountingDatasetBuilder(RLDatasetBuilder):
     """The counting task on a generated text, WikiText-103, or a file."""
 
     batch_size: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    group_size: int = chz.field(doc="Episodes per problem")
     model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     task: CountingTaskConfig = chz.field(default_factory=CountingTaskConfig, doc="The task")

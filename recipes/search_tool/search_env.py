@@ -170,7 +170,7 @@ class SearchR1DatasetBuilder(RLDatasetBuilder):
         default_factory=RetrievalConfig, doc="What a search returns"
     )
     batch_size: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(doc="Episodes of a question")
+    group_size: int = chz.field(doc="Episodes per question")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_turns: int = chz.field(
         default=5, doc="Maximum answers in an episode, including the last one"

@@ -181,7 +181,7 @@ class ShopDatasetBuilder(RLDatasetBuilder):
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format with tools")
     groups_per_batch: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(doc="Episodes of a question")
+    group_size: int = chz.field(doc="Episodes per question")
     num_batches: int = chz.field(default=100, doc="Steps per epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")

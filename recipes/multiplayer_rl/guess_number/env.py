@@ -154,7 +154,7 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Numbers per step")
-    group_size: int = chz.field(doc="Games about a number")
+    group_size: int = chz.field(doc="Games per number")
     num_batches: int = chz.field(default=40, doc="Steps per epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
     test_group_size: int = chz.field(default=4, doc="Games about a number in evaluation")

@@ -33,7 +33,7 @@ class CLIConfig(RLSettings):
     groups_per_batch: int = chz.field(
         default=7, doc="Numbers per step; default: each number of the range once"
     )
-    group_size: int = chz.field(default=16, doc="Games about a number")
+    group_size: int = chz.field(default=16, doc="Games per number")
     max_tokens: int = chz.field(default=8, doc="Maximum tokens of a guess")
     num_batches: int = chz.field(default=60, doc="Steps per epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
