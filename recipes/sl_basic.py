@@ -47,7 +47,7 @@ DATASETS = ("example", "no_robots")
 )
 @chz.chz
 class CLIConfig(RecipeSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset: str = chz.field(
         default="example",

@@ -28,7 +28,7 @@ DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 @chz.chz
 class RecipeSettings(RunSettings):
-    """Settings of a recipe; what is None is derived from the model and printed."""
+    """Settings of a recipe. Options that are None are derived from the model and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")

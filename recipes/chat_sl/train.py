@@ -42,7 +42,7 @@ INSPECT_TASKS = ("inspect_evals/gsm8k", "inspect_evals/ifeval")
 
 @chz.chz
 class CLIConfig(RecipeSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset: str = chz.field(
         default="no_robots",

@@ -47,7 +47,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 @chz.chz
 class CLIConfig(sl_basic.CLIConfig):
-    """Settings of the recipe; what is None is derived from the models and printed."""
+    """Settings of the recipe. Options that are None are derived from the models and printed."""
 
     dataset: str = chz.field(
         default="example", doc=f"One of openthoughts3, {', '.join(sl_basic.DATASETS)}"

@@ -32,7 +32,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(TeacherSettings, OnPolicySettings):
-    """Settings of the recipe; what is None is derived and printed."""
+    """Settings of the recipe. Options that are None are derived and printed."""
 
 
 def build_config(cli: CLIConfig) -> train_on_policy.Config:

@@ -47,7 +47,7 @@ class SecondSettings(FirstSettings):
 
 @chz.chz
 class CLIConfig(OnPolicySettings):
-    """Settings of the recipe; what is None is derived and printed."""
+    """Settings of the recipe. Options that are None are derived and printed."""
 
     first: FirstSettings = chz.field(default_factory=FirstSettings, doc="A dataset and its teacher")
     second: SecondSettings = chz.field(

@@ -64,7 +64,7 @@ class TeacherSettings:
 @also_named(n_batches="num_batches")
 @chz.chz
 class OnPolicySettings(SampledSettings):
-    """Settings of on-policy distillation; what is None is derived and printed."""
+    """Settings of on-policy distillation. Options that are None are derived and printed."""
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")

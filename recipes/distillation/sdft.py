@@ -28,7 +28,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(sdft.SDFTSettings, RecipeSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset_path: str | None = chz.field(
         default=None, doc="JSONL file with your demonstrations; default: the example data"

@@ -64,7 +64,7 @@ QUERIES = example_data("languages.jsonl")
 
 @chz.chz
 class Config(BackendSettings):
-    """Settings of the teacher; what is None is derived and printed."""
+    """Settings of the teacher. Options that are None are derived and printed."""
 
     output_file: str = chz.field(
         default=DEFAULT_OUTPUT_FILE, doc="File to write the conversations to"

@@ -38,7 +38,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 @chz.chz
 class CLIConfig(RecipeSettings):
-    """Settings of the student; what is None is derived and printed."""
+    """Settings of the student. Options that are None are derived and printed."""
 
     file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File written by create_data")
     labels: str | None = chz.field(

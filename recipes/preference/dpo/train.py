@@ -30,7 +30,7 @@ _FRACTION_OF_SFT_LR = 0.1
 
 @chz.chz
 class CLIConfig(train_dpo.DPOSettings, RecipeSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset: str = chz.field(
         default="example", doc="example, hhh, helpsteer3, ultrafeedback, or a file of pairs"

@@ -23,7 +23,7 @@ DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
 @also_named(base_model="model_name")
 @chz.chz
 class CLIConfig(RecipeSettings):
-    """Settings of the pipeline; what is None is derived from the model and printed.
+    """Settings of the pipeline. Options that are None are derived from the model and printed.
 
     Those without a stage in their name hold for all stages.
     """
