@@ -6,7 +6,7 @@ Used by evaluations, chat and exports.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chz
 
@@ -41,6 +41,12 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format; default: the run's, else the model's"
     )
+
+    @classmethod
+    def of(cls, settings: Any, **model: str | None) -> SamplingModelSettings:
+        """Returns ``model``, with the backend and the sampler of a program's ``settings``."""
+        names = (*chz.chz_fields(BackendSettings), *chz.chz_fields(SamplerOptions))
+        return cls(**{name: getattr(settings, name) for name in names}, **model)
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid setting; opens no connection."""

@@ -19,6 +19,7 @@ import chz
 import numpy as np
 from rich.table import Table
 
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.display import format_trajectory
 from tinker_cookbook.exceptions import ConfigurationError
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 @chz.chz
-class EvalConfig(BackendSettings):
+class EvalConfig(BackendSettings, SamplerOptions):
     """Settings of the evaluation."""
 
     model_name: str = chz.field(
@@ -185,14 +186,11 @@ async def run_eval(
     sandbox_factory: SandboxFactory = default_sandbox_factory,
 ) -> list[TaskResult]:
     """Evaluates on tasks and prints a summary; files appear as tasks end."""
-    settings = SamplingModelSettings(
+    settings = SamplingModelSettings.of(
+        config,
         model_path=config.checkpoint_url,
         model_name=config.model_name,
         renderer_name=config.renderer_name,
-        backend=config.backend,
-        base_url=config.base_url,
-        device=config.device,
-        dtype=config.dtype,
     )
     settings.check()
     tasks = tasks[: config.max_tasks]

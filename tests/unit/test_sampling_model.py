@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 
 import pytest
 
+from recipes.harbor_rl import eval as harbor_eval
+from recipes.multiplayer_rl.text_arena import play
+from recipes.multiplayer_rl.text_arena.pool import PoolSettings
+from tinker_cookbook import sampling_model
+from tinker_cookbook.chat.__main__ import Config as ChatConfig
+from tinker_cookbook.chat.__main__ import main as chat_main
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 
@@ -67,3 +74,70 @@ def test_what_cannot_be_opened(trained, stories_model):
     missing = SamplingModelSettings(model_path=path.replace("/x", "/y"))
     with pytest.raises(CheckpointError):
         asyncio.run(open_sampling_model(connection, missing))
+
+
+# The package's function of this name hides the module.
+backends = importlib.import_module("tinker_cookbook.backends.connect")
+
+
+class Connected(Exception):
+    """Raised where a program would connect."""
+
+
+def options_of_connect(monkeypatch, module, open_it):
+    """Returns the sampler and the dtype of the base model that ``open_it()`` connects with."""
+    found = {}
+
+    def connect(*_, **options):
+        found.update(options)
+        raise Connected
+
+    monkeypatch.setattr(module, "connect", connect)
+    with pytest.raises(Connected):
+        open_it()
+    sampler, engine = found["sampler"], found["engine_settings"]
+    return sampler.sampler, sampler.vllm_timeout, engine.base_dtype
+
+
+OPTIONS = {"sampler": "http://127.0.0.1:9", "vllm_timeout": 5.0, "base_dtype": "int8"}
+GIVEN = tuple(OPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("config_class", "run", "default"),
+    [
+        # In a chat vLLM would start for minutes before the first answer.
+        (ChatConfig, chat_main, "builtin"),
+        (
+            harbor_eval.EvalConfig,
+            lambda config: asyncio.run(harbor_eval.run_eval(config, [])),
+            "auto",
+        ),
+        (play.PlayConfig, lambda config: asyncio.run(play.main(config)), "auto"),
+    ],
+    ids=["chat", "harbor_rl.eval", "text_arena.play"],
+)
+def test_the_sampler_of_a_program_reaches_the_backend(
+    config_class, run, default, monkeypatch, stories_model
+):
+    def connected(**settings):
+        config = config_class(model_name=stories_model, **LOCAL, **settings)
+        return options_of_connect(monkeypatch, sampling_model, lambda: run(config))
+
+    assert connected(**OPTIONS) == GIVEN
+    assert connected() == (default, 1800.0, "auto")
+
+
+def test_the_sampler_of_an_opponent_pool_reaches_the_backend(monkeypatch, stories_model, tmp_path):
+    # Without a run in this process the pool opens a connection of its own.
+    pool = PoolSettings(
+        model_name=stories_model,
+        renderer_name="role_colon",
+        log_path=str(tmp_path),
+        max_tokens=1,
+        **LOCAL,
+        **OPTIONS,
+    )
+    monkeypatch.setattr(backends, "_open", {})
+    monkeypatch.setattr(backends, "_kept", {})
+    assert options_of_connect(monkeypatch, backends, pool.pool) == GIVEN

@@ -197,7 +197,9 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
     process) a connection is opened and kept. Any thread may call it.
 
     Args:
-        config: hashable, with the settings ``backend``, ``base_url``, ``device`` and ``dtype``.
+        config: hashable, with the settings ``backend``, ``base_url``, ``device`` and ``dtype``;
+            its settings of the engine and the sampler, if it has some, are used where a connection
+            is opened.
         make: creates the value from a service client.
     """
     backend, base_url = config.backend, config.base_url
@@ -209,7 +211,13 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
         connection = _open.get(target) or _kept.get(target)
         if connection is None:
             connection = _kept[target] = connect(
-                backend, base_url=base_url, device=config.device, dtype=config.dtype
+                backend,
+                base_url=base_url,
+                device=config.device,
+                dtype=config.dtype,
+                # Judges have no such settings: vLLM would start for minutes for a few answers.
+                sampler=SamplerSettings.of(config) if hasattr(config, "sampler") else None,
+                engine_settings=EngineSettings.of(config),
             )
         # Values belong to a connection and are freed with it.
         made = _made.setdefault(connection, {})

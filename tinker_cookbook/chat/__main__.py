@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tinker_cookbook.backends.connect import Connection
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.chat.answers import ChatModel, SamplingChoices, chat_models
 from tinker_cookbook.chat.loop import ChatLoop, is_interactive
 from tinker_cookbook.chat.session import ChatSession
@@ -37,7 +38,7 @@ _BASE = "base"
 
 @also_named(base_model="model_name")
 @chz.chz
-class Config(BackendSettings):
+class Config(BackendSettings, SamplerOptions):
     """Settings of the chat."""
 
     model_path: str | None = chz.field(
@@ -60,6 +61,12 @@ class Config(BackendSettings):
         doc="Nucleus sampling: total probability of the candidate tokens; 1 is off",
     )
     seed: int | None = chz.field(default=None, doc="Seed of the answers; default: random")
+    # Another default than elsewhere: starting vLLM would delay the first answer by minutes.
+    sampler: str = chz.field(
+        default="builtin",
+        doc="auto, builtin, vllm, or the URL of a vLLM server (local engine); vllm needs "
+        "minutes to start",
+    )
 
     def models(self) -> list[SamplingModelSettings]:
         """Returns the settings of each model; ``base`` without model_name has no path and no name
@@ -73,15 +80,8 @@ class Config(BackendSettings):
         else:
             pairs = [(None if path == _BASE else path, self.model_name) for path in paths if path]
         return [
-            SamplingModelSettings(
-                model_path=path,
-                model_name=name,
-                renderer_name=self.renderer_name,
-                backend=self.backend,
-                base_url=self.base_url,
-                device=self.device,
-                dtype=self.dtype,
-                sampler="builtin",  # starting vLLM would delay the first answer by minutes
+            SamplingModelSettings.of(
+                self, model_path=path, model_name=name, renderer_name=self.renderer_name
             )
             for path, name in pairs
         ]

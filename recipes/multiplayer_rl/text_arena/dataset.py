@@ -23,10 +23,10 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.text_arena_env import (
     TextArenaGroupBuilder,
 )
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OpponentType
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import BackendSettings
 
 OPPONENTS = ("self", "pool", "random", "optimal", "base_model")
 
@@ -108,9 +108,7 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
             return RandomOpponent(self.seed)
         if opponent == "optimal":
             return optimal_opponent(self.game.game_name, self.seed)
-        backend = {key: getattr(self.pool, key) for key in chz.chz_fields(BackendSettings)}
-        client = BaseModel(**backend, model_name=self.pool.model_name).client()
-        return self.pool.pool().model_player(client)
+        return self.pool.pool().model_player(fill(BaseModel, self.pool).client())
 
     def stop(self) -> StopCondition:
         """Returns what ends a move; empty: the renderer's stop sequences."""

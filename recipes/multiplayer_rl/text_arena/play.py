@@ -16,6 +16,7 @@ from typing import Literal
 
 import chz
 
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, derived_seed
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings
@@ -29,6 +30,7 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import optimal_opponent
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OpponentType
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
@@ -37,7 +39,7 @@ from tinker_cookbook.utils.terminal import print_line
 
 
 @chz.chz
-class PlayConfig(GameSettings, BackendSettings):
+class PlayConfig(GameSettings, BackendSettings, SamplerOptions):
     """Who plays, and how often."""
 
     checkpoint_path: str | None = chz.field(
@@ -89,9 +91,8 @@ class PlayConfig(GameSettings, BackendSettings):
     @property
     def model(self) -> SamplingModelSettings:
         """The model to open."""
-        fields = {name: getattr(self, name) for name in chz.chz_fields(BackendSettings)}
-        return SamplingModelSettings(
-            **fields,
+        return SamplingModelSettings.of(
+            self,
             model_path=self.checkpoint_path,
             model_name=self.model_name,
             renderer_name=self.renderer_name,
@@ -204,8 +205,7 @@ async def main(config: PlayConfig) -> None:
         elif config.opponent == "optimal":
             opponent = optimal_opponent(config.game_name, config.seed)
         else:
-            backend = {name: getattr(config, name) for name in chz.chz_fields(BackendSettings)}
-            base = BaseModel(**backend, model_name=model.model_name)
+            base = fill(BaseModel, config, model_name=model.model_name)
             client = await asyncio.to_thread(base.client)
             opponent = _model_player(
                 model.renderer,

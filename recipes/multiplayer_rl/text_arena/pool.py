@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import make_once
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
 from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, nearest
@@ -33,6 +34,7 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.ratings import Results, elo, league_table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OptimalOpponent
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
@@ -60,7 +62,7 @@ def optimal_opponent(game_name: str, seed: int | None = None) -> MessageComplete
 
 
 @chz.chz
-class PoolSettings(BackendSettings):
+class PoolSettings(BackendSettings, SamplerOptions):
     """How earlier weights play."""
 
     model_name: str = chz.field(doc="Base model of the run")
@@ -210,9 +212,7 @@ class League(TrainingClientEvaluator):
         if name == "optimal":
             return optimal_opponent(self._settings.game.game_name, pool.seed)
         if name == "base_model":
-            backend = {key: getattr(pool, key) for key in chz.chz_fields(BackendSettings)}
-            client = BaseModel(**backend, model_name=pool.model_name).client()
-            return pool.pool().model_player(client)
+            return pool.pool().model_player(fill(BaseModel, pool).client())
         known = ("random", "optimal", "base_model")
         raise ConfigurationError(
             f"league_opponents: got {name!r}, expected {', '.join(known)}{nearest(name, known)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from tinker_cookbook.backends.connect import make_once
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
@@ -35,7 +36,7 @@ _ROW = re.compile(r"^\s*([OX0-8])\s*\|\s*([OX0-8])\s*\|\s*([OX0-8])\s*$", re.MUL
 
 
 @chz.chz
-class BaseModel(BackendSettings):
+class BaseModel(BackendSettings, SamplerOptions):
     """An untrained model to play against; it shares the base model of the run in progress."""
 
     model_name: str = chz.field(doc="Hub name or local folder")
