@@ -159,7 +159,12 @@ def connect(
         from tinker_cookbook.engine.vllm.choice import use_sampler
 
         engine = Engine(
-            device, dtype, settings.base_dtype, settings.replay_router, settings.joint_training
+            device,
+            dtype,
+            settings.base_dtype,
+            settings.replay_router,
+            settings.joint_training,
+            shard_base=settings.shard_base,
         )
         local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
         service, choice = cast(ServiceClient, local), engine.choice
@@ -171,6 +176,7 @@ def connect(
         if engine.processes > 1:
             reasons.append(
                 f"processes: {engine.processes} of torchrun; each trains a part of every batch"
+                + (" and keeps a part of the base model" if settings.shard_base else "")
             )
         reasons.append(use_sampler(engine, sampler))
         if choice.device.type == "cpu" and _process.openmp_policy_came_too_late():

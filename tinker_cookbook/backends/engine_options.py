@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import chz
+
 from tinker_cookbook.engine.device_names import check_base_dtype_name, check_joint_training
 from tinker_cookbook.exceptions import ConfigurationError
+
+
+@chz.chz
+class ShardOptions:
+    """The setting of programs that train on several GPUs, for their command lines."""
+
+    shard_base: bool = chz.field(
+        default=False,
+        doc="Divide the base model among the processes of torchrun, for one that fits no single "
+        "GPU (local engine)",
+    )
 
 
 @dataclass(frozen=True)
@@ -16,11 +29,14 @@ class EngineSettings:
 
     ``joint_training``: auto (on CUDA), true or false: whether small ``forward_backward`` passes of
     several runs on one base model are computed together if they are queued at the same time. The
-    lowest bits of a run's results then depend on the other runs in the pass."""
+    lowest bits of a run's results then depend on the other runs in the pass.
+
+    ``shard_base``: divide the base model among the processes of torchrun."""
 
     base_dtype: str = "auto"
     replay_router: bool = False
     joint_training: str = "auto"
+    shard_base: bool = False
 
     @classmethod
     def of(cls, settings: Any) -> EngineSettings:
@@ -29,9 +45,9 @@ class EngineSettings:
         return cls(**{name: getattr(settings, name) for name in names if hasattr(settings, name)})
 
     def check(self, *, local: bool = True) -> None:
-        """Raises ``ConfigurationError`` for unknown values, and for any value with a remote
-        backend."""
-        check_base_dtype_name(self.base_dtype)
+        """Raises ``ConfigurationError`` for unknown values, for two that exclude each other, and
+        for any value with a remote backend."""
+        check_base_dtype_name(self.base_dtype, self.shard_base)
         check_joint_training(self.joint_training)
         for name, field in self.__dataclass_fields__.items():
             if not local and getattr(self, name) != field.default:

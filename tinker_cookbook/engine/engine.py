@@ -36,7 +36,13 @@ from tinker_cookbook.engine.model.loading import (
 )
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
-from tinker_cookbook.engine.parallel.launch import Followers, join, local_device
+from tinker_cookbook.engine.parallel.launch import (
+    Followers,
+    in_step,
+    join,
+    joined,
+    local_device,
+)
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     ExternalSampler,
@@ -66,7 +72,8 @@ class Engine:
 
     ``base_dtype`` (auto, nf4 or int8) quantises the base models; ``replay_router`` trains routed
     experts with the sampler's choices; ``joint_training`` (auto, true or false) computes small
-    passes of several runs together.
+    passes of several runs together; ``shard_base`` divides the base models among the processes of
+    torchrun.
     """
 
     def __init__(
@@ -76,10 +83,12 @@ class Engine:
         base_dtype: str = "auto",
         replay_router: bool = False,
         joint_training: str = "auto",
+        *,
+        shard_base: bool = False,
     ) -> None:
         followers = join()  # before anything else: with torchrun other ranks end here
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
-        self.base_dtype = check_base_dtype_name(base_dtype)
+        self.base_dtype = check_base_dtype_name(base_dtype, shard_base)
         self.replay_router = replay_router
         if replay_router and followers is not None:
             raise ConfigurationError(
@@ -109,8 +118,15 @@ class Engine:
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
         if followers is not None and followers.claim():
-            followers.open_engines(device, dtype, self.base_dtype)
+            followers.open_engines(device, dtype, self.base_dtype, shard_base)
             self._followers = followers
+        self._parts = joined().world if shard_base else 1
+        """Number of ranks among which a base model is divided."""
+        if shard_base and self._followers is None and joined().rank == 0:
+            raise ConfigurationError(
+                "shard_base=true: the base model is divided among several processes, and this is "
+                "one; start the command by torchrun --nproc-per-node N -m, or leave shard_base out"
+            )
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     @property
@@ -194,21 +210,48 @@ class Engine:
         resolved = self.resolve(name)
         folder = Path(resolved.folder)
         if folder not in self._models:
-            device, dtype, kept = self.choice.device, self.choice.dtype, self.base_dtype
+            device, dtype = self.choice.device, self.choice.dtype
+            needs = partial(
+                weights_bytes, dtype=dtype, base_dtype=self.base_dtype, ranks=self._parts
+            )
             # The first model is always tried; for a further one an estimate comes before the load.
             if self._models:
                 check_room(
                     name,
-                    weights_bytes(folder, dtype, kept),
-                    {m.name: weights_bytes(at, dtype, kept) for at, m in self._models.items()},
+                    needs(folder),
+                    {model.name: needs(at) for at, model in self._models.items()},
                     free=free_memory_bytes(device),
                     spare=_ACTIVATION_BYTES_CPU,
                     where=str(device),
                     dtype=dtype,
                 )
             disable_progress_bar()  # it would disturb the display of the run
-            self._models[folder] = BaseModel(name, folder, device, dtype, kept, self.replay_router)
+            self._models[folder] = self._loaded(name, folder)
         return self._models[folder]
+
+    def _loaded(self, name: str, folder: Path) -> BaseModel:
+        choice = self.choice
+        make = partial(BaseModel, name, folder, choice.device, choice.dtype, self.base_dtype)
+        if self._parts == 1:
+            return make(self.replay_router)
+        followers = self._followers
+        if followers is None:
+            return self._divided(make)
+        loading = followers.start("load_base", name, self.resolve(name))
+        try:
+            base = self._divided(make)
+        finally:
+            loading.wait()
+        base.with_ranks = partial(followers.assisting, name)
+        return base
+
+    def _divided(self, make: Callable[..., BaseModel]) -> BaseModel:
+        """Returns a base model of which each rank of torchrun keeps a part."""
+        with in_step("loading a base model, divided among the ranks,", (ConfigurationError,)):
+            base = make(divided=True)
+            # Their trials run the layers, so all ranks make them now.
+            _ = base.kv_shapes, base.packs_rows, base.shared_layout
+        return base
 
     def require_trainable(self) -> None:
         """Raises ``ConfigurationError`` for dtypes in which gradients underflow or overflow."""
@@ -229,7 +272,7 @@ class Engine:
 
     def trained_base(self, name: str) -> BaseModel:
         """Returns ``base_model(name)``, which all ranks of torchrun load at the same time."""
-        if self._followers is None:
+        if self._followers is None or self._parts > 1:
             return self.base_model(name)
         loading = self._followers.start("load_base", name, self.resolve(name))
         try:
@@ -245,8 +288,10 @@ class Engine:
             return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
         from tinker_cookbook.engine.parallel.run import DataParallelRun
 
+        # Sampling in the middle of a pass would leave the ranks that are in step.
+        pause = (lambda: None) if base.divided else self.pause
         return DataParallelRun(
-            run_id, base, adapter, budget, step, self.pause, followers=self._followers
+            run_id, base, adapter, budget, step, pause, followers=self._followers
         )
 
     def token_budget(self, base: BaseModel) -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import chz
 
+from tinker_cookbook.backends.engine_options import ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config(SamplerOptions):
+class Config(SamplerOptions, ShardOptions):
     """Settings of the server."""
 
     model_name: str = chz.field(
@@ -126,6 +127,7 @@ async def main(config: Config) -> None:
         config.base_dtype,
         config.replay_router,
         config.joint_training,
+        shard_base=config.shard_base,
     )
     try:
         sampler = use_sampler(engine, SamplerSettings.of(config))

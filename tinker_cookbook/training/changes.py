@@ -22,8 +22,8 @@ from tinker_cookbook.utils.run_folder.config_io import (
 _FREE = """
     log_path recipe_name behavior_if_log_dir_exists allow_config_change
     wandb_project wandb_name session_name enable_trace span_chart_every
-    backend base_url device dtype base_dtype sampler vllm_python vllm_args
-    vllm_timeout submit_ahead store num_replicas async_periodic_saves
+    backend base_url device dtype base_dtype shard_base sampler vllm_python
+    vllm_args vllm_timeout submit_ahead store num_replicas async_periodic_saves
     save_every save_every_tokens save_every_seconds
     rolling_save_every rolling_ttl_seconds ttl_seconds
     eval_every infrequent_eval_every evaluator_builders infrequent_evaluator_builders

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.engine_options import EngineSettings, ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.model.resolve import (
     check_rank,
@@ -71,7 +71,7 @@ class BackendSettings:
 
 
 @chz.chz
-class RunSettings(BackendSettings, SamplerOptions):
+class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
     """Settings with the same meaning and default in every recipe and loop.
 
     A subclass that redefines a number must repeat its bounds with ``number``.

@@ -22,6 +22,8 @@ import tinker_cookbook  # noqa: F401  (before torch)
 RANK = int(os.environ.get("RANK", "0"))
 ALONE = "RANK" not in os.environ
 DEVICE = os.environ.get("DATA_PARALLEL_DEVICE", "cpu")
+SHARD = os.environ.get("DATA_PARALLEL_SHARD") == "1"
+"""Whether the base model is divided among the processes."""
 MARK = 258
 """A pass with this token fails."""
 
@@ -30,6 +32,7 @@ import torch  # noqa: E402
 from tinker import types  # noqa: E402
 
 from tinker_cookbook.backends import connect  # noqa: E402
+from tinker_cookbook.backends.engine_options import EngineSettings  # noqa: E402
 
 
 def datum(
@@ -119,7 +122,8 @@ class Program:
     """The steps, and what they gave."""
 
     def __init__(self, model: str) -> None:
-        self.connection = connect("local", device=DEVICE, dtype="float32")
+        settings = EngineSettings(shard_base=SHARD)
+        self.connection = connect("local", device=DEVICE, dtype="float32", engine_settings=settings)
         self.service: Any = self.connection.service
         self.client: Any = self.service.create_lora_training_client(model, rank=4, seed=5)
         self.out: dict[str, Any] = {"digests": [], "errors": {}}
@@ -170,13 +174,13 @@ class Program:
         bad = datum(rng, 20, broken=True)
         self.fails("datum", lambda: client.forward_backward([*good, bad], "ppo").result())
         self.fails("after datum", self.step)
-        marked = datum(rng, 19, [MARK])
-        client.forward_backward(good, "ppo").result()
-        # Rank 0 gets the first of the longest, so the second goes to rank 1.
-        data = [datum(rng, 30), datum(rng, 28), marked, *good]
-        data = [*data, *[datum(rng, 19, [MARK]) for _ in range(3)]]
-        self.fails("rank 1", lambda: client.forward_backward(data, "ppo").result())
-        self.fails("after rank 1", self.step)
+        failing = [datum(rng, 30), datum(rng, 28), *[datum(rng, 19, [MARK]) for _ in range(4)]]
+        if not SHARD:  # where the layers run in step, such an error ends the run
+            client.forward_backward(good, "ppo").result()
+            # Rank 0 gets the longest datum, so some of the marked ones go to rank 1.
+            data = [*failing, *good]
+            self.fails("rank 1", lambda: client.forward_backward(data, "ppo").result())
+            self.fails("after rank 1", self.step)
         for name in ("coupled", "grouped"):
             loss: Any = lambda data, logprobs: broken(data, logprobs)  # noqa: E731
             if name == "grouped":
@@ -194,6 +198,7 @@ class Program:
         params = types.SamplingParams(max_tokens=8, seed=3)
         answer = sampler.sample(prompt, 3, params).result()
         self.out["samples"] = [list(one.tokens) for one in answer.sequences]
+        self.out["scores"] = sampler.compute_logprobs(prompt).result()[1:]
         self.out["reasons"] = self.connection.reasons
 
     def go_on(self, path: str) -> None:
@@ -203,6 +208,13 @@ class Program:
         for name in ("resumed", "and on"):
             self.note(name, self.client.forward_backward(data, "ppo").result())
             self.out[f"{name} step"] = self.step()
+
+    def count_kept(self) -> None:
+        """Notes how many numbers of the layers' matrices this rank has, and how many there are."""
+        modules = self.client._created.result().base._decoder.modules()
+        matrices = [one.divided for one in modules if getattr(one, "divided", None) is not None]
+        local = sum(matrix.to_local().numel() for matrix in matrices)
+        self.out["kept"] = local, sum(matrix.numel() for matrix in matrices)
 
 
 def main() -> None:
@@ -215,12 +227,19 @@ def main() -> None:
         note_weights(Path(out))
     if RANK or ALONE:
         break_marked_passes()
+    if SHARD:
+        from tinker_cookbook.engine.engine import Engine
+
+        # Several micro-batches on each rank, which follows the plan of rank 0.
+        Engine.token_budget = lambda self, base: 30 if RANK else 100
     program = Program(model)
     if not checkpoint:
         program.train()
         program.refuse()
         program.sample()
     program.go_on(checkpoint[0] if checkpoint else program.out["path"])
+    if SHARD:
+        program.count_kept()
     Path(out).write_bytes(pickle.dumps(program.out))
 
 

@@ -1,6 +1,6 @@
 """Training under torchrun against one process: numbers, refusals, a killed rank, the server.
 
-Nine programs, 5 to 15 s each with a core of their own.
+Fourteen programs, 5 to 15 s each with a core of their own.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class Programs:
         self.folder, self.model = folder, str(folder / "model")
         make_tiny_model(folder / "model")
 
-    def start(self, *words: str, ranks: int) -> subprocess.Popen[str]:
+    def start(self, *words: str, ranks: int, shard: bool = False) -> subprocess.Popen[str]:
         launcher = TWO if ranks == 2 else ()
         environment = {
             **os.environ,
+            "DATA_PARALLEL_SHARD": str(int(shard)),
             "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
             "PYTHONPATH": str(REPO),
             "OMP_NUM_THREADS": "1",
@@ -65,13 +66,13 @@ class Programs:
             text=True,
         )
 
-    def run(self, *words: str, ranks: int) -> subprocess.CompletedProcess[str]:
-        return finish(self.start(*words, ranks=ranks))
+    def run(self, *words: str, ranks: int, shard: bool = False) -> subprocess.CompletedProcess[str]:
+        return finish(self.start(*words, ranks=ranks, shard=shard))
 
-    def train(self, name: str, ranks: int, *checkpoint: str) -> dict[str, Any]:
-        """Runs the driver."""
+    def train(self, name: str, ranks: int, *checkpoint: str, shard: bool = False) -> dict[str, Any]:
+        """Runs the driver; with ``shard`` each process has a part of the base model."""
         out = self.folder / name
-        done = self.run(DRIVER, self.model, str(out), *checkpoint, ranks=ranks)
+        done = self.run(DRIVER, self.model, str(out), *checkpoint, ranks=ranks, shard=shard)
         assert done.returncode == 0, done.stderr[-3000:]
         return pickle.loads(out.read_bytes())
 
@@ -124,14 +125,17 @@ def test_steps_have_the_same_gradient_norms(one, two):
         assert two[name] == pytest.approx(one[name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors"])
-def test_checkpoints_equal_those_of_one_process(programs, one, two, file):
-    expected = programs.checkpoint(one["path"], file)
-    found = programs.checkpoint(two["path"], file)
+def assert_same_checkpoint(programs: Programs, path: str, reference: str, file: str) -> None:
+    expected, found = (programs.checkpoint(at, file) for at in (reference, path))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         scale = max(1.0, tensor.abs().max().item())
         np.testing.assert_allclose(found[name], tensor, rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors"])
+def test_checkpoints_equal_those_of_one_process(programs, one, two, file):
+    assert_same_checkpoint(programs, two["path"], one["path"], file)
 
 
 def test_ranks_have_the_same_weights_to_the_bit(programs, two):
@@ -140,6 +144,7 @@ def test_ranks_have_the_same_weights_to_the_bit(programs, two):
 
 def test_samples_equal_those_of_one_process(one, two):
     assert two["samples"] == one["samples"]
+    assert two["scores"] == pytest.approx(one["scores"], rel=1e-5, abs=1e-5)
 
 
 def test_an_error_of_one_rank_refuses_the_pass_and_the_step(one, two):
@@ -162,28 +167,75 @@ def test_a_checkpoint_goes_on_with_another_number_of_processes(programs, one, tw
         assert_same_pass(two[name], one[name])
 
 
-def test_a_killed_rank_ends_the_recipe_which_resumes_with_one_process(programs):
-    runs = RecipeRuns(programs.folder, programs.model)
-    died = programs.folder / "died"
-    straight = programs.run("-m", runs.recipe, *runs.words("straight"), ranks=1)
+@pytest.fixture(scope="module")
+def divided(programs: Programs) -> dict[str, Any]:
+    return programs.train("divided", 2, shard=True)
+
+
+def test_each_rank_has_half_of_a_divided_base(divided):
+    local, total = divided["kept"]
+    assert local * 2 == total > 0
+    assert any(
+        reason.endswith("and keeps a part of the base model") for reason in divided["reasons"]
+    )
+
+
+def test_a_divided_base_gives_the_numbers_of_one_process(programs, one, divided):
+    for name in (*PASSES, "resumed", "and on"):
+        assert_same_pass(divided[name], one[name])
+    for name in (name for name in one if name.endswith(" step")):
+        assert divided[name] == pytest.approx(one[name], rel=1e-5), name
+    for file in ("adapter_model.safetensors", "optimizer.safetensors"):
+        assert_same_checkpoint(programs, divided["path"], one["path"], file)
+    assert divided["samples"] == one["samples"]
+    assert divided["scores"] == pytest.approx(one["scores"], rel=1e-5, abs=1e-5)
+    assert_same_bits(programs, "divided", divided)
+
+
+def test_a_loss_that_fails_refuses_the_step_with_a_divided_base_too(one, divided):
+    expected = {n: text for n, text in one["errors"].items() if not n.endswith("rank 1")}
+    assert divided["errors"] == expected
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_checkpoint_goes_on_where_the_base_is_divided_or_whole(programs, one, divided, shard):
+    # That of a divided base in one process, and that of one process with a divided base.
+    path, ranks = (one["path"], 2) if shard else (divided["path"], 1)
+    resumed = programs.train(f"resumed-shard-{ranks}", ranks, path, shard=shard)
+    for name in ("resumed", "and on"):
+        assert_same_pass(resumed[name], one[name])
+
+
+@pytest.fixture(scope="module")
+def runs(programs: Programs) -> RecipeRuns:
+    """A recipe, and a run of it in one process."""
+    found = RecipeRuns(programs.folder, programs.model)
+    straight = programs.run("-m", found.recipe, *found.words("straight"), ranks=1)
     assert straight.returncode == 0, straight.stderr[-2000:]
-    killed = programs.start(DRIVER, runs.recipe, str(died), *runs.words("killed"), ranks=2)
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("shard_base=true",)])
+def test_a_killed_rank_ends_the_recipe_which_resumes_with_one_process(programs, runs, more):
+    name = "-".join(["killed", *more])
+    died = programs.folder / f"{name}-died"
+    words = [*runs.words(name), *more]
+    killed = programs.start(DRIVER, runs.recipe, str(died), *words, ranks=2)
     assert killed.stderr is not None
     said = next((line for line in killed.stderr if "torchrun: rank 1 of 2 (process " in line), "")
     seconds = time.time() - float(died.read_text())
     assert "start the same command again to resume from the last one" in said
     assert seconds < 10
     assert killed.wait(60) != 0
-    resumed = programs.run("-m", runs.recipe, *runs.words("killed", "resume"), ranks=1)
+    resumed = programs.run("-m", runs.recipe, *runs.words(name, "resume"), ranks=1)
     assert resumed.returncode == 0, resumed.stderr[-2000:]
-    for found, expected in zip(runs.rows("killed"), runs.rows("straight"), strict=True):
+    for found, expected in zip(runs.rows(name), runs.rows("straight"), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_help_and_a_wrong_setting_end_all_ranks(programs):
-    done = programs.run(
-        "-m", "recipes.sl_basic", "device=cuda:1", f"model_name={programs.model}", ranks=2
-    )
+    settings = [f"model_name={programs.model}", f"log_path={programs.folder / 'none'}"]
+    done = programs.run("-m", "recipes.sl_basic", "device=cuda:1", *settings, ranks=2)
     assert done.returncode == 1
     assert done.stderr.count("device: got 'cuda:1' for 2 processes of torchrun") == 1
 
@@ -222,11 +274,16 @@ def test_the_server_trains_on_all_ranks_and_ends_on_sigterm(programs):
 
 
 @pytest.mark.gpu
-def test_two_gpus_over_nccl_train_as_one_does(programs, monkeypatch):
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_gpus_over_nccl_train_as_one_does(programs, monkeypatch, shard):
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip(f"needs two GPUs for NCCL, found {torch.cuda.device_count()}")
     monkeypatch.setenv("DATA_PARALLEL_DEVICE", "cuda")
-    one, two = programs.train("one gpu", 1), programs.train("two gpus", 2)
-    for name in PASSES:
-        assert_same_pass(two[name], one[name], tolerance=1e-4)
-    assert_same_bits(programs, "two gpus", two)
+    name = f"two gpus, shard_base={shard}"
+    one, two = programs.train("one gpu", 1), programs.train(name, 2, shard=shard)
+    for passed in PASSES:
+        assert_same_pass(two[passed], one[passed], tolerance=1e-4)
+    assert_same_bits(programs, name, two)
+    if shard:
+        local, total = two["kept"]
+        assert local * 2 == total > 0

@@ -19,7 +19,12 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout, add_low_rank
+from tinker_cookbook.engine.kernels.cpu.linear import (
+    FrozenWeight,
+    GatheredWeight,
+    MakeLayout,
+    add_low_rank,
+)
 from tinker_cookbook.engine.kernels.cpu.training_attention import (
     grouped_attention,
     training_attention,
@@ -35,6 +40,7 @@ __all__ = [
     "FrozenExperts",
     "FrozenWeight",
     "FusedRotary",
+    "GatheredWeight",
     "PagedAttention",
     "MakeLayout",
     "add_low_rank",

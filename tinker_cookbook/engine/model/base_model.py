@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from tinker_cookbook.engine.model.attention_support import (
     check_tree_attention,
     probe_tokens,
 )
+from tinker_cookbook.engine.model.divided import divide_layers, whole_parts
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head, LoraPair
 from tinker_cookbook.engine.model.loading import dequantized, files_digest
@@ -65,15 +66,22 @@ class BaseModel:
         dtype: torch.dtype,
         base_dtype: str = "auto",
         replay_router: bool = False,
+        *,
+        divided: bool = False,
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
-        placement = Placement(device, quantized_layout(base_dtype))
+        placement = Placement(device, quantized_layout(base_dtype), divided)
         # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
-        # A quantised model may fit the device only once it is packed, so its matrices move one by
-        # one.
-        at = device if placement.layout is None else torch.device("cpu")
-        model = self._model = _load(name, folder, at, dtype)
+        self.divided = divided
+        """Whether the ranks of torchrun have a part each; then all run its layers in step."""
+        self.with_ranks: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context in which the layers run; it makes the other ranks run them too."""
+        # A model that is quantised or divided may fit the device only then, so its matrices move
+        # one by one.
+        whole = placement.layout is None and not divided
+        at = device if whole else torch.device("cpu")
+        model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
         # generation_config.json takes precedence, as in ``generate``.
@@ -95,12 +103,18 @@ class BaseModel:
         expected = logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
         self._active = ActiveTerms()
         self.targets = _hook(model, self._active, placement)
-        model.to(device)
+        if divided:
+            for part in (*whole_parts(model), *model.buffers()):
+                part.data = part.to(device)
+        else:
+            model.to(device)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._decoder: Any = model.base_model
+        if divided:
+            divide_layers(self._decoder, device)
         if device.type == "cpu":
             _leave_file(model)
         self._check(tokens, expected, hidden)
@@ -158,7 +172,7 @@ class BaseModel:
         (cache, positions, mask) go to the transformers model."""
         # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
-        with self._rotary.active():
+        with self.with_ranks(), self._rotary.active():
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
 
     def hidden_of_batch(
@@ -278,7 +292,10 @@ class BaseModel:
         return activation_bytes_per_token(layers, hidden, inner, itemsize)
 
 
-def _load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+def _load(
+    name: str, folder: Path, at: torch.device, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Loads a model to the device ``at``, for use on ``device``."""
     from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
@@ -294,7 +311,7 @@ def _load(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> 
         attention_hook.register(_TRAINING_ATTENTION, kernel, sdpa_mask)
         model.set_attn_implementation(_TRAINING_ATTENTION)
     # Frozen, and in evaluation mode: dropout would make training differ from sampling.
-    return model.requires_grad_(False).eval().to(device)
+    return model.requires_grad_(False).eval().to(at)
 
 
 def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]:
@@ -312,6 +329,11 @@ def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]
         if module is not head:
             _replace(model, name, AdapterLinear(module, name, active, placement))
     for name in stacked_experts(model):
+        if placement.divided:
+            raise ConfigurationError(
+                f"shard_base=true: {type(model).__name__} has routed experts, which cannot be "
+                "divided here yet; set shard_base=false"
+            )
         group = _group_of(f"{name}.")
         if group is None:
             continue
@@ -343,5 +365,5 @@ def _leave_file(model: Any) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
-    for parameter in model.parameters():
+    for parameter in whole_parts(model):
         parameter.data = parameter.data.clone()

@@ -89,9 +89,12 @@ _IN_LAYER = re.compile(r"\.\d+\.")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
-def weights_bytes(folder: Path, dtype: torch.dtype, base_dtype: str = "auto") -> int:
+def weights_bytes(
+    folder: Path, dtype: torch.dtype, base_dtype: str = "auto", ranks: int = 1
+) -> int:
     """Returns the memory of a model's weights in ``dtype``, with the matrices of its layers in
-    ``base_dtype``; the size of the files if they are not safetensors."""
+    ``base_dtype`` and divided among ``ranks``; the size of the files if they are not
+    safetensors."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
@@ -107,8 +110,8 @@ def weights_bytes(folder: Path, dtype: torch.dtype, base_dtype: str = "auto") ->
         kind = entry["dtype"]
         # Loading converts floats to ``dtype`` and leaves integers.
         item: float = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
-        if base_dtype in BITS and len(entry["shape"]) > 1 and _IN_LAYER.search(name):
-            item = BITS[base_dtype] / 8
+        if len(entry["shape"]) > 1 and _IN_LAYER.search(name):
+            item = (BITS[base_dtype] / 8 if base_dtype in BITS else item) / ranks
         total += int(prod(entry["shape"]) * item)
     # A tied unembedding counts twice, because the head's copy is reordered for products.
     if not any("lm_head" in name or "embed_out" in name for name in shapes):

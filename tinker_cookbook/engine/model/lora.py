@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import FrozenWeight, MakeLayout
+from tinker_cookbook.engine.kernels import FrozenWeight, GatheredWeight, MakeLayout
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, drop, outer
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -137,10 +137,12 @@ class ActiveTerms:
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one."""
+    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one. ``divided``: by
+    FSDP among ranks, in torch's layout."""
 
     device: torch.device
     layout: MakeLayout | None = None
+    divided: bool = False
 
 
 class AdapterLinear(nn.Module):
@@ -150,7 +152,14 @@ class AdapterLinear(nn.Module):
         self, base: nn.Linear, name: str, active: ActiveTerms, placement: Placement
     ) -> None:
         super().__init__()
-        self._frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
+        self.divided: nn.Parameter | None = None
+        """The matrix, where FSDP divides it among ranks."""
+        self._frozen: FrozenWeight | GatheredWeight
+        if placement.divided:
+            self.divided = nn.Parameter(base.weight.detach(), requires_grad=False)
+            self._frozen = GatheredWeight(self, placement.device)
+        else:
+            self._frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
         self.bias = base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
         self._name = name
@@ -183,7 +192,7 @@ class _AdaptedProduct(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: FrozenWeight,
+        weight: FrozenWeight | GatheredWeight,
         bias: Tensor | None,
         term: LowRank | None,
         a: Tensor | None,

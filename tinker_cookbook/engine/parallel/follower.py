@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
+
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.loading import import_library
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
@@ -110,10 +112,10 @@ class Follower:
             raise value
         return value
 
-    def _open_engine(self, device: str, dtype: str, base_dtype: str) -> None:
+    def _open_engine(self, device: str, dtype: str, base_dtype: str, shard_base: bool) -> None:
         with in_step("starting torch.distributed"):
             start_process_group(self._store, self._place)
-        self._engine = Engine(device, dtype, base_dtype)
+        self._engine = Engine(device, dtype, base_dtype, shard_base=shard_base)
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -130,6 +132,13 @@ class Follower:
 
         return self._engine.submit(load)
 
+    def _assist(self, model: str) -> None:
+        """Runs the layers of a divided base model, because rank 0 runs them."""
+        assert self._engine is not None
+        with in_step("running the layers"), torch.no_grad():
+            base = self._engine.base_model(model)
+            base.hidden(torch.zeros(1, 1, dtype=torch.int64, device=base.device))
+
     def _take_weights(self, key: int, model: str, spec: AdapterSpec) -> None:
         """Receives the weights of a run, which rank 0 sends after each change."""
         with in_step("receiving weights"):
@@ -141,20 +150,52 @@ class Follower:
                 run = self._runs[key] = engine.new_run(str(key), base, adapter)
             receive_weights(run.adapter)
 
+    def _pass(
+        self,
+        run: TrainingRun,
+        steps: tuple[int, int] | None,
+        data: Sequence[Example],
+        phases: Sequence[bool],
+        work: Callable[[], LossOutput],
+    ) -> LossOutput:
+        """Runs a pass, in step with the other ranks where they share a divided base model.
+
+        ``phases`` says for each run over the micro-batches whether it has a backward part.
+        """
+        if steps is None:
+            return work()
+        run.in_step, run.token_budget = steps
+        with in_step("a pass over the divided base model"):
+            if data:
+                return work()
+            terms = run.adapter.terms(run.base.dtype, requires_grad=True)
+            for backward in phases:
+                run.idle(steps[0], terms, backward=backward)
+            return LossOutput([])
+
     def _forward_backward(
         self,
         key: int,
+        steps: tuple[int, int] | None,
         data: Sequence[Example],
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
         backward: bool,
     ) -> LossOutput:
-        return self._runs[key].forward_backward(data, loss_name, loss_config, backward=backward)
+        run = self._runs[key]
+        return self._pass(
+            run,
+            steps,
+            data,
+            [backward],
+            lambda: run.forward_backward(data, loss_name, loss_config, backward=backward),
+        )
 
     def _forward_backward_custom(
         self,
         ask: Callable[..., Any],
         key: int,
+        steps: tuple[int, int] | None,
         data: Sequence[Example],
         group_size: int | None,
         trained_only: bool,
@@ -165,8 +206,17 @@ class Follower:
             value, metrics, gradients = ask(list(indices), values)
             return stand_in(value, metrics, gradients, logprobs)
 
-        return self._runs[key].forward_backward_custom(
-            data, loss_fn, group_size, trained_only=trained_only
+        run = self._runs[key]
+        # A loss of the whole batch runs the layers twice if a rank has several micro-batches.
+        twice = steps is not None and steps[0] > 1 and group_size is None
+        return self._pass(
+            run,
+            steps,
+            data,
+            [False, True] if twice else [True],
+            lambda: run.forward_backward_custom(
+                data, loss_fn, group_size, trained_only=trained_only
+            ),
         )
 
     def _give_gradients(self, key: int) -> None:

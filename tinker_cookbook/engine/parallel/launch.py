@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 _COLLECTIVE_MINUTES = 5
 """How long one rank waits for the others in a collective, which they enter within seconds."""
+
+_RESUME = (
+    "Saved checkpoints are intact: start the same command again to resume from the last one, with "
+    "any number of processes"
+)
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _VARIABLES += ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -87,11 +93,21 @@ class Followers:
             closing.wait()
         self._used.release()
 
-    def open_engines(self, device: str, dtype: str, base_dtype: str = "auto") -> None:
+    def open_engines(
+        self, device: str, dtype: str, base_dtype: str = "auto", shard_base: bool = False
+    ) -> None:
         """Creates the engine of each rank, and the process group for tensors."""
-        opened = self.start("open_engine", device, dtype, base_dtype)
+        opened = self.start("open_engine", device, dtype, base_dtype, shard_base)
         start_process_group(self._store, self.place)
         opened.wait()
+
+    @contextmanager
+    def assisting(self, model: str) -> Iterator[None]:
+        """Lets the other ranks run the layers of a divided base model once, as rank 0 does in the
+        block."""
+        self.start("assist", model)
+        with in_step("running the layers of the divided base model"):
+            yield
 
     def start(self, name: str, *args: Any) -> Call:
         """Starts the same operation on all other ranks."""
@@ -144,8 +160,7 @@ class Followers:
     def _lost(self, rank: int) -> NoReturn:
         end_process(
             f"rank {rank} of {self.place.world} (process {self._pids[rank]}) has ended, so this "
-            "run ends. Saved checkpoints are intact: start the same command again to resume from "
-            "the last one, with any number of processes"
+            f"run ends. {_RESUME}"
         )
 
 
@@ -159,6 +174,11 @@ def join() -> Followers | None:
         if _joined.place is None and "TORCHELASTIC_RUN_ID" in os.environ:
             _join()
         return _joined.followers
+
+
+def joined() -> Place:
+    """Returns the number of this process, and how many torchrun has started."""
+    return _joined.place or Place(0, 1)
 
 
 def local_device(requested: str) -> str:
@@ -196,13 +216,17 @@ def end_process_group() -> None:
 
 
 @contextmanager
-def in_step(doing: str) -> Iterator[None]:
+def in_step(doing: str, raised: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Ends the process at an error in the block: a rank that leaves a collective early would keep
-    the others waiting."""
+    the others waiting. Errors of the classes ``raised`` are those that every rank raises."""
     try:
         yield
+    except raised:
+        raise
     except Exception as error:
-        end_process(f"{doing} failed: {type(error).__name__}: {error}")
+        # If a rank has ended, its closed socket tells so, and that message is the better one.
+        time.sleep(1)
+        end_process(f"{doing} failed: {type(error).__name__}: {error}. {_RESUME}")
 
 
 def end_process(message: str) -> NoReturn:

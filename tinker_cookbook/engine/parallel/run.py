@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 
 _keys = itertools.count()
+
+Steps = tuple[int, int]
+"""Micro-batches that each rank runs over a divided base model, and the tokens of one at most."""
 
 
 class DataParallelRun(TrainingRun):
@@ -52,6 +56,7 @@ class DataParallelRun(TrainingRun):
             # The whole batch: messages number its datums, and no rank begins a batch that is wrong.
             _, data, _ = self._checked(data, loss_name, loss_config)
             shares = self._shares(data)
+            steps = self._steps(data, shares)
             more = loss_name, loss_config, backward
             return self._on_all_ranks(
                 "forward_backward",
@@ -60,6 +65,7 @@ class DataParallelRun(TrainingRun):
                 lambda own: super(DataParallelRun, self).forward_backward(
                     own, loss_name, loss_config, backward=backward
                 ),
+                steps,
             )
 
     def forward_backward_custom(
@@ -76,7 +82,8 @@ class DataParallelRun(TrainingRun):
             self._check_custom(data, group_size)
             shares = self._shares(data, group_size or 1)
             kind = BatchLoss if group_size is None else GroupLoss
-            loss = kind(loss_fn, shares, self.base.device)
+            steps = self._steps(data, shares, group_size or 1)
+            loss = kind(loss_fn, shares, self.base.device, in_step=steps is not None)
             more = group_size, trained_only
             return self._on_all_ranks(
                 "forward_backward_custom",
@@ -85,6 +92,7 @@ class DataParallelRun(TrainingRun):
                 lambda own: super(DataParallelRun, self).forward_backward_custom(
                     own, loss.own, group_size, trained_only=trained_only
                 ),
+                steps,
                 loss,
             )
 
@@ -111,20 +119,31 @@ class DataParallelRun(TrainingRun):
         micros = self._plan(data, group_size)
         return shares_of(micros, tokens, self._followers.place.world)
 
+    def _steps(
+        self, data: Sequence[Example], shares: Sequence[Sequence[int]], group_size: int = 1
+    ) -> Steps | None:
+        """Returns how a pass keeps the ranks in step; ``None`` if each has a whole base model."""
+        if not self.base.divided:
+            return None
+        plans = (self._plan([data[i] for i in share], group_size) for share in shares)
+        return max(len(plan) for plan in plans), self.token_budget
+
     def _on_all_ranks(
         self,
         name: str,
         shares: Sequence[Sequence[int]],
         arguments: Mapping[int, tuple[Any, ...]],
         own: Callable[[list[Example]], LossOutput],
+        steps: Steps | None,
         loss: BatchLoss | GroupLoss | None = None,
     ) -> LossOutput:
         """Runs a pass, each rank its share, and puts the results together."""
         self._send_weights()
         others = {
-            rank: (self._key, *arguments[rank])
+            rank: (self._key, steps, *arguments[rank])
             for rank in self._followers.ranks
-            if shares[rank]  # a batch may have fewer datums than there are ranks
+            # A batch may have fewer datums than there are ranks.
+            if shares[rank] or steps is not None
         }
         call = self._followers.start_each(name, others, None if loss is None else loss.answer)
         if loss is not None:
@@ -132,7 +151,8 @@ class DataParallelRun(TrainingRun):
         error: BaseException | None = None
         outputs = dict[int, LossOutput]()
         try:
-            outputs[0] = own(arguments[0][0])
+            with self._keeping_step(steps):
+                outputs[0] = own(arguments[0][0])
         except Exception as caught:
             error = caught
             if loss is not None:
@@ -141,10 +161,23 @@ class DataParallelRun(TrainingRun):
         try:
             outputs |= call.wait()
         except Exception as caught:
-            error = error or (None if loss is None else loss.error) or caught
+            error = error or caught
+        error = (None if loss is None else loss.error) or error
         if error is not None:
             raise error
         return _joined(outputs, shares)
+
+    @contextmanager
+    def _keeping_step(self, steps: Steps | None) -> Iterator[None]:
+        if steps is None:
+            yield
+            return
+        # The others run their own micro-batches, and not the layers for rank 0.
+        self.in_step, with_ranks = steps[0], self.base.with_ranks
+        self.base.with_ranks = nullcontext
+        with in_step("a pass over the divided base model"):
+            yield
+        self.base.with_ranks = with_ranks
 
     def _send_weights(self) -> None:
         self._end_runs()

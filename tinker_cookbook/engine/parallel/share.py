@@ -71,62 +71,92 @@ def sum_gradients(adapter: Adapter, gradients: Mapping[str, Tensor]) -> dict[str
     return _unflat(flat, adapter.parameters())
 
 
+Evaluated = tuple[float, dict[str, float], list[Tensor]]
+"""Value, metrics and gradients of a custom loss."""
+
+
 def stand_in(
-    value: float, metrics: dict[str, float], gradients: Sequence[np.ndarray], logprobs: list[Tensor]
+    value: float,
+    metrics: dict[str, float],
+    gradients: Sequence[Tensor | np.ndarray],
+    logprobs: list[Tensor],
 ) -> tuple[Tensor, dict[str, float]]:
     """Returns a loss that has a value and gradients for ``logprobs`` computed elsewhere."""
     total = torch.tensor(value, device=logprobs[0].device)
     for leaf, gradient in zip(logprobs, gradients, strict=True):
-        slope = torch.from_numpy(gradient).to(leaf.device)
+        slope = torch.as_tensor(gradient).to(leaf.device)
         total = total + (slope * (leaf - leaf.detach())).sum()
     return total, metrics
 
 
-class GroupLoss:
-    """A custom loss of whole groups: each rank has some of the groups."""
+class _SharedLoss:
+    """A custom loss that rank 0 computes for all ranks.
+
+    ``in_step``: the ranks run the layers together, so a pass whose loss fails goes on without
+    gradients; ``error`` is then raised after it.
+    """
 
     def __init__(
-        self, loss_fn: CustomLossFn, shares: Sequence[Sequence[int]], device: torch.device
+        self,
+        loss_fn: CustomLossFn,
+        shares: Sequence[Sequence[int]],
+        device: torch.device,
+        *,
+        in_step: bool = False,
     ) -> None:
         self._loss_fn, self._shares, self._device = loss_fn, shares, device
-        self._one_at_a_time = threading.Lock()
+        self._in_step = in_step
         self.error: Exception | None = None
+        """The first error of the loss: of a class that other ranks may not have."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Ends the waiting for a rank that failed."""
+
+    def _evaluate(self, numbers: Sequence[int], logprobs: list[Tensor]) -> Evaluated:
+        try:
+            return evaluate_custom(self._loss_fn, numbers, logprobs)
+        except Exception as error:
+            self.error = self.error or error
+            if not self._in_step:
+                raise
+            return 0.0, {}, [torch.zeros_like(one) for one in logprobs]
+
+    def _received(self, values: Sequence[np.ndarray]) -> list[Tensor]:
+        return [torch.from_numpy(one).to(self._device) for one in values]
+
+
+class GroupLoss(_SharedLoss):
+    """A custom loss of whole groups: each rank has some of the groups."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._one_at_a_time = threading.Lock()
 
     def own(
         self, indices: Sequence[int], logprobs: list[Tensor]
     ) -> tuple[Tensor, dict[str, float]]:
         """Computes the loss of groups of rank 0."""
-        with self._one_at_a_time:
-            return self._loss_fn([self._shares[0][i] for i in indices], logprobs)
+        return stand_in(*self._of(0, indices, logprobs), logprobs)
 
     def answer(self, rank: int, indices: Sequence[int], values: Sequence[np.ndarray]) -> Any:
         """Returns value, metrics and gradients of groups of another rank."""
-        logprobs = [torch.from_numpy(one).to(self._device) for one in values]
-        numbers = [self._shares[rank][i] for i in indices]
-        with self._one_at_a_time:
-            try:
-                value, metrics, found = evaluate_custom(self._loss_fn, numbers, logprobs)
-            except Exception as error:
-                self.error = error  # of the caller's own class, which the other rank may not have
-                raise
+        value, metrics, found = self._of(rank, indices, self._received(values))
         return value, metrics, [gradient.cpu().numpy() for gradient in found]
 
-    def give_up(self, error: BaseException) -> None:
-        """Nothing waits for another rank."""
+    def _of(self, rank: int, indices: Sequence[int], logprobs: list[Tensor]) -> Evaluated:
+        with self._one_at_a_time:
+            return self._evaluate([self._shares[rank][i] for i in indices], logprobs)
 
 
-class BatchLoss:
+class BatchLoss(_SharedLoss):
     """A custom loss that needs the log-probabilities of all ranks at once."""
 
-    def __init__(
-        self, loss_fn: CustomLossFn, shares: Sequence[Sequence[int]], device: torch.device
-    ) -> None:
-        self._loss_fn, self._shares, self._device = loss_fn, shares, device
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._arrival = threading.Condition()
         self._logprobs: dict[int, Tensor] = {}
-        self._gradients: list[np.ndarray] | None = None
+        self._gradients: list[Tensor] | None = None
         self._missing: BaseException | None = None
-        self.error: Exception | None = None
 
     def own(
         self, indices: Sequence[int], logprobs: list[Tensor]
@@ -141,33 +171,31 @@ class BatchLoss:
             self._arrival.wait_for(lambda: self._missing or len(self._logprobs) == count)
             if self._missing is not None:
                 raise self._missing
+        # Outside of the lock: the other ranks wait for the gradients anyway.
         ordered = [self._logprobs[i].detach() for i in range(count)]
-        value, metrics, found = evaluate_custom(self._loss_fn, range(count), ordered)
+        value, metrics, found = self._evaluate(range(count), ordered)
         with self._arrival:
-            self._gradients = [gradient.cpu().numpy() for gradient in found]
+            self._gradients = found
             self._arrival.notify_all()
-        return stand_in(value, metrics, self._of(0), logprobs)
+        return stand_in(value, metrics, [found[i] for i in self._shares[0]], logprobs)
 
     def answer(self, rank: int, indices: Sequence[int], values: Sequence[np.ndarray]) -> Any:
         """Takes the part of another rank, and returns its gradients when there are any."""
-        logprobs = [torch.from_numpy(one).to(self._device) for one in values]
+        logprobs = self._received(values)
         with self._arrival:
             self._logprobs |= zip(self._shares[rank], logprobs, strict=True)
             self._arrival.notify_all()
             self._arrival.wait_for(lambda: self._missing or self._gradients is not None)
             if self._gradients is None:
                 raise TrainingError("another rank failed, so the loss was not computed")
-        return 0.0, {}, self._of(rank)
+        # Value and metrics are rank 0's.
+        return 0.0, {}, [self._gradients[i].cpu().numpy() for i in self._shares[rank]]
 
     def give_up(self, error: BaseException) -> None:
         """Ends the waiting for a rank that failed."""
         with self._arrival:
             self._missing = self._missing or error
             self._arrival.notify_all()
-
-    def _of(self, rank: int) -> list[np.ndarray]:
-        assert self._gradients is not None
-        return [self._gradients[i] for i in self._shares[rank]]
 
 
 def _flat(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from tinker_cookbook.engine.training.losses import (
 )
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, plan_for
 from tinker_cookbook.engine.training.optimizer import AdamSettings, AdamW
-from tinker_cookbook.engine.training.packing import MicroBatch
+from tinker_cookbook.engine.training.packing import MicroBatch, Row
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
@@ -96,6 +96,8 @@ class TrainingRun:
         self._gradients: dict[str, torch.Tensor] = {}
         self._failure: str | None = None  # text, because an exception would keep the pass in memory
         self._shared_with_sampler = False
+        self.in_step: int | None = None
+        """Number of micro-batches that each rank runs in this pass over a divided base model."""
 
     def forward_backward(
         self,
@@ -208,6 +210,18 @@ class TrainingRun:
             else:
                 self._gradients[name] = gradient
 
+    def idle(self, count: int, terms: Terms, *, backward: bool) -> None:
+        """Runs ``count`` micro-batches that train nothing, so that the other ranks can run theirs
+        over a divided base model."""
+        weights = np.zeros(1, np.float32)
+        inputs = {"target_tokens": np.zeros(1, np.int64), "weights": weights}
+        nothing = [Example(np.zeros(1, np.int64), inputs)]
+        for _ in range(count):
+            one = MicroBatchPass(self.base, terms, nothing, MicroBatch((Row((0,), 1),)))
+            one.body(grad=backward, checkpoint=0)
+            if backward:
+                one.backward(torch.zeros(1, device=self.base.device), fill_logprobs=True)
+
     def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
         """Raises the ``error`` of a pass that could not start; the next step will raise too."""
         with self._refusing_step_after_failure(backward):
@@ -282,7 +296,8 @@ class TrainingRun:
         self, data: Sequence[Example], group_size: int = 1, owners: np.ndarray | None = None
     ) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
-        if self._measure is not None:  # the free memory may have changed
+        # The free memory may have changed; ranks in step have one plan for all.
+        if self._measure is not None and self.in_step is None:
             self.token_budget = self._measure()
         return plan_for(self.base, tokens, self.token_budget, group_size, owners)
 
@@ -302,6 +317,7 @@ class TrainingRun:
         # Cast the adapter once for all micro-batches.
         terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
         gradients, output = self._compute(data, micros, lambda _: terms, run, backward=backward)
+        self.idle((self.in_step or 0) - len(micros), terms, backward=backward)
         # Only now: a batch that fails in the middle adds nothing to the run.
         self.add_gradients(gradients)
         return output
@@ -339,7 +355,8 @@ class TrainingRun:
         passes = [MicroBatchPass(self.base, terms, data, micro) for micro in micros]
         # 1. Log-probabilities of all micro-batches. The graph of one micro-batch fits into memory,
         #    several graphs may not.
-        keep = len(micros) == 1
+        count = self.in_step or len(micros)
+        keep = count == 1
         logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
         for micro, one in zip(micros, passes, strict=True):
             one.forward(
@@ -348,6 +365,7 @@ class TrainingRun:
             for index, values in zip(micro.indices, one.logprobs_by_sequence(), strict=True):
                 logprobs[index] = values
             self._pause()
+        self.idle(count - len(micros), terms, backward=False)
         # 2. The loss and its gradient with respect to the log-probabilities.
         value, metrics, upstream = evaluate_custom(loss_fn, range(len(data)), logprobs)
         # 3. Backward through each micro-batch, after a second forward pass if no graph was kept.
@@ -360,6 +378,7 @@ class TrainingRun:
             gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
             one.release()
             self._pause()
+        self.idle(count - len(micros), terms, backward=True)
         self.add_gradients(gradients.by_name)
         return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
@@ -382,7 +401,8 @@ class TrainingRun:
                     self.base.limits.note_recomputed(micro.padded_tokens, checkpoint)
                 return [(micro, one)]
             except Exception as error:
-                if not out_of_memory(error):
+                # A second attempt would leave the ranks that are in step.
+                if not out_of_memory(error) or self.in_step is not None:
                     raise
                 reason = str(error)
             # Outside the except block, whose traceback would keep the activations alive.

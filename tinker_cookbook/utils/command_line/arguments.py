@@ -163,8 +163,9 @@ _HINTS: dict[tuple[str, ...], tuple[str, str]] = {
     ),
     ("optim", "optimizer"): ("adam_beta1", "the optimizer is AdamW; its settings are adam_…"),
     ("num_gpus", "nproc_per_node", "deepspeed", "fsdp"): (
-        "device",
-        "start the command by torchrun --nproc-per-node N -m recipes.NAME to train on N GPUs",
+        "shard_base",
+        "start the command by torchrun --nproc-per-node N -m recipes.NAME to train on N GPUs; "
+        "shard_base=true divides a base model that fits no single one",
     ),
     ("load_in_4bit", "load_in_8bit", "quantization_bit"): (
         "base_dtype",

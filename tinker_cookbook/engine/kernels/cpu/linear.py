@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
@@ -103,6 +103,30 @@ class FrozenWeight:
             if not packed.copies or free_memory_bytes(self.device) > _SPARE_BYTES:
                 self._backward = packed
         return packed
+
+
+class GatheredWeight:
+    """A matrix that FSDP divides among ranks: ``module.divided``, whole only while its layer runs.
+
+    It is read at each use, in torch's own layout: a copy would be the memory that is to be saved.
+    Before FSDP has it, it may be on another device than the one where it is used.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+
+    def _matrix(self) -> Tensor:
+        return cast("Tensor", self._module.divided).to(self._device)
+
+    @property
+    def forward(self) -> Layout:
+        """For ``x W^T``."""
+        return _Plain(self._matrix())
+
+    @property
+    def backward(self) -> Layout:
+        """For ``gradient W``."""
+        return _Plain(self._matrix().t())
 
 
 def fastest_layout(weight: Tensor) -> type[Layout]:

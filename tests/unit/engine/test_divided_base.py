@@ -1,0 +1,119 @@
+"""A base model that FSDP divides, in a group of one process, against the whole one.
+
+Two processes are in ``test_data_parallel``. Costs 3 s, mostly for making the models.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.kernels import GatheredWeight
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.loading import weights_bytes
+from tinker_cookbook.engine.model.lora import AdapterLinear
+from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.exceptions import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    start_process_group(distributed.HashStore(), Place(0, 1))
+    yield
+    end_process_group()
+
+
+def divided(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
+    return BaseModel(str(folder), Path(folder), ref.CPU, dtype, divided=True)
+
+
+def trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]:
+    rng = np.random.default_rng(0)
+    data = []
+    for length in (9, 30, 17, 30):
+        tokens = rng.integers(3, 300, length)
+        inputs = {"target_tokens": np.roll(tokens, -1), "weights": np.ones(length, np.float32)}
+        data.append(Example(tokens, inputs))
+    run = ref.make_run(base, budget=64)
+    output = run.forward_backward(data, "cross_entropy")
+    return output.logprobs, run.take_gradients()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next"])
+def test_a_divided_base_trains_as_the_whole_one(group, tiny_base, kind):
+    whole = tiny_base(kind)
+    base = divided(whole.folder)
+    # Of a hybrid model too: the trials of attention end in the middle of its layers.
+    assert base.kv_shapes == whole.kv_shapes
+    assert base.shares_prefixes == whole.shares_prefixes
+    (logprobs, gradients), (expected, reference) = trained(base), trained(whole)
+    for found, one in zip(logprobs, expected, strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-5)
+    assert gradients.keys() == reference.keys()
+    for name, gradient in gradients.items():
+        scale = max(1e-3, reference[name].abs().max().item())
+        torch.testing.assert_close(gradient, reference[name], rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_a_layer_is_freed_when_the_next_one_is_divided(group, tiny_base, monkeypatch):
+    from torch.distributed import fsdp
+
+    fully_shard, living = fsdp.fully_shard, []
+
+    def look_and_shard(module, **kwargs):
+        living.append([one for one in sizes if one() is not None])
+        matrices = [m.divided for m in module.modules() if isinstance(m, AdapterLinear)]
+        sizes.extend(map(weakref.ref, matrices) if len(living) <= 3 else ())
+        del matrices
+        return fully_shard(module, **kwargs)
+
+    sizes: list[weakref.ref] = []
+    monkeypatch.setattr(fsdp, "fully_shard", look_and_shard)
+    divided(tiny_base("llama").folder)
+    assert len(sizes) == 3 * 7
+    assert living == [[], [], [], []]
+
+
+def test_the_weights_are_used_where_they_are_gathered(group, tiny_base):
+    base = divided(tiny_base("qwen3").folder)
+    layers = [m for m in base._decoder.modules() if isinstance(m, AdapterLinear)]
+    assert len(layers) == 3 * 7
+    assert all(isinstance(layer._frozen, GatheredWeight) for layer in layers)
+    assert all(isinstance(layer.divided, DTensor) for layer in layers)
+
+
+def test_routed_experts_are_refused(group, tmp_path):
+    folder = ref.make_model("qwen3_moe", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"shard_base=true: Qwen3Moe.* has routed experts"):
+        divided(folder)
+
+
+def test_settings_that_cannot_be_combined_are_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"base_dtype: got 'nf4' with shard_base=true, expected auto"
+    ):
+        EngineSettings(base_dtype="nf4", shard_base=True).check()
+    with pytest.raises(ConfigurationError, match="base_dtype: got 'int8' with shard_base=true"):
+        Engine("cpu", base_dtype="int8", shard_base=True)
+    with pytest.raises(ConfigurationError, match=r"shard_base=True: the remote backend decides"):
+        EngineSettings(shard_base=True).check(local=False)
+    with pytest.raises(ConfigurationError, match=r"shard_base=true.*torchrun --nproc-per-node"):
+        Engine("cpu", shard_base=True)
+
+
+def test_the_estimate_of_memory_divides_the_matrices_of_layers(tiny_base):
+    folder = tiny_base("llama").folder
+    whole, half = (weights_bytes(folder, torch.float32, ranks=ranks) for ranks in (1, 2))
+    layers = 3 * (2 * 48 * 48 + 2 * 48 * 24 + 3 * 48 * 96) * 4
+    assert whole - half == layers // 2
