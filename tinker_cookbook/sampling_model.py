@@ -43,10 +43,20 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
     )
 
     @classmethod
-    def of(cls, settings: Any, **model: str | None) -> SamplingModelSettings:
-        """Returns ``model``, with the backend and the sampler of a program's ``settings``."""
+    def of(
+        cls,
+        settings: Any,
+        *,
+        model_path: str | None,
+        model_name: str | None,
+        renderer_name: str | None,
+    ) -> SamplingModelSettings:
+        """Returns a model with the backend and the sampler of a program's ``settings``."""
         names = (*chz.chz_fields(BackendSettings), *chz.chz_fields(SamplerOptions))
-        return cls(**{name: getattr(settings, name) for name in names}, **model)
+        given: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        return cls(
+            model_path=model_path, model_name=model_name, renderer_name=renderer_name, **given
+        )
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid setting; opens no connection."""
