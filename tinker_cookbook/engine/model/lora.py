@@ -370,5 +370,5 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     if all(tensor.dtype == dtype for tensor in tensors):
         return tensors
     out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(out, tensors)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_copy_(out, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
     return out
