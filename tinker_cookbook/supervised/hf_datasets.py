@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 _MESSAGES = "messages"
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
-_INSTEAD = "Give your own conversations with dataset_path=FILE.jsonl"
+OWN_CONVERSATIONS = "Give your own conversations with dataset_path=FILE.jsonl"
+"""Advice in the error of a dataset that cannot be reached; other loaders replace it."""
 
 
 def load_hf_dataset(
-    path: str, split: str, name: str | None = None, instead: str = _INSTEAD
+    path: str, split: str, name: str | None = None, instead: str = OWN_CONVERSATIONS
 ) -> Rows:
     """Returns a split of a Hub dataset or local folder, or a local json, jsonl or parquet file.
 
@@ -81,7 +82,9 @@ def _check_hub_name(path: str, key: str = "dataset") -> None:
         )
 
 
-def load_hf_splits(path: str, name: str | None = None, instead: str = _INSTEAD) -> dict[str, Rows]:
+def load_hf_splits(
+    path: str, name: str | None = None, instead: str = OWN_CONVERSATIONS
+) -> dict[str, Rows]:
     """Returns all splits of a Hub dataset; errors as ``load_hf_dataset``."""
     return dict(_from_hub(path, None, name, instead))
 
@@ -129,7 +132,7 @@ def stream_hf_dataset(path: str, split: str, name: str | None = None) -> dataset
     if unreachable is not None:
         raise DataError(
             f"dataset: {path!r} is streamed from the Hub, which cannot be reached ({unreachable}). "
-            f"{_INSTEAD}, or connect to the Hub"
+            f"{OWN_CONVERSATIONS}, or connect to the Hub"
         )
     try:
         return datasets.load_dataset(path, name=name, split=split, streaming=True)
