@@ -127,7 +127,7 @@ def test_short_loops_ask_too(server, remote, caplog):
     [
         (rl_loop, rl_loop.Config, {"loss_fn": "ppo"}, "loss_fn=ppo needs .*Set loss_fn=imp"),
         (rl_loop, rl_loop.Config, {"model_name": "tiny"}, "model_name: got tiny, but the server"),
-        (table, table.CLIConfig, {}, "loss=brier soft=False needs losses of the .*Set loss=cross"),
+        (table, table.CLIConfig, {}, "loss=brier soft=False needs custom losses .*Set loss=cross"),
     ],
 )
 def test_a_short_loop_is_refused_before_its_first_step(
