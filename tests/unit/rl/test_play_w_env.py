@@ -66,7 +66,7 @@ def test_a_person_plays_an_episode(tokenizer):
     assert trajectory.reward == 1.0
     assert shown[1:3] == ["Q1:", "turn 1: reward 0.5, m 1\n  why: so"]
     assert shown[3] == "Q2:"  # only what is new
-    assert shown[-1] == "over: completed, reward 1"
+    assert shown[-1] == "end: completed, reward 1"
     assert trajectory.transitions[0].ac.maybe_logprobs is None
 
 
@@ -129,7 +129,7 @@ def test_from_the_command_line(monkeypatch, capsys, tokenizer):
     asyncio.run(main(parse_arguments(Config, arguments)))
     shown = capsys.readouterr().out
     assert "Assistant:" in shown
-    assert "over: completed" in shown
+    assert "end: completed" in shown
     for wrong in ("member=2", "group=1", "batch=-1"):
         with pytest.raises(ConfigurationError, match=f"{wrong[:-2].rstrip('=')}: got "):
             asyncio.run(main(parse_arguments(Config, [*arguments, wrong])))
