@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -413,7 +414,10 @@ class Reader:
             text=True,
             timeout=240,
         )
-        assert done.returncode == 0, (
-            f"{shlex.join(words)}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
+        # Threads of the SDK sometimes abort its command at exit, after the work is done.
+        official = Path(words[0]).name == "tinker"
+        expected = (0, -signal.SIGABRT) if official else (0,)
+        assert done.returncode in expected, (
+            f"{shlex.join(words)} ended with {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
         )
         return done.stdout

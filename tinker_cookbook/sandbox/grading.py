@@ -48,6 +48,19 @@ __all__ = [
 ]
 
 
+_PARSING = threading.Lock()
+
+
+def parse_program(code: str) -> ast.Module:
+    """Returns ``ast.parse(code)``, for calls from several threads.
+
+    In CPython 3.11 all threads share the depth counter of the parser: if one thread is interrupted
+    while it parses, another can fail with ``SystemError``.
+    """
+    with _PARSING:
+        return ast.parse(code)
+
+
 @dataclass(frozen=True)
 class CallTest:
     """Calls a function of the program, or a method of its class ``Solution``, and compares the
@@ -237,7 +250,7 @@ def _check_tests(tests: Sequence[Test], setup: str) -> None:
     codes += [(f"tests[{i}]", test) for i, test in enumerate(tests) if isinstance(test, str)]
     for name, code in codes:
         try:
-            ast.parse(code)
+            parse_program(code)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise DataValidationError(f"{name}: does not compile: {error}") from None
 
@@ -319,7 +332,7 @@ def split_check(code: str, entry_point: str) -> list[str]:
     Raises:
         DataValidationError: There is no function ``check``, or it asserts nothing.
     """
-    module = ast.parse(code)
+    module = parse_program(code)
     check = next(
         (n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None
     )
@@ -327,7 +340,7 @@ def split_check(code: str, entry_point: str) -> list[str]:
         raise DataValidationError("test: no function check(candidate)")
     before = [node for node in module.body if node is not check]
     parameter = check.args.args[0].arg
-    before += ast.parse(f"{parameter} = {entry_point}").body
+    before += parse_program(f"{parameter} = {entry_point}").body
     tests: list[str] = []
     for node in check.body:
         if any(isinstance(part, ast.Assert) for part in ast.walk(node)):
@@ -344,9 +357,9 @@ def names_in_tests(solution: str, tests: Sequence[str]) -> list[str]:
 
     Use them as ``entry_points`` for data sets that do not list any, such as MBPP.
     """
-    top = ast.parse(solution).body
+    top = parse_program(solution).body
     defined = {n.name for n in top if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    trees = [ast.walk(ast.parse(test)) for test in tests]
+    trees = [ast.walk(parse_program(test)) for test in tests]
     used = {n.id for tree in trees for n in tree if isinstance(n, ast.Name)}
     return sorted(defined & used)
 

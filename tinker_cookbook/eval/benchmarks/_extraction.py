@@ -11,6 +11,7 @@ import re
 from fractions import Fraction
 
 from tinker_cookbook.rl.envs.grading import extract_boxed, last_number
+from tinker_cookbook.sandbox.grading import parse_program
 
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
@@ -231,7 +232,7 @@ def extract_python_code(text: str, entry_point: str | None = None) -> str:
 
 def _defined(code: str) -> set[str]:
     try:
-        body = ast.parse(code).body
+        body = parse_program(code).body
     except (SyntaxError, ValueError):
         return set(re.findall(r"^(?:async\s+)?(?:def|class)\s+(\w+)", code, re.MULTILINE))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
