@@ -418,6 +418,7 @@ class Reader:
         official = Path(words[0]).name == "tinker"
         expected = (0, -signal.SIGABRT) if official else (0,)
         assert done.returncode in expected, (
-            f"{shlex.join(words)} ended with {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
+            f"{shlex.join(words)} ended with {done.returncode}\n"
+            f"{done.stdout[-1500:]}{done.stderr[-3000:]}"
         )
         return done.stdout
