@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
+from tinker_cookbook.engine.device_names import BITS
 
 _ADAPTER_COPIES = 4
 """float32 numbers of each adapter weight in training: weight, gradient, two moments."""
-
-
-_QUANTISED_BYTES = {"nf4": 4.5 / 8, "int8": 1.0}
-"""Bytes of a quantised weight; nf4 has a float32 scale for each 64 weights."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class ModelShape:
         matrices = self.attention_weights + self.mlp_weights
         # Input embedding and head; a tied head has a copy of its own.
         tables = 2 * self.vocab * self.hidden
-        return int(matrices * _QUANTISED_BYTES.get(base_dtype, itemsize)) + tables * itemsize
+        return int(matrices * BITS.get(base_dtype, 8 * itemsize) / 8) + tables * itemsize
 
     def lora_weights(self) -> tuple[int, int, int]:
         """Returns the sizes of a rank-1 adapter on (MLP, attention, unembedding)."""

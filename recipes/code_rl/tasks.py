@@ -13,7 +13,7 @@ from tinker_cookbook.recipes.code_rl.code_grading import taco_to_lcb_format
 from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderTask
 from tinker_cookbook.recipes.code_rl.lcb_utils import fetch_live_code_bench_system_prompt
 from tinker_cookbook.sandbox.grading import split_check
-from tinker_cookbook.supervised.hf_datasets import OWN_CONVERSATIONS, load_hf_dataset
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 Split = Literal["train", "test"]
@@ -77,12 +77,10 @@ def _hub_rows(dataset: str, split: Split) -> Iterable[tuple[str, Any]]:
     hub_name, splits = HUB_DATASETS[dataset]
     for name, hub_split in splits[split]:
         try:
-            rows = load_hf_dataset(hub_name, hub_split, name)
+            rows = load_hf_dataset(hub_name, hub_split, name, instead="")
         except DataError as error:
-            # The rest of the loader's message is about conversations.
-            reason = str(error).partition(f". {OWN_CONVERSATIONS}")[0]
             raise DataError(
-                f"dataset={dataset} needs {hub_name} ({name or 'default'}, {hub_split}): {reason}. "
+                f"dataset={dataset} needs {hub_name} ({name or 'default'}, {hub_split}): {error}. "
                 "Either be online once, or give local files: dataset_path=FILE.jsonl (and "
                 f"test_path=FILE.jsonl), each line {_EXPECTED}. dataset={ONE_LINE} needs no data"
             ) from error

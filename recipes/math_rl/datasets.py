@@ -30,7 +30,7 @@ from tinker_cookbook.rl.envs.grading import (
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.supervised.hf_datasets import OWN_CONVERSATIONS, load_hf_dataset
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -136,12 +136,10 @@ def problems_from_hub(env: str, *, test: bool) -> list[Problem]:
     for path, split, names in _SOURCES[env][int(test)]:
         for name in names:
             try:
-                rows = load_hf_dataset(path, split, name)
+                rows = load_hf_dataset(path, split, name, instead="")
             except DataError as error:
-                # The rest of the loader's message is about conversations.
-                reason = str(error).partition(f". {OWN_CONVERSATIONS}")[0]
                 raise DataError(
-                    f"env={env} needs {path} (split {split}): {reason}. Either be online once, or "
+                    f"env={env} needs {path} (split {split}): {error}. Either be online once, or "
                     "give a local copy: dataset_path=FILE.jsonl (and test_path=FILE.jsonl), each "
                     f"line {_EXPECTED}; or a folder with train.jsonl and test.jsonl. "
                     "env=arithmetic and env=reasoning_gym:chain_sum need no data"

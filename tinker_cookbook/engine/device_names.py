@@ -16,7 +16,13 @@ DTYPE_NAMES = {
     "float16": "float16",
     "fp16": "float16",
 }
-BASE_DTYPE_NAMES = ("auto", "nf4", "int8")
+NF4_BLOCK = 64
+"""Weights that share a scale in ``nf4``."""
+
+BITS = {"nf4": 4 + 32 / NF4_BLOCK, "int8": 8.0}
+"""Bits per weight of a quantised base model, including its share of the scales."""
+
+BASE_DTYPE_NAMES = ("auto", *BITS)
 
 
 def check_device_name(device: str) -> str:

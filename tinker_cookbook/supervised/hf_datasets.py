@@ -47,17 +47,14 @@ if TYPE_CHECKING:
 _MESSAGES = "messages"
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
-OWN_CONVERSATIONS = "Give your own conversations with dataset_path=FILE.jsonl"
-"""Advice in the error of a dataset that cannot be reached; other loaders replace it."""
+_ADVICE = "Give your own conversations with dataset_path=FILE.jsonl"
 
 
-def load_hf_dataset(
-    path: str, split: str, name: str | None = None, instead: str = OWN_CONVERSATIONS
-) -> Rows:
+def load_hf_dataset(path: str, split: str, name: str | None = None, instead: str = _ADVICE) -> Rows:
     """Returns a split of a Hub dataset or local folder, or a local json, jsonl or parquet file.
 
     JSON rows are not unified into columns. If the Hub cannot be reached, its cache is used;
-    without a cached copy, DataError is raised within seconds, with the advice ``instead``.
+    without a cached copy, DataError is raised within seconds, with the advice ``instead`` if any.
     """
     local = Path(path).expanduser()
     if local.exists():
@@ -82,9 +79,7 @@ def _check_hub_name(path: str, key: str = "dataset") -> None:
         )
 
 
-def load_hf_splits(
-    path: str, name: str | None = None, instead: str = OWN_CONVERSATIONS
-) -> dict[str, Rows]:
+def load_hf_splits(path: str, name: str | None = None, instead: str = _ADVICE) -> dict[str, Rows]:
     """Returns all splits of a Hub dataset; errors as ``load_hf_dataset``."""
     return dict(_from_hub(path, None, name, instead))
 
@@ -104,10 +99,13 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
                 f"dataset: {path!r}{f' (split {split!r})' if split else ''} cannot be loaded: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+        advice = instead and (
+            f". {instead}, put a copy of the dataset into a folder and name the folder, or connect "
+            "to the Hub once"
+        )
         raise DataError(
             f"dataset: {path!r} is not in the local cache, and the Hub cannot be reached "
-            f"({unreachable}). {instead}, put a copy of the dataset into a folder and name the "
-            "folder, or connect to the Hub once"
+            f"({unreachable}){advice}"
         ) from error
 
 
@@ -132,7 +130,7 @@ def stream_hf_dataset(path: str, split: str, name: str | None = None) -> dataset
     if unreachable is not None:
         raise DataError(
             f"dataset: {path!r} is streamed from the Hub, which cannot be reached ({unreachable}). "
-            f"{OWN_CONVERSATIONS}, or connect to the Hub"
+            f"{_ADVICE}, or connect to the Hub"
         )
     try:
         return datasets.load_dataset(path, name=name, split=split, streaming=True)

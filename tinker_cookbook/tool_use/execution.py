@@ -177,7 +177,7 @@ async def _as_task(work: Callable[[], Awaitable[Any]]) -> Any:
         raise RuntimeError(f"the tool called sys.exit({error})") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        # A library may raise CancelledError although nobody cancelled this call.
+        # A library may raise CancelledError although this call was not cancelled.
         if task is not None and task.cancelling():
             raise
         raise RuntimeError("the tool's own work was cancelled") from None

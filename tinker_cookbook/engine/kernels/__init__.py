@@ -32,10 +32,9 @@ from tinker_cookbook.engine.kernels.cpu.training_attention import (
 from tinker_cookbook.engine.kernels.cuda import elementwise as _on_cuda
 from tinker_cookbook.engine.kernels.experts import ExpertRows, FrozenExperts, freeze_experts
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
-from tinker_cookbook.engine.kernels.quantized import BITS, quantized_layout
+from tinker_cookbook.engine.kernels.quantized import quantized_layout
 
 __all__ = [
-    "BITS",
     "ExpertRows",
     "FrozenExperts",
     "FrozenWeight",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.device_names import NF4_BLOCK
 from tinker_cookbook.engine.kernels.cpu.linear import (
     Layout,
     MakeLayout,
@@ -27,12 +28,6 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     fastest_layout,
 )
 from tinker_cookbook.exceptions import ConfigurationError
-
-_BLOCK = 64
-"""Weights that share a scale in ``nf4``."""
-
-BITS = {"nf4": 4 + 32 / _BLOCK, "int8": 8.0}
-"""Bits per weight, including its share of the scales."""
 
 
 def quantized_layout(base_dtype: str) -> MakeLayout | None:
@@ -60,7 +55,7 @@ def _functional() -> Any:
 
 def _quantize(weight: Tensor) -> Any:
     return _functional().quantize_4bit(
-        weight, blocksize=_BLOCK, quant_type="nf4", compress_statistics=False
+        weight, blocksize=NF4_BLOCK, quant_type="nf4", compress_statistics=False
     )
 
 
@@ -98,7 +93,7 @@ class _NF4(_Dequantized):
     def __init__(self, weight: Tensor) -> None:
         self._shape = weight.shape
         # bitsandbytes 0.50 dequantises wrongly on a CPU where a block of 64 crosses rows.
-        rows = F.pad(weight.flatten(), (0, -weight.numel() % _BLOCK)).view(-1, _BLOCK)
+        rows = F.pad(weight.flatten(), (0, -weight.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
         self._codes, self._state = _quantize(rows)
 
     def dense(self) -> Tensor:
@@ -133,7 +128,7 @@ class _NF4Panels(_Panels):
         """Returns whether no scale covers two rows, and these panels are the fastest layout."""
         return (
             weight.dtype == torch.float32
-            and weight.shape[1] % _BLOCK == 0
+            and weight.shape[1] % NF4_BLOCK == 0
             and fastest_layout(weight) is _Panels
         )
 

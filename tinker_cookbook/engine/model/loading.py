@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tinker_cookbook.engine.kernels import BITS
+from tinker_cookbook.engine.device_names import BITS
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
 

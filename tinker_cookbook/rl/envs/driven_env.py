@@ -122,7 +122,7 @@ class DrivenEnv(Env):
         task = self._task
         if task is not None and not task.done():
             task.cancel()
-            # Ignore errors during the cancellation, because nobody reads them.
+            # Ignore errors during the cancellation, because no code reads them.
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
