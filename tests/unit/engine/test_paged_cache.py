@@ -223,13 +223,13 @@ def test_the_longest_prefix_is_found_and_the_oldest_evicted(stories_base, monkey
         entries = [e for e in prefixes._entries if e.owner() is mine]
         common = [common_prefix(entry.tokens, tokens[:-1]) for entry in entries]
         longest = max(common, default=0)
-        source, shared = prefixes.find(mine, tokens, (), 1)
+        source, shared = prefixes.find(Prefill(mine, tokens, []), (), 1)
         assert shared == (longest if longest >= 2 else 0)
         if source is not None:
             assert common_prefix(source.tokens, tokens) >= shared
             assert list(prefixes._entries)[-1] is source
         running = [Prefill(mine, rng.choice([1, 255], size=6), []) for _ in range(8)]
-        source, shared = prefixes.find(mine, tokens, running, 1)
+        source, shared = prefixes.find(Prefill(mine, tokens, []), running, 1)
         assert shared == max(
             longest if longest >= 2 else 0,
             *(common_prefix(prefill.tokens, tokens[:-1]) for prefill in running),

@@ -139,18 +139,17 @@ class PrefixCache:
         self.trim(self._budget)
 
     def find(
-        self, sampler: Sampler, tokens: np.ndarray, running: Iterable[Prefill], worth_waiting: int
+        self, new: Prefill, running: Iterable[Prefill], worth_waiting: int
     ) -> tuple[CachedPrefix | Prefill | None, int]:
-        """Returns the source of the longest common prefix with ``tokens``, and its length.
+        """Returns the source of the longest common prefix with a prefill, and its length.
 
         A prefill in ``running`` is chosen only if it shares ``worth_waiting`` tokens more than any
         entry. At least one token is left to compute, because its hidden state is needed.
         """
         source: CachedPrefix | Prefill | None = None
         most = 0
-        tokens = tokens[:-1]
-        key = token_bytes(tokens)
-        prefixes = self._sorted.get(sampler)
+        tokens, key = new.tokens[:-1], new.key[:-_TOKEN_BYTES]
+        prefixes = self._sorted.get(new.sampler)
         for entry in prefixes.neighbours(key) if prefixes is not None else ():
             shared = common_prefix(entry.tokens, tokens)
             if shared > max(most, SHORTEST - 1):
@@ -166,7 +165,7 @@ class PrefixCache:
             # cost.
             if (
                 enough <= len(tokens)
-                and prefill.sampler is sampler
+                and prefill.sampler is new.sampler
                 and prefill.key.startswith(key[: enough * _TOKEN_BYTES])
             ):
                 source, most = prefill, common_prefix(prefill.tokens, tokens)

@@ -346,9 +346,8 @@ class Scheduler:
     def _find_prefix(self, prefill: Prefill) -> None:
         """Chooses the source of a prefill's prefix, and starts the prefill if that is computed."""
         before = self._prefills[: self._prefills.index(prefill)]  # no circular waiting
-        prefill.source, prefill.shared = self._prefixes.find(
-            prefill.sampler, prefill.tokens, before, self._worth_waiting
-        )
+        found = self._prefixes.find(prefill, before, self._worth_waiting)
+        prefill.source, prefill.shared = found
         self._begin_ready_prefills([prefill])
 
     def _begin_ready_prefills(self, prefills: Iterable[Prefill]) -> None:
