@@ -138,10 +138,11 @@ async def main(config: Config) -> None:
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
         folder, limit = root / "server", config.max_queued_samples
         state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
-        # From here on connections wait until they are accepted, so the printed URL is true.
-        listener.listen()
-        _print_start(config, listener, state, sizes, new_keys, sampler)
-        await serve(make_app(state, config.max_request_mb << 20), state, listener)
+
+        def print_start() -> None:
+            _print_start(config, listener, state, sizes, new_keys, sampler)
+
+        await serve(make_app(state, config.max_request_mb << 20), state, listener, print_start)
     finally:
         engine.close()
         listener.close()

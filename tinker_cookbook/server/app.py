@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 
 import uvicorn
@@ -82,8 +82,18 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     return app
 
 
-async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> None:
-    """Serves until a signal arrives; a second one does not wait for the running operation."""
+async def serve(
+    app: FastAPI, state: ServerState, listener: socket.socket, on_start: Callable[[], None]
+) -> None:
+    """Serves until a signal arrives; a second one does not wait for the running operation.
+
+    Args:
+        app: The application of ``state``.
+        state: The server's state, closed at the end.
+        listener: A bound socket. It starts to listen after the signal handlers are in place, so
+            a client that can connect can also rely on an orderly stop.
+        on_start: Called when connections are accepted.
+    """
     settings = uvicorn.Config(
         app,
         http=HTTP_PROTOCOL,
@@ -93,22 +103,34 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
         # Slightly longer than the longest poll, so that each poll can return its result.
         timeout_graceful_shutdown=round(operation_routes.LONG_POLL_SECONDS) + 5,
     )
-    server = uvicorn.Server(settings)
-    handle_exit = server.handle_exit
-
-    # Set ``stopping`` before uvicorn waits for open responses, so that long polls end early.
-    def stop(sig: int, frame: FrameType | None) -> None:
-        if not state.stopping.is_set():
-            logger.info("stopping after the running operation; a second Ctrl-C does not wait")
-        state.stopping.set()
-        handle_exit(sig, frame)
-
-    server.handle_exit = stop
+    server = _Server(settings, state, on_start)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
         signal.signal(number, lambda *_: None)
     checking = asyncio.create_task(IdleConnections(server).check_forever())
     await server.serve(sockets=[listener])
     checking.cancel()
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that reports its start, and ends long polls when it is to stop."""
+
+    def __init__(
+        self, settings: uvicorn.Config, state: ServerState, on_start: Callable[[], None]
+    ) -> None:
+        super().__init__(settings)
+        self._state, self._on_start = state, on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Set ``stopping`` before uvicorn waits for open responses, so that long polls end early.
+        if not self._state.stopping.is_set():
+            logger.info("stopping after the running operation; a second Ctrl-C does not wait")
+        self._state.stopping.set()
+        super().handle_exit(sig, frame)
 
 
 def error_response(error: Exception, path: str) -> JSONResponse:

@@ -1,11 +1,14 @@
-"""What a session lets go of while it is open."""
+"""Sessions over their lifetime, and a stop of the whole server."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
 import time
 from types import SimpleNamespace
 
+from tinker_cookbook.server.app import make_app, serve
 from tinker_cookbook.server.keys import KeyFile
 from tinker_cookbook.server.state import (
     IDLE_SECONDS,
@@ -49,3 +52,26 @@ def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
         return after
 
     assert asyncio.run(run(0.6)) == 1
+
+
+def test_a_signal_in_the_moment_of_listening_stops_the_server_in_order(tmp_path):
+    """Scripts that wait for the port and then send SIGINT used to see exit status 130."""
+
+    class Listener(socket.socket):
+        def listen(self, *backlog):
+            super().listen(*backlog)
+            signal.raise_signal(signal.SIGINT)
+
+    keys = KeyFile(tmp_path / "keys.json", tmp_path)
+    state = ServerState(SimpleNamespace(), [], keys, 1.0, tmp_path / "server", 1)
+    started = []
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Listener() as listener:
+        listener.bind(("127.0.0.1", 0))
+        try:
+            asyncio.run(serve(make_app(state, 1), state, listener, lambda: started.append(1)))
+        finally:
+            signal.signal(signal.SIGINT, before[0])
+            signal.signal(signal.SIGTERM, before[1])
+    assert started == [1]
+    assert state.stopping.is_set()
