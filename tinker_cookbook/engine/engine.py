@@ -242,7 +242,8 @@ class Engine:
             base = self._divided(make)
         finally:
             loading.wait()
-        base.with_ranks = partial(followers.assisting, name)
+        assert base.gathers is not None
+        base.with_ranks = partial(followers.assisting, name, base.gathers)
         return base
 
     def _divided(self, make: Callable[..., BaseModel]) -> BaseModel:

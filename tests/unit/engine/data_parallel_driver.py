@@ -24,8 +24,8 @@ ALONE = "RANK" not in os.environ
 DEVICE = os.environ.get("DATA_PARALLEL_DEVICE", "cpu")
 SHARD = os.environ.get("DATA_PARALLEL_SHARD") == "1"
 """Whether the base model is divided among the processes."""
-MARK = 258
-"""A pass with this token fails."""
+MARKS = {256: "before the layers", 257: "in a layer", 258: "in a layer's backward pass"}
+"""A pass with one of these tokens fails there."""
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -88,16 +88,32 @@ def note_weights(out: Path) -> None:
 
 
 def break_marked_passes() -> None:
-    from tinker_cookbook.engine.training import micro_batch
+    from tinker_cookbook.engine.model.lora import AdapterLinear
+    from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
 
-    run = micro_batch.MicroBatchPass.run
+    body, product = MicroBatchPass.body, AdapterLinear.forward
+    breaking = [""]
 
-    def run_or_fail(self: Any, *args: Any, **kwargs: Any) -> None:
-        if any(MARK in example.tokens for example in self._examples):
-            raise ValueError("this rank cannot compute that datum")
-        run(self, *args, **kwargs)
+    def fail(*_: Any) -> None:
+        raise ValueError(f"this rank cannot compute that datum, {breaking[0]}")
 
-    micro_batch.MicroBatchPass.run = run_or_fail
+    def body_or_fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = (MARKS[t] for t in MARKS if any(t in one.tokens for one in self._examples))
+        breaking[0] = next(found, "")
+        if breaking[0] == "before the layers":
+            fail()
+        return body(self, *args, **kwargs)
+
+    def product_or_fail(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out = product(self, x)
+        if "layers.1." in self._name and "up_proj" in self._name:
+            if breaking[0] == "in a layer":
+                fail()
+            if breaking[0] == "in a layer's backward pass" and out.requires_grad:
+                out.register_hook(fail)
+        return out
+
+    MicroBatchPass.body, AdapterLinear.forward = body_or_fail, product_or_fail
 
 
 def run_recipe(recipe: str, out: Path) -> None:
@@ -107,12 +123,12 @@ def run_recipe(recipe: str, out: Path) -> None:
 
         run, passes = Follower._forward_backward, []
 
-        def run_or_die(self: Any, *args: Any) -> Any:
+        def run_or_die(self: Any, *args: Any, **kwargs: Any) -> Any:
             passes.append(1)
             if len(passes) == 8:
                 out.write_text(repr(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
-            return run(self, *args)
+            return run(self, *args, **kwargs)
 
         Follower._forward_backward = run_or_die
     runpy.run_module(recipe, run_name="__main__", alter_sys=True)
@@ -174,13 +190,18 @@ class Program:
         bad = datum(rng, 20, broken=True)
         self.fails("datum", lambda: client.forward_backward([*good, bad], "ppo").result())
         self.fails("after datum", self.step)
-        failing = [datum(rng, 30), datum(rng, 28), *[datum(rng, 19, [MARK]) for _ in range(4)]]
-        if not SHARD:  # where the layers run in step, such an error ends the run
-            client.forward_backward(good, "ppo").result()
+        for mark, where in MARKS.items():
             # Rank 0 gets the longest datum, so some of the marked ones go to rank 1.
-            data = [*failing, *good]
-            self.fails("rank 1", lambda: client.forward_backward(data, "ppo").result())
-            self.fails("after rank 1", self.step)
+            failing = [datum(rng, 30), datum(rng, 28), *[datum(rng, 19, [mark]) for _ in range(4)]]
+            for name, loss in (("ppo", None), ("all", coupled), ("groups", pairs)):
+                client.forward_backward(good, "ppo").result()
+                data = [*failing, *good]
+                call = client.forward_backward if loss is None else client.forward_backward_custom
+                self.fails(
+                    f"{where}, {name}",
+                    lambda call=call, data=data, loss=loss: call(data, loss or "ppo").result(),
+                )
+                self.fails(f"after {where}, {name}", self.step)
         for name in ("coupled", "grouped"):
             loss: Any = lambda data, logprobs: broken(data, logprobs)  # noqa: E731
             if name == "grouped":

@@ -25,7 +25,7 @@ from tinker_cookbook.engine.model.attention_support import (
     check_tree_attention,
     probe_tokens,
 )
-from tinker_cookbook.engine.model.divided import divide_layers, whole_parts
+from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head, LoraPair
 from tinker_cookbook.engine.model.loading import dequantized, files_digest
@@ -113,8 +113,8 @@ class BaseModel:
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._decoder: Any = model.base_model
-        if divided:
-            divide_layers(self._decoder, device)
+        self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
+        """Of a divided base model."""
         if device.type == "cpu":
             _leave_file(model)
         self._check(tokens, expected, hidden)

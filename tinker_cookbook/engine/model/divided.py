@@ -2,18 +2,23 @@
 
 Each rank keeps a part of every matrix of the decoder's layers. A layer's matrices are gathered
 before it runs, forward or backward, and freed after it; nothing else changes, since they have no
-gradient. Gathering is a collective: all ranks must run the layers the same number of times.
+gradient. Gathering is a collective: all ranks must run the layers the same number of times. A rank
+whose pass fails in the middle therefore takes part in the gathers that are left (``Gathers``).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinker_cookbook.engine.model.lora import AdapterLinear
 from tinker_cookbook.exceptions import ConfigurationError
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def whole_parts(model: Any) -> list[nn.Parameter]:
@@ -21,7 +26,86 @@ def whole_parts(model: Any) -> list[nn.Parameter]:
     return [part for name, part in model.named_parameters() if not name.endswith(".divided")]
 
 
-def divide_layers(decoder: Any, device: torch.device) -> None:
+class Gathers:
+    """Counts the gathers of a divided base model, so that a rank can catch up with the others.
+
+    Every micro-batch gathers the same layers in the same order on all ranks: first to last in the
+    forward pass, last to first in the backward pass.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self._inputs: dict[int, Tensor] = {}
+        """An empty part of each place that was gathered, in the order of the forward pass."""
+        self._group: Any = None
+        self._count = 0
+
+    @property
+    def recovers(self) -> bool:
+        """Whether FSDP can forget a pass that failed (torch 2.13)."""
+        return hasattr(self._decoder, "reset_iter_state")
+
+    def of_pass(self, names: Iterable[str], *, backward: bool) -> list[int]:
+        """Returns the places that a micro-batch gathers, in order, with adapters for ``names``."""
+        forward = list(self._inputs)
+        adapted = [int(found[1]) for name in names if (found := _LAYER.search(name))]
+        if not backward or not adapted:
+            return forward
+        # Autograd stops at the first layer with an adapter; FSDP prefetches one layer more.
+        last = max(min(adapted) - 1, 0)
+        return [*forward, *(place for place in reversed(forward) if place >= last)]
+
+    def start(self) -> None:
+        """Starts to count."""
+        self._count = 0
+        if self.recovers:
+            # FSDP notes every forward pass until the next backward pass, and a server that only
+            # samples has none.
+            self._decoder.reset_iter_state()
+
+    def catch_up(self, expected: Sequence[int]) -> None:
+        """Takes part in the gathers of ``expected`` that this rank has not made since ``start``.
+
+        FSDP forgets the pass that failed; what is gathered is thrown away.
+        """
+        self._decoder.reset_iter_state()
+        for place in expected[self._count :]:
+            self.gather(place, None, self._inputs[place], self._group)
+
+    def gather(
+        self, place: int, output: Tensor | None, own: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        """Gathers the parts of all ranks, of the size of ``own``, into ``output``."""
+        from torch import distributed
+
+        if place not in self._inputs:
+            # One element that looks like a part: its contents do not matter, its size does.
+            self._inputs[place] = torch.zeros(1, dtype=own.dtype, device=own.device).expand_as(own)
+            self._group = group
+        self._count += 1
+        if output is None:
+            own, output = own.contiguous(), own.new_empty(own.numel() * group.size())
+        # Its name since torch 2.13, and before.
+        gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+        return gather(output, own, group=group, async_op=async_op)
+
+
+class _OfPlace:
+    """The gathers of one layer, as FSDP's ``set_custom_all_gather`` expects them."""
+
+    def __init__(self, gathers: Gathers, place: int) -> None:
+        self._gathers, self._place = gathers, place
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        return self._gathers.gather(self._place, output_tensor, input_tensor, group, async_op)
+
+
+def divide_layers(decoder: Any, device: torch.device) -> Gathers:
     """Divides the matrices of the hooked layers; those of one layer after another go to ``device``.
     Every rank calls it."""
     from torch import distributed
@@ -38,6 +122,15 @@ def divide_layers(decoder: Any, device: torch.device) -> None:
     # No list of the matrices: it would keep each one whole until the last layer is divided.
     whole = set(whole_parts(decoder))
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
-    for part in (*layers, decoder):
+    gathers = Gathers(decoder)
+    parts: tuple[Any, ...] = (*layers, decoder)
+    for place, part in enumerate(parts):
         # Freed after the forward pass too: several layers at once are what does not fit.
         fully_shard(part, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+        part.set_custom_all_gather(_OfPlace(gathers, place))
+    # By default FSDP prefetches by the order of all forward passes since the last backward pass, so
+    # that the first layer would gather the last one of a pass without gradients. The first layer
+    # prefetches nothing: it is whole by then.
+    for place, part in enumerate(parts):
+        part.set_modules_to_backward_prefetch([parts[max(place - 1, 0)]])
+    return gathers

@@ -25,8 +25,21 @@ from tinker_cookbook.engine.parallel.launch import (
     in_step,
     start_process_group,
 )
-from tinker_cookbook.engine.parallel.messages import ERROR, QUESTION, RESULT, Channel, sendable
-from tinker_cookbook.engine.parallel.share import receive_weights, send_gradients, stand_in
+from tinker_cookbook.engine.parallel.messages import (
+    ERROR,
+    FAILING,
+    QUESTION,
+    RESULT,
+    Channel,
+    sendable,
+)
+from tinker_cookbook.engine.parallel.share import (
+    Steps,
+    pass_in_step,
+    receive_weights,
+    send_gradients,
+    stand_in,
+)
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 
@@ -83,8 +96,8 @@ class Follower:
     def _submit(self, number: int, name: str, values: tuple[Any, ...]) -> None:
         assert self._engine is not None
         operation: Callable[..., Any] = getattr(self, f"_{name}")
-        if name == "forward_backward_custom":
-            operation = partial(operation, partial(self._ask, number))
+        if name in ("forward_backward", "forward_backward_custom"):
+            operation = partial(operation, number)
         self._reply_later(number, self._engine.submit(operation, *values))
 
     def _reply_later(self, number: int, done: Future[Any] | None) -> None:
@@ -137,6 +150,8 @@ class Follower:
         assert self._engine is not None
         with in_step("running the layers"), torch.no_grad():
             base = self._engine.base_model(model)
+            assert base.gathers is not None
+            base.gathers.start()
             base.hidden(torch.zeros(1, 1, dtype=torch.int64, device=base.device))
 
     def _take_weights(self, key: int, model: str, spec: AdapterSpec) -> None:
@@ -152,31 +167,34 @@ class Follower:
 
     def _pass(
         self,
+        number: int,
         run: TrainingRun,
-        steps: tuple[int, int] | None,
+        steps: Steps | None,
         data: Sequence[Example],
-        phases: Sequence[bool],
         work: Callable[[], LossOutput],
     ) -> LossOutput:
-        """Runs a pass, in step with the other ranks where they share a divided base model.
-
-        ``phases`` says for each run over the micro-batches whether it has a backward part.
-        """
+        """Runs a pass, in step with the other ranks where they share a divided base model."""
         if steps is None:
             return work()
-        run.in_step, run.token_budget = steps
-        with in_step("a pass over the divided base model"):
+        run.token_budget = steps.token_budget
+
+        def tell(error: Exception) -> None:
+            # Before this rank catches up: rank 0 may be waiting for its part of a custom loss.
+            self._channel.send(number, FAILING, sendable(error))
+
+        with pass_in_step(run, steps, tell):
             if data:
                 return work()
             terms = run.adapter.terms(run.base.dtype, requires_grad=True)
-            for backward in phases:
-                run.idle(steps[0], terms, backward=backward)
+            for backward in steps.phases:
+                run.idle(steps.micro_batches, terms, backward=backward)
             return LossOutput([])
 
     def _forward_backward(
         self,
+        number: int,
         key: int,
-        steps: tuple[int, int] | None,
+        steps: Steps | None,
         data: Sequence[Example],
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
@@ -184,18 +202,18 @@ class Follower:
     ) -> LossOutput:
         run = self._runs[key]
         return self._pass(
+            number,
             run,
             steps,
             data,
-            [backward],
             lambda: run.forward_backward(data, loss_name, loss_config, backward=backward),
         )
 
     def _forward_backward_custom(
         self,
-        ask: Callable[..., Any],
+        number: int,
         key: int,
-        steps: tuple[int, int] | None,
+        steps: Steps | None,
         data: Sequence[Example],
         group_size: int | None,
         trained_only: bool,
@@ -203,17 +221,15 @@ class Follower:
         def loss_fn(indices: Sequence[int], logprobs: list[Any]) -> Any:
             # Rank 0 has the caller's function.
             values = [one.detach().cpu().numpy() for one in logprobs]
-            value, metrics, gradients = ask(list(indices), values)
+            value, metrics, gradients = self._ask(number, list(indices), values)
             return stand_in(value, metrics, gradients, logprobs)
 
         run = self._runs[key]
-        # A loss of the whole batch runs the layers twice if a rank has several micro-batches.
-        twice = steps is not None and steps[0] > 1 and group_size is None
         return self._pass(
+            number,
             run,
             steps,
             data,
-            [False, True] if twice else [True],
             lambda: run.forward_backward_custom(
                 data, loss_fn, group_size, trained_only=trained_only
             ),

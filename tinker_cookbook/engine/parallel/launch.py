@@ -11,14 +11,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tinker_cookbook.engine.device_names import check_device_name
-from tinker_cookbook.engine.parallel.messages import QUESTION, Answer, Call, Channel
+from tinker_cookbook.engine.parallel.messages import FAILING, QUESTION, Answer, Call, Channel
 from tinker_cookbook.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.engine.model.divided import Gathers
 
 _COLLECTIVE_MINUTES = 5
 """How long one rank waits for the others in a collective, which they enter within seconds."""
@@ -102,11 +105,12 @@ class Followers:
         opened.wait()
 
     @contextmanager
-    def assisting(self, model: str) -> Iterator[None]:
+    def assisting(self, model: str, gathers: Gathers) -> Iterator[None]:
         """Lets the other ranks run the layers of a divided base model once, as rank 0 does in the
         block."""
         self.start("assist", model)
-        with in_step("running the layers of the divided base model"):
+        doing = "running the layers of the divided base model"
+        with keeping_step(doing, gathers, lambda: gathers.of_pass((), backward=False)):
             yield
 
     def start(self, name: str, *args: Any) -> Call:
@@ -154,6 +158,8 @@ class Followers:
             if kind == QUESTION:
                 with suppress(OSError):  # seen by the next ``receive``
                     channel.send(number, "answer", call.answer(rank, value))
+            elif kind == FAILING:
+                call.failing(value)
             elif call.finish(rank, kind, value):
                 del self._calls[number]
 
@@ -227,6 +233,36 @@ def in_step(doing: str, raised: tuple[type[Exception], ...] = ()) -> Iterator[No
         # If a rank has ended, its closed socket tells so, and that message is the better one.
         time.sleep(1)
         end_process(f"{doing} failed: {type(error).__name__}: {error}. {_RESUME}")
+
+
+@contextmanager
+def keeping_step(
+    doing: str,
+    gathers: Gathers,
+    expected: Callable[[], Sequence[int]],
+    on_error: Callable[[Exception], None] = lambda _: None,
+) -> Iterator[None]:
+    """Like ``in_step``, but raises an error of the block after the gathers that are left.
+
+    Args:
+        doing: What the block does, for the message of the process's end.
+        gathers: Those of the divided base model that the block runs.
+        expected: Returns the gathers of the whole block.
+        on_error: Called at once; the other ranks may be waiting for a result of this one.
+    """
+    gathers.start()
+    caught: Exception | None = None
+    with in_step(doing):
+        try:
+            yield
+        except Exception as error:
+            if not gathers.recovers:
+                raise
+            on_error(error)
+            gathers.catch_up(expected())
+            caught = error
+    if caught is not None:
+        raise caught
 
 
 def end_process(message: str) -> NoReturn:

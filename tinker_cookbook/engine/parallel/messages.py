@@ -10,13 +10,17 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tinker_cookbook.exceptions import TrainingError
 
 RESULT, ERROR, QUESTION, ANSWER = "result", "error", "question", "answer"
+
+FAILING = "failing"
+"""An error of a rank that has yet to keep step with the others; ``ERROR`` follows."""
 
 Answer = Callable[..., Any]
 """``answer(rank, *values)`` answers a request that a rank sends during an operation."""
@@ -55,6 +59,8 @@ class Call:
     def __init__(self, ranks: Iterable[int], answer: Answer | None) -> None:
         self._futures: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
         self._answer = answer
+        self._failing: Future[None] = Future()
+        """Has the first error of a rank as soon as that is known."""
 
     def wait(self) -> dict[int, Any]:
         """Returns the result of each rank; raises the error of the first rank that has one."""
@@ -62,15 +68,14 @@ class Call:
         wait(self._futures.values())
         return {rank: future.result() for rank, future in self._futures.items()}
 
-    def on_error(self, act: Callable[[BaseException], None]) -> None:
-        """Calls ``act`` when a rank reports an error."""
+    def on_error(self, act: Callable[[Any], None]) -> None:
+        """Calls ``act`` with the first error that a rank reports."""
+        self._failing.add_done_callback(lambda future: act(future.exception()))
 
-        def look(future: Future[Any]) -> None:
-            if (error := future.exception()) is not None:
-                act(error)
-
-        for future in self._futures.values():
-            future.add_done_callback(look)
+    def failing(self, error: BaseException) -> None:
+        """Notes an error of a rank, which may still be running."""
+        with suppress(InvalidStateError):  # another rank was first
+            self._failing.set_exception(error)
 
     def answer(self, rank: int, values: tuple[Any, ...]) -> tuple[str, Any]:
         """Answers a rank's request; returns the kind and the value of the answer."""
@@ -83,6 +88,7 @@ class Call:
     def finish(self, rank: int, kind: str, value: Any) -> bool:
         """Records the result or the error of a rank; returns whether all have ended."""
         if kind == ERROR:
+            self.failing(value)
             self._futures[rank].set_exception(value)
         else:
             self._futures[rank].set_result(value)

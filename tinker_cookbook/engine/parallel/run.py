@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tinker_cookbook.engine.parallel.launch import Followers, in_step
 from tinker_cookbook.engine.parallel.share import (
     BatchLoss,
     GroupLoss,
+    Steps,
+    pass_in_step,
     send_weights,
     shares_of,
     sum_gradients,
@@ -24,9 +27,6 @@ from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 
 _keys = itertools.count()
-
-Steps = tuple[int, int]
-"""Micro-batches that each rank runs over a divided base model, and the tokens of one at most."""
 
 
 class DataParallelRun(TrainingRun):
@@ -56,7 +56,7 @@ class DataParallelRun(TrainingRun):
             # The whole batch: messages number its datums, and no rank begins a batch that is wrong.
             _, data, _ = self._checked(data, loss_name, loss_config)
             shares = self._shares(data)
-            steps = self._steps(data, shares)
+            steps = self._steps(data, shares, [backward])
             more = loss_name, loss_config, backward
             return self._on_all_ranks(
                 "forward_backward",
@@ -82,7 +82,10 @@ class DataParallelRun(TrainingRun):
             self._check_custom(data, group_size)
             shares = self._shares(data, group_size or 1)
             kind = BatchLoss if group_size is None else GroupLoss
-            steps = self._steps(data, shares, group_size or 1)
+            steps = self._steps(data, shares, [True], group_size or 1)
+            # A loss of the whole batch runs the layers twice if a rank has several micro-batches.
+            if steps is not None and steps.micro_batches > 1 and group_size is None:
+                steps = replace(steps, phases=[False, True])
             loss = kind(loss_fn, shares, self.base.device, in_step=steps is not None)
             more = group_size, trained_only
             return self._on_all_ranks(
@@ -120,13 +123,17 @@ class DataParallelRun(TrainingRun):
         return shares_of(micros, tokens, self._followers.place.world)
 
     def _steps(
-        self, data: Sequence[Example], shares: Sequence[Sequence[int]], group_size: int = 1
+        self,
+        data: Sequence[Example],
+        shares: Sequence[Sequence[int]],
+        phases: Sequence[bool],
+        group_size: int = 1,
     ) -> Steps | None:
         """Returns how a pass keeps the ranks in step; ``None`` if each has a whole base model."""
         if not self.base.divided:
             return None
         plans = (self._plan([data[i] for i in share], group_size) for share in shares)
-        return max(len(plan) for plan in plans), self.token_budget
+        return Steps(max(len(plan) for plan in plans), self.token_budget, phases)
 
     def _on_all_ranks(
         self,
@@ -151,7 +158,7 @@ class DataParallelRun(TrainingRun):
         error: BaseException | None = None
         outputs = dict[int, LossOutput]()
         try:
-            with self._keeping_step(steps):
+            with self._keeping_step(steps, loss.give_up if loss is not None else lambda _: None):
                 outputs[0] = own(arguments[0][0])
         except Exception as caught:
             error = caught
@@ -168,16 +175,19 @@ class DataParallelRun(TrainingRun):
         return _joined(outputs, shares)
 
     @contextmanager
-    def _keeping_step(self, steps: Steps | None) -> Iterator[None]:
+    def _keeping_step(
+        self, steps: Steps | None, on_error: Callable[[Exception], None]
+    ) -> Iterator[None]:
         if steps is None:
             yield
             return
         # The others run their own micro-batches, and not the layers for rank 0.
-        self.in_step, with_ranks = steps[0], self.base.with_ranks
-        self.base.with_ranks = nullcontext
-        with in_step("a pass over the divided base model"):
-            yield
-        self.base.with_ranks = with_ranks
+        with_ranks, self.base.with_ranks = self.base.with_ranks, nullcontext
+        try:
+            with pass_in_step(self, steps, on_error):
+                yield
+        finally:
+            self.base.with_ranks = with_ranks
 
     def _send_weights(self) -> None:
         self._end_runs()

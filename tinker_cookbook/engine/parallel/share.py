@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor, distributed
 
 from tinker_cookbook.engine.model.lora import Adapter
+from tinker_cookbook.engine.parallel.launch import keeping_step
 from tinker_cookbook.engine.training.losses import CustomLossFn, evaluate_custom
 from tinker_cookbook.engine.training.packing import MicroBatch
+from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import TrainingError
 
 
@@ -69,6 +73,39 @@ def sum_gradients(adapter: Adapter, gradients: Mapping[str, Tensor]) -> dict[str
     flat = _flat(adapter.parameters(), gradients)
     distributed.reduce(flat, 0)
     return _unflat(flat, adapter.parameters())
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the ranks keep in step in a pass over a divided base model."""
+
+    micro_batches: int
+    """Number that each rank runs."""
+    token_budget: int
+    """Tokens of one at most."""
+    phases: Sequence[bool]
+    """For each run over the micro-batches, whether it has a backward part."""
+
+
+@contextmanager
+def pass_in_step(
+    run: TrainingRun, steps: Steps, on_error: Callable[[Exception], None]
+) -> Iterator[None]:
+    """Runs the block's pass in step with the other ranks; see ``keeping_step``."""
+    gathers = run.base.gathers
+    assert gathers is not None
+
+    def expected() -> list[int]:
+        return [
+            place
+            for backward in steps.phases
+            for _ in range(steps.micro_batches)
+            for place in gathers.of_pass(run.adapter.tensors, backward=backward)
+        ]
+
+    run.in_step = steps.micro_batches
+    with keeping_step("a pass over the divided base model", gathers, expected, on_error):
+        yield
 
 
 Evaluated = tuple[float, dict[str, float], list[Tensor]]
