@@ -58,12 +58,15 @@ class ModelShape:
     def weights_bytes(self, itemsize: int, base_dtype: str = "auto") -> int:
         """Returns the bytes of the base model in a dtype of ``itemsize`` bytes.
 
-        ``base_dtype`` nf4 or int8 quantises the matrices of the layers alone.
+        ``base_dtype`` nf4 or int8 quantises the matrices of the layers, and the tables to 8 bits.
         """
         matrices = self.attention_weights + self.mlp_weights
+        tables = self.vocab * self.hidden
+        if base_dtype in BITS:
+            tables *= 1 if self.tied else 2
+            return int(matrices * BITS[base_dtype] / 8) + tables
         # Input embedding and head; a tied head has a copy of its own.
-        tables = 2 * self.vocab * self.hidden
-        return int(matrices * BITS.get(base_dtype, 8 * itemsize) / 8) + tables * itemsize
+        return (matrices + 2 * tables) * itemsize
 
     def lora_weights(self) -> tuple[int, int, int]:
         """Returns the sizes of a rank-1 adapter on (MLP, attention, unembedding)."""

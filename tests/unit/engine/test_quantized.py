@@ -6,6 +6,7 @@ What needs bitsandbytes is in ``quantized_checks`` and runs in an environment of
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from environments import python_with, run_in
+from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends.connect import connect
 from tinker_cookbook.backends.engine_options import EngineSettings
@@ -23,6 +25,7 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.linear import _Panels
 from tinker_cookbook.engine.model import base_model
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.loading import dequantized, weights_bytes
 from tinker_cookbook.engine.model.low_rank import LowRank
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
@@ -40,6 +43,9 @@ class Rounded(quantized._Dequantized):
 
     def dense(self) -> torch.Tensor:
         return self._kept.to(self._dtype)
+
+    def rows(self, at: torch.Tensor) -> torch.Tensor:
+        return self.dense()[at]
 
 
 class FakeBitsandbytes:
@@ -88,14 +94,13 @@ def test_the_checks_pass_with_bitsandbytes():
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_a_quantised_layout_computes_with_its_weights(kind, tmp_path, monkeypatch):
     """3 s: log-probabilities and gradients of peft on a model of the same rounded weights."""
-    from transformers import AutoModelForCausalLM
-
     folder = ref.make_model(kind, tmp_path / "base")
     monkeypatch.setattr(base_model, "quantized_layout", lambda _: Rounded)
+    monkeypatch.setattr(base_model, "quantize_tables", partial(quantize_tables, make=Rounded))
     base = BaseModel(str(folder), folder, ref.CPU, torch.float32, "nf4")
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for name, parameter in plain.named_parameters():
-        if ".layers." in name and parameter.dim() > 1 and "gate.weight" not in name:
+        if parameter.dim() > 1 and "gate.weight" not in name:
             parameter.data = parameter.data.bfloat16().float()
     plain.save_pretrained(tmp_path / "rounded")
     run = ref.make_run(base)
@@ -149,8 +154,55 @@ def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
 def test_the_estimate_of_memory_counts_the_bits(tmp_path):
     folder = ref.make_model("llama", tmp_path)
     layers = 3 * (2 * 48 * 48 + 2 * 24 * 48 + 3 * 96 * 48)
+    config = json.loads((folder / "config.json").read_text())
+    tables = config["vocab_size"] * config["hidden_size"]
+    saved = tables * (8 - 1 if config["tie_word_embeddings"] else 8 - 2)
     whole = weights_bytes(folder, torch.float32)
     assert whole - weights_bytes(folder, torch.float32, "nf4") == pytest.approx(
-        layers * (4 - 0.5625), abs=30
+        layers * (4 - 0.5625) + saved, abs=30
     )
-    assert whole - weights_bytes(folder, torch.float32, "int8") == layers * 3
+    assert whole - weights_bytes(folder, torch.float32, "int8") == layers * 3 + saved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_computes_in_parts_with_its_rows(dtype, monkeypatch):
+    monkeypatch.setattr(quantized, "_PART_BYTES_CPU", 4 * 24 * 100)  # 100 rows of 301
+    weight = torch.randn(301, 24).to(dtype)
+    weight[7] = 0
+    table = quantized.Int8Table(weight)
+    dense = table.dense()
+    largest = weight.float().abs().amax(1, keepdim=True)
+    error = (dense.float() - weight.float()).abs() / largest.clamp(min=1e-9)
+    # Half a step of 1/127, and the rounding of the product with the scale.
+    assert error.max() <= 1 / 254 + (0 if dtype == torch.float32 else 1 / 128)
+    assert error.max() > 1 / 300
+    ids = torch.tensor([[3, 7], [300, 3]])
+    assert torch.equal(table.rows(ids), dense[ids])
+    x, gradient = torch.randn(5, 24).to(dtype), torch.randn(5, 301).to(dtype)
+    torch.testing.assert_close(
+        table.product(x), x @ dense.t(), rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 0.1
+    )
+    torch.testing.assert_close(
+        table.product_fp32(x), x.double() @ dense.double().t(), check_dtype=False,
+        rtol=1e-4, atol=1e-4 if dtype == torch.float32 else 0.05,
+    )  # fmt: skip
+    exact = gradient.double() @ dense.double()
+    found = table.transposed().product(gradient)
+    torch.testing.assert_close(
+        found, exact.to(dtype), rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 0.1
+    )
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama"])
+def test_embeddings_are_read_in_8_bits_and_scaled_as_before(kind, tmp_path):
+    folder = ref.make_model(kind, tmp_path)
+    model, plain = (AutoModelForCausalLM.from_pretrained(folder) for _ in range(2))
+    head = quantize_tables(model)
+    tokens = torch.arange(20)[None]
+    found, exact = (one.get_input_embeddings()(tokens) for one in (model, plain))
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+    assert not torch.equal(found, exact)
+    tied = model.config.tie_word_embeddings
+    assert tied == (head.forward is model.get_input_embeddings()._table)
+    left = [name for name, one in model.named_parameters() if one.dim() > 1 and one.numel()]
+    assert all(".layers." in name for name in left)

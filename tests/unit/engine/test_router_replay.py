@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import engine_reference as ref
@@ -15,6 +16,8 @@ from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_re
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError
 
+NAMES = ("replayed", "own")
+
 
 def _base(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> BaseModel:
     path = ref.make_model(kind, folder)
@@ -24,6 +27,23 @@ def _base(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> BaseMo
 def _items(prompts: list[np.ndarray], samples: list) -> list:
     texts = [np.concatenate([p, s.tokens]) for p, s in zip(prompts, samples, strict=True)]
     return [ref.example(text, weights=np.ones(len(text) - 1)) for text in texts]
+
+
+def _other_experts(base: BaseModel, run, data: list, *, replay: bool) -> float:
+    """Returns the share of (token, layer) for which training takes other experts than sampling."""
+    known, shares = base.replay._known, []
+    _ = base.packs_rows, base.shared_layout  # their trials run the layers too
+    for item in data:
+        sampled = known[router_replay._key(item.tokens)]
+        if not replay:
+            base.replay._known = OrderedDict()
+        with base._active.recording() as chosen:
+            run.forward_backward([item], "cross_entropy", backward=False)
+        base.replay._known = known
+        trained = torch.cat(chosen, 1).numpy()[: len(item.tokens)]  # the rest is padding
+        both = (np.sort(one.reshape(-1, base.replay._k)) for one in (sampled, trained))
+        shares.append((next(both) != next(both)).any(-1))
+    return np.concatenate(shares).mean()
 
 
 def _samples(base: BaseModel, run, count: int = 4, max_tokens: int = 12) -> tuple[list, list]:
@@ -51,7 +71,10 @@ def test_bf16_gap_between_sampler_and_trainer_shrinks(kind, tmp_path, record_pro
     prompts, samples = _samples(base, run, count=16, max_tokens=20)
     data = _items(prompts, samples)
     gaps = {}
-    for name in ("replayed", "own"):
+    other = {name: _other_experts(base, run, data, replay=name == "replayed") for name in NAMES}
+    record_property("other_experts", str(other))
+    assert other["replayed"] == 0 < other["own"]
+    for name in NAMES:
         output = run.forward_backward(data, "cross_entropy", backward=False)
         count = sum(len(item.tokens) for item in data)
         assert output.metrics["router_replayed_tokens:sum"] == (count if name == "replayed" else 0)

@@ -6,7 +6,7 @@ operators.
 
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and low-rank terms of
   adapters;
-* ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``;
+* ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``; ``Int8Table``: embeddings;
 * ``freeze_experts``: products of routed experts, each for its rows;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
@@ -32,7 +32,7 @@ from tinker_cookbook.engine.kernels.cpu.training_attention import (
 from tinker_cookbook.engine.kernels.cuda import elementwise as _on_cuda
 from tinker_cookbook.engine.kernels.experts import ExpertRows, FrozenExperts, freeze_experts
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
-from tinker_cookbook.engine.kernels.quantized import quantized_layout
+from tinker_cookbook.engine.kernels.quantized import Int8Table, quantized_layout
 
 __all__ = [
     "ExpertRows",
@@ -40,8 +40,9 @@ __all__ = [
     "FrozenWeight",
     "FusedRotary",
     "GatheredWeight",
-    "PagedAttention",
+    "Int8Table",
     "MakeLayout",
+    "PagedAttention",
     "add_low_rank",
     "freeze_experts",
     "fuse",

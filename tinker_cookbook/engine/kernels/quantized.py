@@ -1,4 +1,4 @@
-"""Frozen matrices in 4 or 8 bits, by bitsandbytes (extra ``quantized``).
+"""Frozen matrices in 4 or 8 bits, by bitsandbytes (extra ``quantized``); embeddings in 8 bits.
 
 Sampling and both passes of training read the same quantised weights, and each product dequantises
 them to the model's dtype first, so all use the same numbers.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -24,10 +25,15 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     Layout,
     MakeLayout,
     _Panels,
+    _Plain,
     _routines,
     fastest_layout,
 )
 from tinker_cookbook.exceptions import ConfigurationError
+
+_PART_BYTES_CPU, _PART_BYTES_GPU = 2 << 20, 64 << 20
+"""Size of the part of a table that is converted at a time. On a CPU it stays in the cache, so a
+decode step takes as long as with a table in bfloat16."""
 
 
 def quantized_layout(base_dtype: str) -> MakeLayout | None:
@@ -165,3 +171,72 @@ class _Int8(_Dequantized):
 
     def dense(self) -> Tensor:
         return self._codes.to(self._scales.dtype) * self._scales
+
+
+class Int8Table(_Dequantized):
+    """Embeddings in 8-bit integers with one scale per row, for the input layer and the head.
+
+    Products dequantise a part of the rows at a time, because the table is the largest matrix of a
+    model. The error of a weight is at most 1/254 of the largest one of its row.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.shape = weight.shape
+        self._codes = torch.empty_like(weight, dtype=torch.int8)
+        self._scales = weight.abs().amax(1, keepdim=True).div_(127)
+        for rows in self._parts():
+            # A row of zeros has the scale 0.
+            scaled = weight[rows].float() / self._scales[rows].float().clamp(min=1e-30)
+            self._codes[rows] = scaled.round_().clamp_(-127, 127).to(torch.int8)
+
+    def rows(self, at: Tensor | slice) -> Tensor:
+        """Returns the embeddings of the token ids ``at``, [..., H]."""
+        return self._codes[at].to(self._scales.dtype) * self._scales[at]
+
+    def dense(self) -> Tensor:
+        """Returns the whole table."""
+        return self.rows(slice(None))
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See ``Layout.product``."""
+        out = self.product_fp32(x).to(x.dtype)
+        return out if bias is None else out.add_(bias)
+
+    def product_fp32(self, x: Tensor) -> Tensor:
+        """See ``Layout.product_fp32``."""
+        out = x.new_empty(len(x), self.shape[0], dtype=torch.float32)
+        for part in self._parts():
+            # The scales are applied to the sums, which are fewer than the codes. Bfloat16 holds
+            # the codes exactly.
+            codes = self._converted(part)
+            out[:, part] = _Plain(codes).product_fp32(x.to(codes.dtype))
+        return out.mul_(self._scales.float().t())
+
+    def transposed(self) -> Layout:
+        """Returns the same table for products with ``[T, rows]``."""
+        return _TransposedTable(self)
+
+    def _parts(self) -> Iterator[slice]:
+        count, width = self.shape
+        size = _PART_BYTES_CPU if self._codes.device.type == "cpu" else _PART_BYTES_GPU
+        size = max(1, size // (4 * width))
+        return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+    def _converted(self, part: slice) -> Tensor:
+        # CPUs convert integers to float32 faster than to bfloat16.
+        on_cpu = self._codes.device.type == "cpu"
+        return self._codes[part].to(torch.float32 if on_cpu else self._scales.dtype)
+
+
+class _TransposedTable(_Transposed):
+    """The same table for the gradient of the hidden states."""
+
+    _of: Int8Table
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        table = self._of
+        total = x.new_zeros(len(x), table.shape[1], dtype=torch.float32)
+        for part in table._parts():
+            codes = table._converted(part)
+            total += (x[:, part] * table._scales[part].t()).to(codes.dtype) @ codes
+        return total.to(x.dtype) if bias is None else total.to(x.dtype).add_(bias)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tinker_cookbook.engine.model.attention_support import (
     probe_tokens,
 )
 from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
+from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head, LoraPair
 from tinker_cookbook.engine.model.loading import dequantized, files_digest
@@ -115,16 +117,21 @@ class BaseModel:
         self._decoder: Any = model.base_model
         self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
         """Of a divided base model."""
+        if placement.layout is not None:
+            # The checks of the head are for its full precision.
+            self._check(tokens, expected, hidden)
+            self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
             _leave_file(model)
-        self._check(tokens, expected, hidden)
+        if placement.layout is None:
+            self._check(tokens, expected)
         self.replay: RouterReplay | None = None
         if replay_router:
             self.replay = self._made_replayable(tokens.to(device))
         release_cached_memory(device)  # loading needs a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None) -> None:
+    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None = None) -> None:
         """Compares the engine's layers and head with transformers' own, once. Given ``hidden``
         states of transformers, compares only the head, because quantised layers differ."""
         tokens, expected = tokens.to(self.device), expected.to(self.device)

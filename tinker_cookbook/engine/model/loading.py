@@ -86,6 +86,8 @@ def dequantized(name: str, folder: Path) -> dict[str, Any]:
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _IN_LAYER = re.compile(r"\.\d+\.")
+_HEAD = re.compile("lm_head|embed_out")
+_TABLE = re.compile("embed_tokens|wte|lm_head|embed_out")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -93,8 +95,8 @@ def weights_bytes(
     folder: Path, dtype: torch.dtype, base_dtype: str = "auto", ranks: int = 1
 ) -> int:
     """Returns the memory of a model's weights in ``dtype``, with the matrices of its layers in
-    ``base_dtype`` and divided among ``ranks``; the size of the files if they are not
-    safetensors."""
+    ``base_dtype`` and divided among ``ranks``; embeddings and head have 8 bits if the layers are
+    quantised. Returns the size of the files if they are not safetensors."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
@@ -112,10 +114,13 @@ def weights_bytes(
         item: float = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
         if len(entry["shape"]) > 1 and _IN_LAYER.search(name):
             item = (BITS[base_dtype] / 8 if base_dtype in BITS else item) / ranks
+        elif base_dtype in BITS and _TABLE.search(name):
+            item = 1
         total += int(prod(entry["shape"]) * item)
-    # A tied unembedding counts twice, because the head's copy is reordered for products.
-    if not any("lm_head" in name or "embed_out" in name for name in shapes):
-        tied = [e["shape"] for name, e in shapes.items() if "embed_tokens" in name or "wte" in name]
+    # A tied unembedding counts twice, because the head's copy is reordered for products. A
+    # quantised one has no copy.
+    if base_dtype not in BITS and not any(_HEAD.search(name) for name in shapes):
+        tied = [entry["shape"] for name, entry in shapes.items() if _TABLE.search(name)]
         total += sum(prod(shape) for shape in tied) * dtype.itemsize
     return total
 
