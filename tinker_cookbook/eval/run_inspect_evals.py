@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import chz
 from rich.table import Table
 
-from tinker_cookbook.eval.inspect_evaluators import (
-    InspectEvaluatorBuilder,
-    make_model,
-)
+from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder, make_model
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
+from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console, is_terminal
@@ -30,16 +29,12 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config(InspectEvaluatorBuilder):
+class Config(InspectEvaluatorBuilder, BackendSettings, SamplerOptions):
     """Settings of the command: model and evaluation."""
 
     model_path: str | None = chz.field(
         default=None, doc="tinker:// path of a checkpoint; default: the base model"
     )
-    backend: str = chz.field(default="auto", doc="auto, local, tinker (hosted) or a URL")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid setting; opens no connection."""
@@ -48,9 +43,12 @@ class Config(InspectEvaluatorBuilder):
 
     def model_settings(self) -> SamplingModelSettings:
         """Returns the settings of the model."""
-        names = ("model_path", "model_name", "renderer_name")
-        backend = ("backend", "base_url", "device", "dtype")
-        return SamplingModelSettings(**{key: getattr(self, key) for key in (*names, *backend)})
+        return SamplingModelSettings.of(
+            self,
+            model_path=self.model_path,
+            model_name=self.model_name,
+            renderer_name=self.renderer_name,
+        )
 
 
 async def main(config: Config) -> None:
