@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import chz
 from rich.table import Table
 
-from tinker_cookbook.eval.benchmarks import StoredTrajectory, load_result, load_trajectories
+from tinker_cookbook.eval.benchmarks import (
+    BenchmarkResult,
+    StoredTrajectory,
+    load_result,
+    load_trajectories,
+)
 from tinker_cookbook.eval.benchmarks._files import KEYS, TRAJECTORIES, key_of
 from tinker_cookbook.eval.benchmarks._summary import summarize
 from tinker_cookbook.eval.inspect_evaluators import import_inspect
@@ -33,7 +38,7 @@ from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 if TYPE_CHECKING:
-    from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.log import EvalLog, EvalResults, EvalSample
     from inspect_ai.model import ChatMessage
 
 _UNKNOWN = "unknown"
@@ -126,8 +131,6 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
         EvalLog,
         EvalPlan,
         EvalPlanStep,
-        EvalResults,
-        EvalScore,
         EvalSpec,
         EvalStats,
     )
@@ -154,8 +157,6 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
     config_names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     sampling = {name: settings[name] for name in config_names if settings.get(name) is not None}
     problems = list(dict.fromkeys(sample.id for sample in samples))
-    numbers = {"accuracy": result.score, **result.metrics}
-    numbers |= {f"pass@{k}": value for k, value in result.pass_at_k.items()}
     return EvalLog(
         status="success" if complete else "cancelled",
         eval=EvalSpec(
@@ -171,19 +172,7 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
             metadata=settings or None,
         ),
         plan=EvalPlan(steps=[EvalPlanStep(solver="generate")]),
-        results=EvalResults(
-            total_samples=len(rows),
-            completed_samples=sum(row.error is None for row in rows),
-            scores=[
-                EvalScore(
-                    name=folder.name,
-                    scorer=folder.name,
-                    scored_samples=sum(row.error is None for row in rows),
-                    unscored_samples=sum(row.error is not None for row in rows),
-                    metrics=_metrics(numbers),
-                )
-            ],
-        ),
+        results=_results(folder.name, rows, result),
         stats=EvalStats(
             started_at=created.isoformat(timespec="seconds"),
             completed_at=max(created, ended).isoformat(timespec="seconds"),
@@ -191,6 +180,22 @@ def inspect_log(folder: str | os.PathLike[str]) -> EvalLog:
         ),
         samples=samples,
     )
+
+
+def _results(name: str, rows: Sequence[StoredTrajectory], result: BenchmarkResult) -> EvalResults:
+    from inspect_ai.log import EvalResults, EvalScore
+
+    graded = sum(row.error is None for row in rows)
+    numbers = {"accuracy": result.score, **result.metrics}
+    numbers |= {f"pass@{k}": value for k, value in result.pass_at_k.items()}
+    score = EvalScore(
+        name=name,
+        scorer=name,
+        scored_samples=graded,
+        unscored_samples=len(rows) - graded,
+        metrics=_metrics(numbers),
+    )
+    return EvalResults(total_samples=len(rows), completed_samples=graded, scores=[score])
 
 
 def _metrics(numbers: Mapping[str, float]) -> dict[str, Any]:

@@ -86,23 +86,13 @@ class BaseModel:
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
-        # generation_config.json takes precedence, as in ``generate``.
-        configs = (getattr(model, "generation_config", None), self.config)
-        found = (getattr(config, "eos_token_id", None) for config in configs)
-        eos = next((ids for ids in found if ids is not None), ())
-        self.eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+        self.eos_ids = _eos_ids(model)
         self.limits = KnownLimits()
         self.sampled_tokens = 0  # total, including cancelled requests
 
-        # Log-probabilities [8] of the unmodified transformers model, for ``_check``.
-        embedding = model.get_input_embeddings().weight
-        tokens = torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(at)[None]
-        hidden: Tensor | None = None
-        with torch.no_grad():
-            logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
-            if placement.layout is not None:
-                hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        expected = logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        tokens = torch.from_numpy(probe_tokens(vocabulary, 8)).to(at)[None]
+        expected, hidden = _reference(model, tokens, with_hidden=placement.layout is not None)
         self._active = ActiveTerms()
         self.targets = _hook(model, self._active, placement)
         if divided:
@@ -319,6 +309,24 @@ def _load(
         model.set_attn_implementation(_TRAINING_ATTENTION)
     # Frozen, and in evaluation mode: dropout would make training differ from sampling.
     return model.requires_grad_(False).eval().to(at)
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    # generation_config.json takes precedence, as in ``generate``.
+    configs = (getattr(model, "generation_config", None), model.config)
+    found = (getattr(config, "eos_token_id", None) for config in configs)
+    eos = next((ids for ids in found if ids is not None), ())
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+
+
+@torch.no_grad()
+def _reference(model: Any, tokens: Tensor, *, with_hidden: bool) -> tuple[Tensor, Tensor | None]:
+    """Returns log-probabilities [L] of the unmodified model for ``tokens`` [1, L], of which each
+    predicts the next one, and its hidden states [1, L, H] if ``with_hidden``."""
+    inputs = {"input_ids": tokens, "use_cache": False}
+    logprobs = model(**inputs).logits[0].float().log_softmax(-1)
+    hidden = model.base_model(**inputs).last_hidden_state if with_hidden else None
+    return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0], hidden
 
 
 def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]:

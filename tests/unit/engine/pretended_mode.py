@@ -1,0 +1,346 @@
+"""Tensors of a pretended CUDA device, and the mode that computes their operators on the CPU.
+
+``pretended_device`` adds the kernels that only CUDA has.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_PACKAGE = "tinker_cookbook/"
+
+_WAITS = ["_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2"]
+"""Operators whose result the host needs: it waits for the device."""
+
+_ALLOCATES = [
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *("detach", "alias", "lift_fresh", "_reshape_alias"),
+]
+"""Operators that start no kernel."""
+
+_WRITES = ["_foreach_mul_", "_foreach_copy_", "split_with_sizes_copy"]
+"""Operators without a result, which CUDA computes for all their tensors in one kernel or a few."""
+
+_TAKES_CPU_INDEX = ("index", "index_put_", "index_put", "_unsafe_index", "_index_put_impl_")
+
+EMULATED: dict[str, Callable[..., Any]] = {}
+"""Operators that exist on CUDA only, by name, with a function that computes them on the CPU."""
+
+
+def emulates(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function for an operator that only CUDA has, as ``aten.mm.dtype``.
+
+    The function gets the operator's arguments as plain CPU tensors.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        EMULATED[name] = function
+        return function
+
+    return register
+
+
+class DeviceTensor(torch.Tensor):
+    """Tensor of the pretended device; ``held`` has its numbers."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> DeviceTensor:
+        # "meta" for C++, because a build without CUDA cannot make a tensor of it.
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=torch.device("meta"),
+        )
+        tensor.held = held
+        return tensor
+
+    device = property(lambda self: DEVICE)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = is_meta = property(lambda self: False)  # type: ignore[assignment]
+
+    @property
+    def data(self) -> DeviceTensor:
+        return DeviceTensor(self.held.detach())
+
+    @data.setter
+    def data(self, value: DeviceTensor) -> None:
+        assert value.shape == self.shape
+        self.held = value.held
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):  # C++ would make a meta tensor, without a number
+            value = DeviceTensor(torch.tensor(value, dtype=self.dtype))
+        super().__setitem__(index, value)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()  # one copy to the host, as on CUDA
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("data_ptr: the address of a device tensor was asked for")
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return f"DeviceTensor({self.held!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = PretendedMode.entered
+        if device is None:
+            raise RuntimeError(f"{func}: a device tensor is used outside of the PretendedDevice")
+        return device.compute(func, args, kwargs or {})
+
+
+def held(value: Any) -> Any:
+    """Returns the CPU tensor of a device tensor, and anything else as it is."""
+    return value.held if isinstance(value, DeviceTensor) else value
+
+
+class PretendedMode(TorchDispatchMode):
+    """The device without kernels of its own, entered in the thread that computes.
+
+    Attributes:
+        kernels: number of kernels by operator; without views and allocations.
+        syncs: how often the host waited, by operator and line of the package.
+        copies: number of copies from the host to the device.
+        attention: calls of torch's fused attention by (backend, kind of mask).
+        total_bytes: memory of the device; what live tensors take is subtracted from it.
+    """
+
+    entered: PretendedMode | None = None
+
+    def __init__(self, total_bytes: int = 16 << 30) -> None:
+        super().__init__()
+        self.total_bytes = total_bytes
+        self.kernels: Counter[str] = Counter()
+        self.lines: Counter[tuple[str, str]] = Counter()
+        """Kernels by operator and line of the package; counted while ``trace`` is set."""
+        self.trace = False
+        self.syncs: Counter[tuple[str, str]] = Counter()
+        self.attention: Counter[tuple[str, str]] = Counter()
+        self.copies = 0
+        self._loading = False
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._patches = ExitStack()
+
+    def reset(self) -> None:
+        """Sets all counts to zero."""
+        for counter in (self.kernels, self.lines, self.syncs, self.attention):
+            counter.clear()
+        self.copies = 0
+
+    def allocated_bytes(self) -> int:
+        """Returns the bytes of all live device tensors."""
+        self._storages = {k: s for k, s in self._storages.items() if not s[0].expired()}
+        return sum(size for _, size in self._storages.values())
+
+    def free_bytes(self) -> int:
+        """Returns the bytes that no live tensor takes."""
+        return max(0, self.total_bytes - self.allocated_bytes())
+
+    def __enter__(self) -> Self:
+        from transformers import AutoModelForCausalLM
+
+        torch._C._ensureCUDADeviceGuardSet()
+        lifted = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        self._patches.callback(torch._C._set_only_lift_cpu_tensors, lifted)
+        load = AutoModelForCausalLM.from_pretrained
+        for owner, name, value in (
+            (torch.cuda, "_lazy_init", lambda: None),
+            (torch.cuda, "empty_cache", lambda: None),
+            (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
+            (torch.cuda, "mem_get_info", self._memory),
+            (torch.cuda, "memory_reserved", lambda device=None: 0),
+            (torch.cuda, "memory_allocated", lambda device=None: 0),
+            (torch.cuda, "max_memory_allocated", lambda device=None: 0),
+            (torch, "inference_mode", torch.no_grad),  # its tensors have no dispatch to Python
+            (AutoModelForCausalLM, "from_pretrained", self._loader(load)),
+            (PretendedMode, "entered", self),
+            *self.functions(),
+        ):
+            self._patches.enter_context(mock.patch.object(owner, name, value))
+        # Not ``mock.patch.dict``, which also forgets modules that were imported meanwhile: torch
+        # cannot import them twice.
+        for name, module in self.modules().items():
+            self._patches.callback(_restore, name, sys.modules.get(name, _restore))
+            sys.modules[name] = module
+        return super().__enter__()
+
+    def functions(self) -> list[tuple[Any, str, Any]]:
+        """Returns functions that the device replaces: owner, name, replacement."""
+        return []
+
+    def modules(self) -> dict[str, Any]:
+        """Returns modules that are installed with the device; importing a ``None`` fails."""
+        return {}
+
+    def __exit__(self, *error: Any) -> None:
+        self._patches.close()
+        super().__exit__(*error)
+
+    def _memory(self, device: Any = None) -> tuple[int, int]:
+        return self.free_bytes(), self.total_bytes
+
+    def _loader(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def from_pretrained(folder: Path, *args: Any, device_map: Any = None, **kwargs: Any) -> Any:
+            # transformers makes real meta tensors, which must stay what they are.
+            self._loading = True
+            try:
+                model = load(folder, *args, **kwargs)
+            finally:
+                self._loading = False
+            # Straight to the device would need a file reader that knows it.
+            return model if device_map is None else model.to(DEVICE)
+
+        return from_pretrained
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.compute(func, args, kwargs or {})
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Checks, computes and counts one operator."""
+        name, leaves = str(func), tree_leaves((args, kwargs))
+        on_device = [leaf for leaf in leaves if isinstance(leaf, DeviceTensor)]
+        asked = kwargs.get("device")
+        kind = None if asked is None else torch.device(asked).type
+        if kind == "meta" and not self._loading:  # C++ took it from a device tensor
+            kind = "cuda"
+        if not on_device and kind != "cuda":
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.is_pinned.default:
+            return False
+        if name == "aten._to_copy.default":
+            return self._to_copy(func, args[0], kwargs, kind)
+        if name == "aten.copy_.default" and isinstance(args[0], DeviceTensor) != isinstance(
+            args[1], DeviceTensor
+        ):
+            self._between(to_device=isinstance(args[0], DeviceTensor), name="copy_")
+            func(*map(held, args), **kwargs)
+            return args[0]
+        short = name.split(".")[1] if name.startswith("aten.") else name
+        if on_device:
+            self._check_same_device(short, leaves)
+        if short in _WAITS or (short in _TAKES_CPU_INDEX and _has_mask(args[1])):
+            self._wait(short)
+        plain_args, plain = tree_map(held, (args, kwargs))
+        if kind == "cuda":
+            plain["device"] = _CPU
+        out = EMULATED.get(name, func)(*plain_args, **plain)
+        self._count(short, out, plain_args, leaves)
+        if short == "_local_scalar_dense":
+            return out
+        # An operator in place returns its argument.
+        known = {id(tensor.held): tensor for tensor in on_device}
+        return tree_map(lambda leaf: self._wrapped(leaf, known), out)
+
+    def _wrapped(self, value: Any, known: dict[int, DeviceTensor] | None = None) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if known and (tensor := known.get(id(value))) is not None:
+            return tensor
+        storage = value.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages or self._storages[key][0].expired():
+            self._storages[key] = StorageWeakRef(storage), storage.nbytes()
+        return DeviceTensor(value)
+
+    def _to_copy(self, func: Any, source: Any, kwargs: dict[str, Any], kind: str | None) -> Any:
+        from_device = isinstance(source, DeviceTensor)
+        to_device = kind == "cuda" or (kind is None and from_device)
+        out = func(held(source), **{**kwargs, "device": _CPU})
+        if from_device == to_device:
+            self._add("_to_copy")
+        else:
+            self._between(to_device=to_device, name="_to_copy")
+        return self._wrapped(out) if to_device else out
+
+    def _between(self, *, to_device: bool, name: str) -> None:
+        """Counts a copy between host and device; one to the host makes the host wait."""
+        if to_device:
+            self.copies += 1
+        else:
+            self._wait(f"{name} to the host")
+
+    def _check_same_device(self, name: str, leaves: list[Any]) -> None:
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DeviceTensor):
+                continue
+            if not leaf.dim():  # CUDA takes CPU tensors of no dimension
+                continue
+            if name in _TAKES_CPU_INDEX and not leaf.is_floating_point():
+                self.copies += 1
+                continue
+            raise RuntimeError(
+                f"{name}: expected all tensors to be on the same device, but found cuda:0 and a "
+                f"CPU tensor of shape {tuple(leaf.shape)}"
+            )
+
+    def _wait(self, name: str) -> None:
+        self.syncs[name, _line()] += 1
+
+    def _count(self, name: str, out: Any, args: Any, leaves: list[Any]) -> None:
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if name in _WRITES:
+            self._add(name)
+        if name in _ALLOCATES or not tensors:
+            return
+        # A result in the memory of an argument is a view, if nothing was written.
+        given = {
+            leaf.untyped_storage()._cdata
+            for leaf in tree_leaves(args)
+            if isinstance(leaf, torch.Tensor)
+        }
+        view = all(tensor.untyped_storage()._cdata in given for tensor in tensors)
+        if not (view and not name.endswith("_")):
+            self._add(name)
+
+    def _add(self, name: str, count: int = 1) -> None:
+        self.kernels[name] += count
+        if self.trace:
+            self.lines[name, _line()] += count
+
+
+def _restore(name: str, module: Any) -> None:
+    """Sets a module of ``sys.modules`` back; the function itself stands for none."""
+    if module is _restore:
+        sys.modules.pop(name, None)
+    else:
+        sys.modules[name] = module
+
+
+def entered() -> PretendedMode:
+    """Returns the device in use."""
+    assert PretendedMode.entered is not None
+    return PretendedMode.entered
+
+
+def _line() -> str:
+    """Returns the line of the package that is being run, as ``engine/model/head.py:90``."""
+    for frame in reversed(traceback.extract_stack()):
+        if _PACKAGE in frame.filename:
+            return f"{frame.filename.rsplit(_PACKAGE)[-1]}:{frame.lineno}"
+    return ""
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
