@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +11,7 @@ import chz
 
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import (
-    Game,
-    GameSettings,
-    legal_moves,
-)
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import RandomOpponent
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import (
     Pool,
@@ -59,9 +54,6 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     )
     batch_size: int = chz.field(default=512, doc="Trained seats per step")
     group_size: int = chz.field(default=16, doc="Trained seats that are compared with each other")
-    random_opening: int = chz.field(
-        default=0, doc="Largest number of random moves with which a group's games start"
-    )
     num_batches: int = chz.field(default=80, doc="Steps per epoch")
     test_opponent: OpponentType = chz.field(default="base_model", doc="Opponent in evaluation")
     num_test: int = chz.field(default=128, doc="Games of an evaluation; 0: no evaluation")
@@ -92,16 +84,11 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
                 f"batch_size: got {self.batch_size}, expected a multiple of group_size="
                 f"{self.group_size}"
             )
-        for name, low in (("num_batches", 1), ("num_test", 0), ("random_opening", 0)):
+        for name, low in (("num_batches", 1), ("num_test", 0)):
             if getattr(self, name) < low:
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected at least {low}"
                 )
-        if self.random_opening and not legal_moves(Game.start(self.game, seed=0).observe()):
-            raise ConfigurationError(
-                f"random_opening: got {self.random_opening}, but the prompts of "
-                f"{self.game.game_name} list no legal moves; expected 0"
-            )
         if "optimal" in (*self.opponents, self.test_opponent):
             optimal_opponent(self.game.game_name)
 
@@ -175,7 +162,6 @@ class TextArenaDataset(RLDataset):
             seed_path=path,
             stop=settings.stop(),
             tags=[opponent],
-            opening=random.Random(derived_seed(*path)).randint(0, settings.random_opening),
         )
 
 

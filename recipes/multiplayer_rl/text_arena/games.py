@@ -291,24 +291,6 @@ def legal_moves(text: str) -> list[str]:
     return list(dict.fromkeys(_MOVE.findall(lines[-1] if lines else text)))
 
 
-def start_after_opening(settings: GameSettings, seed: int, moves: int) -> Game:
-    """Starts a game and makes ``moves`` random moves in it, fewer if the game would end.
-
-    The moves are chosen from those that each prompt offers, and depend only on ``seed``.
-    """
-    for count in range(moves, 0, -1):
-        game, rng = Game.start(settings, seed), random.Random(seed)
-        if all(_random_move(game, rng) for _ in range(count)):
-            return game
-    return Game.start(settings, seed)
-
-
-def _random_move(game: Game, rng: random.Random) -> bool:
-    """Makes a random legal move; returns whether there was one and the game goes on."""
-    offered = legal_moves(game.observe())
-    return bool(offered) and game.move(rng.choice(offered)) and not game.done
-
-
 def startable() -> dict[str, str]:
     """Returns each game with "" if it starts here, else with the reason why it does not."""
     reasons: dict[str, str] = {}

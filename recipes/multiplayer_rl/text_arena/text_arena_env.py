@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.completers import MessageCompleter, StopCondition, derived_seed
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import (
-    GameSettings,
-    start_after_opening,
-)
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game, GameSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import STOP_CONDITION, seat
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.renderers import Renderer, get_text_content
@@ -136,7 +133,6 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
             by their moves and not by their cards.
         role_baseline: Compare a member with the members of its own seat. A seat that wins more
             often by the rules of the game would otherwise be reinforced for that.
-        opening: Number of random moves with which the games start.
     """
 
     game: GameSettings
@@ -148,7 +144,6 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
     tags: Sequence[str] = ()
     same_start: bool = True
     role_baseline: bool = True
-    opening: int = 0
     _attempts: Counter[int] = field(default_factory=Counter, repr=False)
     _retried: dict[tuple[int, int], list[TextArenaEnv]] = field(default_factory=dict, repr=False)
 
@@ -205,7 +200,7 @@ class TextArenaGroupBuilder(EnvGroupBuilder):
         """Starts game ``number`` of the group and returns its trained seats."""
         again = (attempt,) if attempt else ()
         start = derived_seed(*self.seed_path, *(() if self.same_start else (number,)))
-        game = start_after_opening(self.game, start, self.opening)
+        game = Game.start(self.game, start)
         if len(game.chairs) != len(players):
             raise ConfigurationError(
                 f"seats: got {len(players)} players, but {self.game.game_name} starts with "

@@ -39,10 +39,6 @@ class CLIConfig(RLSettings, GameSettings):
     )
     batch_size: int = chz.field(default=512, doc="Trained seats per step")
     group_size: int = chz.field(default=16, doc="Trained seats that are compared with each other")
-    random_opening: int = chz.field(
-        default=0,
-        doc="Groups of training games start after a random number of random moves, at most this",
-    )
     num_train_datapoints: int = chz.field(default=40960, doc="Trained seats per epoch")
     test_opponent: OpponentType = chz.field(
         default="base_model", doc="base_model, random or optimal"

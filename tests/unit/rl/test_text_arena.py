@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import chz
 import pytest
 from byte_tokenizer import NAME, registered
 
@@ -15,7 +14,6 @@ from recipes.multiplayer_rl.text_arena.tictactoe import (
     OptimalOpponent,
     best_moves,
     make_opponent,
-    read_board,
     winner,
 )
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -27,10 +25,6 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 textarena = pytest.importorskip("textarena", reason="the extra multiplayer-rl is not installed")
 
-from recipes.multiplayer_rl.text_arena.dataset import (  # noqa: E402
-    TextArenaDataset,
-    TextArenaDatasetBuilder,
-)
 from recipes.multiplayer_rl.text_arena.env import (  # noqa: E402
     ILLEGAL_MOVE_REWARD,
     STOP_CONDITION,
@@ -44,10 +38,8 @@ from recipes.multiplayer_rl.text_arena.games import (  # noqa: E402
     GameError,
     GameSettings,
     legal_moves,
-    start_after_opening,
     startable,
 )
-from recipes.multiplayer_rl.text_arena.pool import PoolSettings  # noqa: E402
 from recipes.multiplayer_rl.text_arena.table import Table  # noqa: E402
 from recipes.multiplayer_rl.text_arena.text_arena_env import (  # noqa: E402
     TextArenaEnv,
@@ -119,39 +111,6 @@ def test_rules_can_be_left_out_of_the_prompt():
     text = Game.start(GameSettings(show_rules=False), 0).observe()
     assert "Your goal is" not in text
     assert legal_moves(text) == [f"[{cell}]" for cell in range(9)]
-
-
-@pytest.mark.parametrize(("moves", "made"), [(0, {0}), (4, {4}), (9, {4, 5, 6, 7, 8})])
-def test_an_opening_is_random_but_never_ends_the_game(moves, made):
-    boards = []
-    for seed in range(12):
-        game = start_after_opening(TICTACTOE, seed, moves)
-        assert not game.done
-        assert start_after_opening(TICTACTOE, seed, moves).observe() == game.observe()
-        board = read_board(game.observe())
-        boards.append(board)
-        assert 9 - board.count(" ") in made
-        assert board.count("O") - board.count("X") == (9 - board.count(" ")) % 2
-    assert len(set(boards)) > 6 or not moves
-
-
-def test_the_games_of_a_group_share_their_opening():
-    pool = PoolSettings(model_name=NAME, renderer_name="role_colon", max_tokens=1, log_path="-")
-    settings = TextArenaDatasetBuilder(
-        game=TICTACTOE, pool=pool, opponents=("random",), group_size=4, batch_size=64,
-        random_opening=5,
-    )  # fmt: skip
-    groups = TextArenaDataset(settings, RENDERER, 2).get_batch(3)
-    assert {one.opening for one in groups} <= set(range(6))
-    assert len({one.opening for one in groups}) > 3
-    for one in groups:
-        boards = {read_board(env.table.game.observe()) for env in asyncio.run(one.make_envs())}
-        assert len(boards) == 1
-    wrong = {"game": GameSettings(game_name="2048-v0"), "opponents": ("self",)}
-    with pytest.raises(ConfigurationError, match=r"random_opening: got 5.*2048-v0 list no legal"):
-        chz.replace(settings, **wrong).check()
-    with pytest.raises(ConfigurationError, match="random_opening: got -1"):
-        chz.replace(settings, random_opening=-1).check()
 
 
 # Two players.
