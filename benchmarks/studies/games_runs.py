@@ -1,8 +1,9 @@
 """Self-play in two games with a very small model: `games_runs.py FOLDER`.
 
-For each game a model of `text_arena.tiny_model`, then runs of three seeds and one with random
-rewards; for tic-tac-toe also self-play without the pool. FOLDER/games.jsonl gets a line for each
-measured step. What is finished is not run again.
+For each game a model of `text_arena.tiny_model`, then runs of three seeds, one with random rewards,
+and self-play without the pool; for tic-tac-toe also two runs that end without losses, whose
+snapshots `tictactoe_losses.py` checks. FOLDER/games.jsonl gets a line for each measured step. What
+is finished is not run again.
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "control": {"seed": 0, "random_rewards": True},
     "self only": {"seed": 0, "opponents": "self"},
 }
+NO_LOSSES: dict[str, Any] = {
+    "opponents": "optimal",
+    "kl_penalty_coef": 0.2,
+    "lr_schedule": "linear",
+    "batch_size": 512,
+    "num_train_datapoints": 512 * 300,
+    "max_steps": 300,
+    "eval_every": 10,
+    "eval_temperature": 0.0,
+    "num_test_datapoints": 400,
+}
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "tictactoe": {f"no losses {seed}": {**NO_LOSSES, "seed": seed} for seed in (0, 1)},
+}
 MEASURES = (
     "test/env/all/loss",
     "test/env/all/draw",
@@ -82,7 +97,7 @@ def main(folder: Path, games: list[str]) -> None:
         model = folder / f"{game}-model"
         if not (model / "model.safetensors").exists():
             command(f"{RECIPE}.tiny_model", output=model, **GAMES[game], **MODEL[game])
-        for name, variant in VARIANTS.items():
+        for name, variant in (VARIANTS | MORE.get(game, {})).items():
             log_path = folder / game / name.replace(" ", "-")
             last = get_last_checkpoint(str(log_path))
             if last is None or not last.final:
