@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,10 +139,7 @@ async def main(config: Config) -> None:
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
         folder, limit = root / "server", config.max_queued_samples
         state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
-
-        def print_start() -> None:
-            _print_start(config, listener, state, sizes, new_keys, sampler)
-
+        print_start = partial(_print_start, config, listener, state, sizes, new_keys, sampler)
         await serve(make_app(state, config.max_request_mb << 20), state, listener, print_start)
     finally:
         engine.close()

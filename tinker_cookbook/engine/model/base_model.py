@@ -107,21 +107,19 @@ class BaseModel:
         self._decoder: Any = model.base_model
         self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
         """Of a divided base model."""
+        # Before the head is quantised: its check is for full precision.
+        self._check(tokens, expected, hidden)
         if placement.layout is not None:
-            # The checks of the head are for its full precision.
-            self._check(tokens, expected, hidden)
             self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
             _leave_file(model)
-        if placement.layout is None:
-            self._check(tokens, expected)
         self.replay: RouterReplay | None = None
         if replay_router:
             self.replay = self._made_replayable(tokens.to(device))
         release_cached_memory(device)  # loading needs a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None = None) -> None:
+    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None) -> None:
         """Compares the engine's layers and head with transformers' own, once. Given ``hidden``
         states of transformers, compares only the head, because quantised layers differ."""
         tokens, expected = tokens.to(self.device), expected.to(self.device)
@@ -342,7 +340,7 @@ def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]
             continue
         targets.append(Target(name, group, module.in_features, module.out_features))
         if module is not head:
-            _replace(model, name, AdapterLinear(module, name, active, placement))
+            model.set_submodule(name, AdapterLinear(module, name, active, placement))
     for name in stacked_experts(model):
         if placement.divided:
             raise ConfigurationError(
@@ -353,18 +351,13 @@ def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]
         if group is None:
             continue
         experts = AdapterExperts(model.get_submodule(name), name, active, group, placement)
-        _replace(model, name, experts)
+        model.set_submodule(name, experts)
         targets += experts.targets
     if not targets:
         raise ConfigurationError(
             f"{type(model).__name__}: no linear layer was found that an adapter could cover"
         )
     return targets
-
-
-def _replace(model: Any, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 def _group_of(name: str) -> str | None:

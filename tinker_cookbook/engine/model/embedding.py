@@ -39,9 +39,7 @@ def quantize_tables(model: Any, make: type[Int8Table] = Int8Table) -> FrozenWeig
     if type(embedding).forward is nn.Embedding.forward or _scale_of(embedding) is not None:
         table = weight.forward if tied else make(embedding.weight.detach())
         assert isinstance(table, make)
-        name = next(name for name, module in model.named_modules() if module is embedding)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, QuantizedEmbedding(embedding, table))
+        model.set_input_embeddings(QuantizedEmbedding(embedding, table))
     head.weight = _emptied(head.weight)
     return weight
 
