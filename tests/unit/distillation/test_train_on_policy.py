@@ -8,6 +8,7 @@ import logging
 
 import chz
 import pytest
+import tinker
 from chat_model import SPECIAL, make_chat_model
 
 from tinker_cookbook.backends import connect
@@ -308,8 +309,6 @@ def test_a_hint_needs_an_answer(model, prompts, tmp_path):
 
 
 def test_the_queue_of_an_asynchronous_run_keeps_what_the_teacher_sees():
-    import tinker
-
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl.types import Trajectory
 
@@ -352,15 +351,30 @@ def test_the_loop_and_its_step_over_a_client_of_the_caller(model, other_model, p
             )
             for builder in builders
         ]
-        return await train_on_policy.do_train_step_and_get_sampling_client(
+        sampler, metrics = await train_on_policy.do_train_step_and_get_sampling_client(
             mine, 2, client, manager, service, tokenizer, builders, groups, [0] * len(builders),
             [teacher],
         )  # fmt: skip
+        return sampler, metrics, await mean_difference(teacher, groups)
 
-    sampler, metrics = asyncio.run(go())
+    sampler, metrics, expected = asyncio.run(go())
     assert hasattr(sampler, "sample")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1]
+    # The groups were sampled without a seed: so few tokens can also give a mean below 0.
+    assert metrics["teacher_kl"] == pytest.approx(expected, abs=1e-5)
+    assert all(row["teacher_kl"] > 0.02 for row in rows)
     for row in [*rows, metrics]:
-        assert row["teacher_kl"] > 0.02
         assert row["teacher_kl/dataset_0"] == pytest.approx(row["teacher_kl"])
+
+
+async def mean_difference(teacher, groups: list[TrajectoryGroup]) -> float:
+    """Mean of sampled minus teacher log-probabilities over all tokens, one episode at a time."""
+    differences: list[float] = []
+    for trajectory in (item for group in groups for item in group.trajectories_G):
+        (turn,) = trajectory.transitions
+        prompt = turn.ob.to_ints()
+        whole = tinker.ModelInput.from_ints([*prompt, *turn.ac.tokens])
+        scored = (await teacher.compute_logprobs(whole))[len(prompt) :]
+        differences += [a - b for a, b in zip(turn.ac.logprobs, scored, strict=True)]
+    return sum(differences) / len(differences)

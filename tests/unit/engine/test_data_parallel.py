@@ -1,12 +1,13 @@
 """Training under torchrun against one process: numbers, refusals, a killed rank, the server.
 
-Fourteen programs, 5 to 15 s each with a core of their own.
+Sixteen programs, 5 to 15 s each with a core of their own.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 REPO = Path(__file__).resolve().parents[3]
 sys.path.append(str(REPO / "tests" / "recipes"))
 sys.path.append(str(REPO / "tests"))
-from engine_reference import CPU, load_base  # noqa: E402
+from engine_reference import CPU, load_base, make_model  # noqa: E402
 from recipe_runs import RecipeRuns, finish  # noqa: E402
 from serving import Caller, Serving  # noqa: E402
 from tiny_model import make_tiny_model  # noqa: E402
@@ -69,12 +70,14 @@ class Programs:
     def run(self, *words: str, ranks: int, shard: bool = False) -> subprocess.CompletedProcess[str]:
         return finish(self.start(*words, ranks=ranks, shard=shard))
 
-    def train(self, name: str, ranks: int, *checkpoint: str, shard: bool = False) -> dict[str, Any]:
+    def train(
+        self, name: str, ranks: int, *checkpoint: str, shard: bool = False, model: str = ""
+    ) -> dict[str, Any]:
         """Runs the driver; with ``shard`` each process has a part of the base model."""
-        out = self.folder / name
-        done = self.run(DRIVER, self.model, str(out), *checkpoint, ranks=ranks, shard=shard)
+        words = model or self.model, str(self.folder / name), *checkpoint
+        done = self.run(DRIVER, *words, ranks=ranks, shard=shard)
         assert done.returncode == 0, done.stderr[-3000:]
-        return pickle.loads(out.read_bytes())
+        return pickle.loads((self.folder / name).read_bytes())
 
     def checkpoint(self, path: str, file: str) -> dict[str, Any]:
         run, kind, name = path.removeprefix("tinker://").split("/")
@@ -189,16 +192,35 @@ def test_each_rank_has_half_of_a_divided_base(divided):
     )
 
 
-def test_a_divided_base_gives_the_numbers_of_one_process(programs, one, divided):
-    for name in (*PASSES, "resumed", "and on"):
-        assert_same_pass(divided[name], one[name])
-    for name in (name for name in one if name.endswith(" step")):
-        assert divided[name] == pytest.approx(one[name], rel=1e-5), name
+def assert_same_numbers(
+    programs: Programs, name: str, found: dict[str, Any], one: dict[str, Any]
+) -> None:
+    for passed in (*PASSES, "resumed", "and on"):
+        assert_same_pass(found[passed], one[passed])
+    for step in (step for step in one if step.endswith(" step")):
+        assert found[step] == pytest.approx(one[step], rel=1e-5), step
     for file in ("adapter_model.safetensors", "optimizer.safetensors"):
-        assert_same_checkpoint(programs, divided["path"], one["path"], file)
-    assert divided["samples"] == one["samples"]
-    assert divided["scores"] == pytest.approx(one["scores"], rel=1e-5, abs=1e-5)
-    assert_same_bits(programs, "divided", divided)
+        assert_same_checkpoint(programs, found["path"], one["path"], file)
+    assert found["samples"] == one["samples"]
+    assert found["scores"] == pytest.approx(one["scores"], rel=1e-5, abs=1e-5)
+    assert found["errors"] == one["errors"]
+    assert_same_bits(programs, name, found)
+
+
+def test_a_divided_base_gives_the_numbers_of_one_process(programs, one, divided):
+    assert_same_numbers(programs, "divided", divided, one)
+
+
+def test_divided_experts_give_the_numbers_of_one_process(programs):
+    """Each rank has half of a layer's routed experts."""
+    model = str(make_model("qwen3_moe", programs.folder / "experts"))
+    for file in Path(programs.model).glob("tokenizer*"):
+        shutil.copy(file, model)
+    one = programs.train("experts-one", 1, model=model)
+    divided = programs.train("experts-divided", 2, shard=True, model=model)
+    local, total = divided["kept"]
+    assert local * 2 == total > 0
+    assert_same_numbers(programs, "experts-divided", divided, one)
 
 
 @pytest.mark.parametrize("shard", [False, True])

@@ -50,7 +50,7 @@ def trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]
     return output.logprobs, run.take_gradients()
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next", *ref.ROUTED])
 def test_a_divided_base_trains_as_the_whole_one(group, tiny_base, kind):
     whole = tiny_base(kind)
     base = divided(whole.folder)
@@ -91,12 +91,6 @@ def test_the_weights_are_used_where_they_are_gathered(group, tiny_base):
     assert len(layers) == 3 * 7
     assert all(isinstance(layer._frozen, GatheredWeight) for layer in layers)
     assert all(isinstance(layer.divided, DTensor) for layer in layers)
-
-
-def test_routed_experts_are_refused(group, tmp_path):
-    folder = ref.make_model("qwen3_moe", tmp_path)
-    with pytest.raises(ConfigurationError, match=r"shard_base=true: Qwen3Moe.* has routed experts"):
-        divided(folder)
 
 
 def test_settings_that_cannot_be_combined_are_refused():

@@ -7,7 +7,8 @@ operators.
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and low-rank terms of
   adapters;
 * ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``; ``Int8Table``: embeddings;
-* ``freeze_experts``: products of routed experts, each for its rows;
+* ``freeze_experts``: products of routed experts, each for its rows; ``gathered_experts``: of a
+  base model that is divided among ranks;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
 * ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page.
@@ -30,7 +31,12 @@ from tinker_cookbook.engine.kernels.cpu.training_attention import (
     training_attention,
 )
 from tinker_cookbook.engine.kernels.cuda import elementwise as _on_cuda
-from tinker_cookbook.engine.kernels.experts import ExpertRows, FrozenExperts, freeze_experts
+from tinker_cookbook.engine.kernels.experts import (
+    ExpertRows,
+    FrozenExperts,
+    freeze_experts,
+    gathered_experts,
+)
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
 from tinker_cookbook.engine.kernels.quantized import Int8Table, quantized_layout
 
@@ -46,6 +52,7 @@ __all__ = [
     "add_low_rank",
     "freeze_experts",
     "fuse",
+    "gathered_experts",
     "grouped_attention",
     "page_tokens",
     "quantized_layout",

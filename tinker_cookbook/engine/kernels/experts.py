@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout, _Plain
 from tinker_cookbook.engine.model.low_rank import ExpertTerm, filling, outer
 
 _ALIGNED_BYTES = 16
@@ -262,6 +262,12 @@ def freeze_experts(
     if layout is None and _OneCall.suits(weight):
         return _OneCall(weight, bias)
     return _EachExpert(weight, bias, layout)
+
+
+def gathered_experts(weight: Tensor, bias: Tensor | None = None) -> FrozenExperts:
+    """Like ``freeze_experts``, but without a copy of ``weight``, which FSDP frees after the
+    layer."""
+    return freeze_experts(weight, bias, None if _OneCall.suits(weight) else _Plain)
 
 
 def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class BaseModel:
         self._active = ActiveTerms()
         self.targets = _hook(model, self._active, placement)
         if divided:
-            for part in (*whole_parts(model), *model.buffers()):
+            for part in (*whole_parts(model).values(), *model.buffers()):
                 part.data = part.to(device)
         else:
             model.to(device)
@@ -230,7 +230,7 @@ class BaseModel:
         # Experts that are stacked in a way that ``AdapterExperts`` does not support.
         stacked = [
             name
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in whole_parts(self._model).items()
             if parameter.dim() == 3 and _group_of(name) == "mlp"
         ]
         if not (spec.train_mlp and stacked):
@@ -342,11 +342,6 @@ def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]
         if module is not head:
             model.set_submodule(name, AdapterLinear(module, name, active, placement))
     for name in stacked_experts(model):
-        if placement.divided:
-            raise ConfigurationError(
-                f"shard_base=true: {type(model).__name__} has routed experts, which cannot be "
-                "divided here yet; set shard_base=false"
-            )
         group = _group_of(f"{name}.")
         if group is None:
             continue
@@ -373,5 +368,5 @@ def _leave_file(model: Any) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
-    for parameter in whole_parts(model):
+    for parameter in whole_parts(model).values():
         parameter.data = parameter.data.clone()

@@ -21,9 +21,9 @@ from tinker_cookbook.exceptions import ConfigurationError
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-def whole_parts(model: Any) -> list[nn.Parameter]:
-    """Returns the parameters that each rank keeps whole: all where nothing is divided."""
-    return [part for name, part in model.named_parameters() if not name.endswith(".divided")]
+def whole_parts(model: Any) -> dict[str, nn.Parameter]:
+    """Returns the parameters that each rank keeps whole, by name: all where nothing is divided."""
+    return {name: p for name, p in model.named_parameters() if not name.endswith(".divided")}
 
 
 class Gathers:
@@ -120,7 +120,7 @@ def divide_layers(decoder: Any, device: torch.device) -> Gathers:
             "could be divided; set shard_base=false"
         )
     # No list of the matrices: it would keep each one whole until the last layer is divided.
-    whole = set(whole_parts(decoder))
+    whole = set(whole_parts(decoder).values())
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     gathers = Gathers(decoder)
     parts: tuple[Any, ...] = (*layers, decoder)

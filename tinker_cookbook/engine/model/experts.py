@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import ExpertRows, FrozenExperts, freeze_experts
+from tinker_cookbook.engine.kernels import (
+    ExpertRows,
+    FrozenExperts,
+    freeze_experts,
+    gathered_experts,
+)
 from tinker_cookbook.engine.model.lora import ActiveTerms, Placement, Target
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments
 
@@ -88,21 +93,42 @@ class AdapterExperts(nn.Module):
         return order, back, ExpertRows(ends, adapters)
 
 
-class _Projection:
+class _Projection(nn.Module):
     """One stacked parameter of a layer's experts."""
 
     def __init__(
         self, base: Any, part: str, module: str, active: ActiveTerms, placement: Placement
     ) -> None:
-        weight = getattr(base, part).detach().to(placement.device)
-        weight = weight.transpose(1, 2) if base.is_transposed else weight
-        self.experts, self.outputs, self.inputs = weight.shape
-        self.name, self._active = f"{module}.{part}", active
+        super().__init__()
+        weight = getattr(base, part).detach()
+        self.name, self._active, self._device = f"{module}.{part}", active, placement.device
+        self._transposed = bool(base.is_transposed)
+        self.experts, self.outputs, self.inputs = self._oriented(weight).shape
         bias = getattr(base, f"{part}_bias", None)
-        bias = None if bias is None else bias.to(placement.device)
-        self._frozen = freeze_experts(weight, bias, placement.layout)
-        # Only the packed form is used from here on; other code may still read dtype and device.
+        self._bias = None if bias is None else bias.detach().to(placement.device)
+        self.divided: nn.Parameter | None = None
+        """The matrices as transformers stacks them, where FSDP divides them among ranks."""
+        self._packed: FrozenExperts | None = None
+        if placement.divided:
+            self.divided = nn.Parameter(weight, requires_grad=False)
+        else:
+            matrices = self._oriented(weight.to(placement.device))
+            self._packed = freeze_experts(matrices, self._bias, placement.layout)
+        # Only these forms are used from here on; other code may still read dtype and device.
         setattr(base, part, nn.Parameter(weight.new_empty(0), requires_grad=False))
+
+    def _oriented(self, stacked: Tensor) -> Tensor:
+        """Returns the matrices as [E, out, in]."""
+        return stacked.transpose(1, 2) if self._transposed else stacked
+
+    @property
+    def frozen(self) -> FrozenExperts:
+        """The products; those of a divided base model exist only while its layer runs."""
+        if self._packed is not None:
+            return self._packed
+        assert self.divided is not None
+        # Read at each use, as in ``GatheredWeight``.
+        return gathered_experts(self._oriented(self.divided.to(self._device)), self._bias)
 
     def target(self, group: str, saved_as: str) -> Target:
         """Returns the adapter target; peft names its tensors after ``saved_as``."""
@@ -110,14 +136,14 @@ class _Projection:
             self.name, group, self.inputs, self.outputs, experts=self.experts, saved_as=saved_as
         )
 
-    def __call__(self, x: Tensor, rows: ExpertRows, segments: Segments | None) -> Tensor:
+    def forward(self, x: Tensor, rows: ExpertRows, segments: Segments | None) -> Tensor:
         """Returns [S, out] for the sorted ``x`` [S, in]; sampling passes ``segments``."""
         if segments is not None:
             terms = [term and term.by_expert(self.experts) for term in segments.terms_of(self.name)]
-            return self._frozen.adapted(x, rows, terms)
+            return self.frozen.adapted(x, rows, terms)
         term = self._active.terms.get(self.name)
         a, b = (None, None) if term is None else (term.a, term.b)
-        return _GroupedProduct.apply(x, self._frozen, rows, term, self.experts, a, b)
+        return _GroupedProduct.apply(x, self, rows, term, a, b)
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -127,17 +153,16 @@ class _GroupedProduct(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: FrozenExperts,
+        projection: _Projection,
         rows: ExpertRows,
         term: LowRank | None,
-        experts: int,
         a: Tensor | None,
         b: Tensor | None,
     ) -> Tensor:
         # ``a`` and ``b`` are the tensors of ``term``; autograd tracks only tensor arguments.
-        ctx.weight, ctx.rows = weight, rows
-        ctx.term = None if term is None else term.by_expert(experts)
-        out, lows = weight.trained(x, rows, ctx.term)
+        ctx.projection, ctx.rows = projection, rows
+        ctx.term = None if term is None else term.by_expert(projection.experts)
+        out, lows = projection.frozen.trained(x, rows, ctx.term)
         if term is not None:
             ctx.save_for_backward(x, *lows)
         return out
@@ -147,13 +172,13 @@ class _GroupedProduct(torch.autograd.Function):
         gradient, term = upstream[0].contiguous(), ctx.term
         needs_x = ctx.needs_input_grad[0]
         if term is None:
-            d_x = ctx.weight.input_gradient(gradient, ctx.rows) if needs_x else None
-            return d_x, None, None, None, None, None, None
+            frozen = ctx.projection.frozen
+            return frozen.input_gradient(gradient, ctx.rows) if needs_x else None, *[None] * 5
         x, *lows = ctx.saved_tensors  # read only once, as activation checkpointing requires
-        found = ctx.weight.gradients(gradient, x, lows, ctx.rows, term, needs_x)
+        found = ctx.projection.frozen.gradients(gradient, x, lows, ctx.rows, term, needs_x)
         # In the shapes of peft's files.
         d_b = found.b.permute(1, 2, 0).flatten(1)
-        return found.x, None, None, None, None, found.a.flatten(0, 1), d_b
+        return found.x, None, None, None, found.a.flatten(0, 1), d_b
 
 
 class _Rearranged(torch.autograd.Function):
