@@ -155,7 +155,7 @@ def test_limits_hold(tier):
             spin = await box.run_command("while :; do :; done", timeout=10)
             assert spin.exit_code == 128 + signal.SIGKILL
             assert spin.metrics["cpu_seconds"] < 2
-            bomb = await box.run_command("for i in $(seq 80); do sleep 1 & done; wait", timeout=0.5)
+            bomb = await box.run_command("for i in $(seq 80); do sleep 1 & done; wait", timeout=3)
             assert "Resource temporarily unavailable" in bomb.stderr
             big = await box.run_command("head -c 10000000 /dev/zero > big")
             assert big.exit_code
@@ -182,10 +182,10 @@ def test_commands_run_at_once_and_cancelling_one_ends_it(tier):
         async with sandbox(tier) as box:
             started = time.monotonic()
             results = await asyncio.gather(
-                *(box.run_command(f"sleep 0.2; echo {i}") for i in range(5))
+                *(box.run_command(f"sleep 0.5; echo {i}") for i in range(5))
             )
             assert [r.stdout for r in results] == [f"{i}\n" for i in range(5)]
-            assert time.monotonic() - started < 0.9
+            assert time.monotonic() - started < 2  # 2.5 s one after another
             task = asyncio.create_task(box.run_command("sleep 50; touch late"))
             await asyncio.sleep(0.2)
             task.cancel()

@@ -225,7 +225,7 @@ def test_tools_that_hang_end_at_their_timeout_and_do_not_block_the_loop():
     results, ticks, seconds = asyncio.run(main())
     release.set()
     assert {result.error_type for result in results} == {"timed_out"}
-    assert seconds < 1
+    assert seconds < 3  # 4 s one after another
     assert ticks > 5
 
 
