@@ -47,7 +47,7 @@ class EngineSettings:
     def check(self, *, local: bool = True) -> None:
         """Raises ``ConfigurationError`` for unknown values, for two that exclude each other, and
         for any value with a remote backend."""
-        check_base_dtype_name(self.base_dtype, self.shard_base)
+        check_base_dtype_name(self.base_dtype)
         check_joint_training(self.joint_training)
         for name, field in self.__dataclass_fields__.items():
             if not local and getattr(self, name) != field.default:

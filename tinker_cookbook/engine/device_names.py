@@ -65,17 +65,12 @@ def check_joint_training(joint_training: str | bool) -> str:
     return requested
 
 
-def check_base_dtype_name(base_dtype: str, shard_base: bool = False) -> str:
-    """Returns ``auto``, ``nf4`` or ``int8``; only ``auto`` for a base model that is divided."""
+def check_base_dtype_name(base_dtype: str) -> str:
+    """Returns ``auto``, ``nf4`` or ``int8``."""
     requested = base_dtype.strip().lower()
     if requested not in BASE_DTYPE_NAMES:
         raise ConfigurationError(
             f"base_dtype: got {requested!r}, expected auto, nf4 or int8"
             + nearest(requested, BASE_DTYPE_NAMES)
-        )
-    if shard_base and requested != "auto":
-        raise ConfigurationError(
-            f"base_dtype: got {requested!r} with shard_base=true, expected auto: a quantised base "
-            "model cannot be divided among processes; leave base_dtype or shard_base out"
         )
     return requested

@@ -88,7 +88,7 @@ class Engine:
     ) -> None:
         followers = join()  # before anything else: with torchrun other ranks end here
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
-        self.base_dtype = check_base_dtype_name(base_dtype, shard_base)
+        self.base_dtype = check_base_dtype_name(base_dtype)
         self.replay_router = replay_router
         if replay_router and followers is not None:
             raise ConfigurationError(

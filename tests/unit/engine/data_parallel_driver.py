@@ -24,6 +24,7 @@ ALONE = "RANK" not in os.environ
 DEVICE = os.environ.get("DATA_PARALLEL_DEVICE", "cpu")
 SHARD = os.environ.get("DATA_PARALLEL_SHARD") == "1"
 """Whether the base model is divided among the processes."""
+BASE_DTYPE = os.environ.get("DATA_PARALLEL_BASE_DTYPE", "auto")
 MARKS = {256: "before the layers", 257: "in a layer", 258: "in a layer's backward pass"}
 """A pass with one of these tokens fails there."""
 
@@ -33,6 +34,7 @@ from tinker import types  # noqa: E402
 
 from tinker_cookbook.backends import connect  # noqa: E402
 from tinker_cookbook.backends.engine_options import EngineSettings  # noqa: E402
+from tinker_cookbook.engine.model.divided import DividedMatrix  # noqa: E402
 
 
 def datum(
@@ -138,7 +140,7 @@ class Program:
     """The steps, and what they gave."""
 
     def __init__(self, model: str) -> None:
-        settings = EngineSettings(shard_base=SHARD)
+        settings = EngineSettings(BASE_DTYPE, shard_base=SHARD)
         self.connection = connect("local", device=DEVICE, dtype="float32", engine_settings=settings)
         self.service: Any = self.connection.service
         self.client: Any = self.service.create_lora_training_client(model, rank=4, seed=5)
@@ -233,9 +235,11 @@ class Program:
     def count_kept(self) -> None:
         """Notes how many numbers of the layers' matrices this rank has, and how many there are."""
         modules = self.client._created.result().base._decoder.modules()
-        matrices = [one.divided for one in modules if getattr(one, "divided", None) is not None]
-        local = sum(matrix.to_local().numel() for matrix in matrices)
-        self.out["kept"] = local, sum(matrix.numel() for matrix in matrices)
+        parts: list[Any] = [
+            p for one in modules if isinstance(one, DividedMatrix) for p in one.parts
+        ]
+        local = sum(part.to_local().numel() for part in parts)
+        self.out["kept"] = local, sum(part.numel() for part in parts)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Training under torchrun against one process: numbers, refusals, a killed rank, the server.
 
-Sixteen programs, 5 to 15 s each with a core of their own.
+Twenty programs, 5 to 15 s each with a core of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ REPO = Path(__file__).resolve().parents[3]
 sys.path.append(str(REPO / "tests" / "recipes"))
 sys.path.append(str(REPO / "tests"))
 from engine_reference import CPU, load_base, make_model  # noqa: E402
+from environments import python_with  # noqa: E402
 from recipe_runs import RecipeRuns, finish  # noqa: E402
 from serving import Caller, Serving  # noqa: E402
 from tiny_model import make_tiny_model  # noqa: E402
@@ -45,8 +46,11 @@ PASSES = [*LOSSES, "forward", "coupled", "pairs", "one datum", "after errors"]
 class Programs:
     """A folder with a model and a checkpoint root, in which programs run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, python: str = sys.executable, base_dtype: str = "auto"
+    ) -> None:
         self.folder, self.model = folder, str(folder / "model")
+        self.python, self.base_dtype = python, base_dtype
         make_tiny_model(folder / "model")
 
     def start(self, *words: str, ranks: int, shard: bool = False) -> subprocess.Popen[str]:
@@ -54,12 +58,13 @@ class Programs:
         environment = {
             **os.environ,
             "DATA_PARALLEL_SHARD": str(int(shard)),
+            "DATA_PARALLEL_BASE_DTYPE": self.base_dtype,
             "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
             "PYTHONPATH": str(REPO),
             "OMP_NUM_THREADS": "1",
         }
         return subprocess.Popen(
-            [sys.executable, *launcher, *words],
+            [self.python, *launcher, *words],
             env=environment,
             cwd=REPO,
             stdout=subprocess.PIPE,
@@ -221,6 +226,17 @@ def test_divided_experts_give_the_numbers_of_one_process(programs):
     local, total = divided["kept"]
     assert local * 2 == total > 0
     assert_same_numbers(programs, "experts-divided", divided, one)
+
+
+@pytest.mark.parametrize("base_dtype", ["nf4", "int8"])
+def test_a_quantised_divided_base_gives_the_numbers_of_one_process(tmp_path, base_dtype):
+    python = python_with("quantized", "bitsandbytes>=0.49,<0.51")
+    programs = Programs(tmp_path, str(python), base_dtype)
+    one = programs.train("one", 1)
+    divided = programs.train("divided", 2, shard=True)
+    local, total = divided["kept"]
+    assert local * 2 == total > 0
+    assert_same_numbers(programs, "divided", divided, one)
 
 
 @pytest.mark.parametrize("shard", [False, True])

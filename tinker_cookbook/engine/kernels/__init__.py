@@ -7,8 +7,8 @@ operators.
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and low-rank terms of
   adapters;
 * ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``; ``Int8Table``: embeddings;
-* ``freeze_experts``: products of routed experts, each for its rows; ``gathered_experts``: of a
-  base model that is divided among ranks;
+* ``freeze_experts``: products of routed experts, each for its rows;
+* ``divisible_layout`` and ``gathered_experts``: the same for matrices that are divided among ranks;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
 * ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page.
@@ -21,8 +21,10 @@ import torch
 from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
 from tinker_cookbook.engine.kernels.cpu.linear import (
+    DivisibleLayout,
     FrozenWeight,
-    GatheredWeight,
+    Layout,
+    MakeDivisible,
     MakeLayout,
     add_low_rank,
 )
@@ -38,18 +40,21 @@ from tinker_cookbook.engine.kernels.experts import (
     gathered_experts,
 )
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
-from tinker_cookbook.engine.kernels.quantized import Int8Table, quantized_layout
+from tinker_cookbook.engine.kernels.quantized import Int8Table, divisible_layout, quantized_layout
 
 __all__ = [
+    "DivisibleLayout",
     "ExpertRows",
     "FrozenExperts",
     "FrozenWeight",
     "FusedRotary",
-    "GatheredWeight",
     "Int8Table",
+    "Layout",
+    "MakeDivisible",
     "MakeLayout",
     "PagedAttention",
     "add_low_rank",
+    "divisible_layout",
     "freeze_experts",
     "fuse",
     "gathered_experts",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterator
+from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.device_names import NF4_BLOCK
 from tinker_cookbook.engine.kernels.cpu.linear import (
+    DivisibleLayout,
     Layout,
+    MakeDivisible,
     MakeLayout,
     _Panels,
     _Plain,
@@ -52,6 +55,13 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
             "install it with pip install 'tinker_cookbook[quantized]', or leave base_dtype out"
         ) from error
     return {"nf4": _nf4, "int8": _Int8}[base_dtype]
+
+
+def divisible_layout(base_dtype: str) -> MakeDivisible:
+    """Like ``quantized_layout``, for a base model that is divided among ranks; torch's own layout
+    for ``auto``."""
+    quantized_layout(base_dtype)  # raises if the package is missing
+    return {"auto": _Plain, "nf4": _NF4, "int8": _Int8}[base_dtype]
 
 
 def _functional() -> Any:
@@ -93,17 +103,22 @@ class _Transposed(_Dequantized):
         return self._of.dense().t()
 
 
-class _NF4(_Dequantized):
+class _NF4(_Dequantized, DivisibleLayout):
     """4-bit normal floats with one scale per 64 weights."""
+
+    _stored = ("_codes", "_scales")
 
     def __init__(self, weight: Tensor) -> None:
         self._shape = weight.shape
         # bitsandbytes 0.50 dequantises wrongly on a CPU where a block of 64 crosses rows.
         rows = F.pad(weight.flatten(), (0, -weight.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
         self._codes, self._state = _quantize(rows)
+        self._scales, self._state.absmax = self._state.absmax, None
 
     def dense(self) -> Tensor:
-        flat = _functional().dequantize_4bit(self._codes, self._state).flatten()
+        state = copy(self._state)
+        state.absmax = self._scales
+        flat = _functional().dequantize_4bit(self._codes, state).flatten()
         return flat[: self._shape.numel()].view(self._shape)
 
 
@@ -161,8 +176,10 @@ def _nf4(weight: Tensor) -> Layout:
     return _NF4Panels(weight) if _NF4Panels.suits(weight) else _NF4(weight)
 
 
-class _Int8(_Dequantized):
+class _Int8(_Dequantized, DivisibleLayout):
     """8-bit integers with one scale per row."""
+
+    _stored = ("_codes", "_scales")
 
     def __init__(self, weight: Tensor) -> None:
         # The scales are computed from float16, whose range covers the weights of all usual models.

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
-from tinker_cookbook.engine.kernels import fuse, quantized_layout, training_attention
+from tinker_cookbook.engine.kernels import (
+    divisible_layout,
+    fuse,
+    quantized_layout,
+    training_attention,
+)
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.model import attention_hook
 from tinker_cookbook.engine.model.attention_hook import Layout
@@ -72,7 +77,12 @@ class BaseModel:
         divided: bool = False,
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
-        placement = Placement(device, quantized_layout(base_dtype), divided)
+        quantized = base_dtype != "auto"
+        placement = Placement(
+            device,
+            quantized_layout(base_dtype),
+            divisible_layout(base_dtype) if divided else None,
+        )
         # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
         self.divided = divided
@@ -81,7 +91,7 @@ class BaseModel:
         """Context in which the layers run; it makes the other ranks run them too."""
         # A model that is quantised or divided may fit the device only then, so its matrices move
         # one by one.
-        whole = placement.layout is None and not divided
+        whole = not (quantized or divided)
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
@@ -92,7 +102,7 @@ class BaseModel:
 
         vocabulary = model.get_input_embeddings().weight.shape[0]
         tokens = torch.from_numpy(probe_tokens(vocabulary, 8)).to(at)[None]
-        expected, hidden = _reference(model, tokens, with_hidden=placement.layout is not None)
+        expected, hidden = _reference(model, tokens, with_hidden=quantized)
         self._active = ActiveTerms()
         self.targets = _hook(model, self._active, placement)
         if divided:
@@ -109,7 +119,7 @@ class BaseModel:
         """Of a divided base model."""
         # Before the head is quantised: its check is for full precision.
         self._check(tokens, expected, hidden)
-        if placement.layout is not None:
+        if quantized:
             self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
             _leave_file(model)

@@ -10,20 +10,85 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.model.lora import AdapterLinear
+from tinker_cookbook.engine.kernels import (
+    DivisibleLayout,
+    Layout,
+    MakeDivisible,
+    divisible_layout,
+)
 from tinker_cookbook.exceptions import ConfigurationError
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
+class DividedMatrix(nn.Module):
+    """A frozen matrix that FSDP divides among ranks, whole only while its layer runs.
+
+    Its layout is created from ``weight`` [..., in], as [rows, in] on ``device``, when its layer is
+    divided: all layers at once may not fit the device.
+    """
+
+    def __init__(self, weight: Tensor, device: torch.device, make: MakeDivisible) -> None:
+        super().__init__()
+        self._weight: Tensor | None = weight.detach()
+        self._device, self._make = device, make
+        self._names: list[str] = []
+        self._layout: DivisibleLayout
+
+    def prepare(self) -> None:
+        """Creates the parameters that FSDP divides."""
+        if self._weight is None:
+            return
+        layout = self._make(self._matrix(self._weight))
+        self._weight = None
+        for number, tensor in enumerate(layout.tensors):
+            self._names.append(f"part{number}")
+            self.register_parameter(self._names[-1], nn.Parameter(tensor, requires_grad=False))
+        # Without the tensors: the parameters are their only place.
+        self._layout = layout.of([tensor.new_empty(0) for tensor in layout.tensors])
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The parameters: this rank's parts, or the whole tensors while the layer runs."""
+        return [cast("Tensor", getattr(self, name)) for name in self._names]
+
+    @property
+    def layout(self) -> Layout:
+        """The matrix; read at each use, because a copy would be the memory that is to be saved."""
+        if self._weight is not None:  # the trials of single modules before the division
+            return divisible_layout("auto")(self._matrix(self._weight))
+        return self._layout.of(self.parts)
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        return weight.to(self._device).flatten(0, -2)
+
+
+class GatheredWeight:
+    """A divided matrix in place of ``FrozenWeight``."""
+
+    def __init__(self, matrix: DividedMatrix) -> None:
+        self._matrix = matrix
+
+    @property
+    def forward(self) -> Layout:
+        """For ``x W^T``."""
+        return self._matrix.layout
+
+    @property
+    def backward(self) -> Layout:
+        """For ``gradient W``."""
+        return self._matrix.layout.transposed()
+
+
 def whole_parts(model: Any) -> dict[str, nn.Parameter]:
     """Returns the parameters that each rank keeps whole, by name: all where nothing is divided."""
-    return {name: p for name, p in model.named_parameters() if not name.endswith(".divided")}
+    divided = [name for name, one in model.named_modules() if isinstance(one, DividedMatrix)]
+    return {n: p for n, p in model.named_parameters() if n.rpartition(".")[0] not in divided}
 
 
 class Gathers:
@@ -106,15 +171,14 @@ class _OfPlace:
 
 
 def divide_layers(decoder: Any, device: torch.device) -> Gathers:
-    """Divides the matrices of the hooked layers; those of one layer after another go to ``device``.
+    """Divides the matrices of the decoder; those of one layer after another go to ``device``.
     Every rank calls it."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     layers = getattr(decoder, "layers", None)
-    hooked = (module for module in decoder.modules() if isinstance(module, AdapterLinear))
-    if not isinstance(layers, nn.ModuleList) or any(module.divided is None for module in hooked):
+    if not isinstance(layers, nn.ModuleList):
         raise ConfigurationError(
             f"shard_base=true: {type(decoder).__name__} has no plain list of layers whose matrices "
             "could be divided; set shard_base=false"
@@ -125,6 +189,9 @@ def divide_layers(decoder: Any, device: torch.device) -> Gathers:
     gathers = Gathers(decoder)
     parts: tuple[Any, ...] = (*layers, decoder)
     for place, part in enumerate(parts):
+        for module in part.modules():
+            if isinstance(module, DividedMatrix):
+                module.prepare()
         # Freed after the forward pass too: several layers at once are what does not fit.
         fully_shard(part, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         part.set_custom_all_gather(_OfPlace(gathers, place))

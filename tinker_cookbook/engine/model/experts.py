@@ -18,6 +18,7 @@ from tinker_cookbook.engine.kernels import (
     freeze_experts,
     gathered_experts,
 )
+from tinker_cookbook.engine.model.divided import DividedMatrix
 from tinker_cookbook.engine.model.lora import ActiveTerms, Placement, Target
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments
 
@@ -101,34 +102,26 @@ class _Projection(nn.Module):
     ) -> None:
         super().__init__()
         weight = getattr(base, part).detach()
-        self.name, self._active, self._device = f"{module}.{part}", active, placement.device
-        self._transposed = bool(base.is_transposed)
-        self.experts, self.outputs, self.inputs = self._oriented(weight).shape
+        weight = weight.transpose(1, 2) if base.is_transposed else weight
+        self.experts, self.outputs, self.inputs = weight.shape
+        self.name, self._active = f"{module}.{part}", active
         bias = getattr(base, f"{part}_bias", None)
         self._bias = None if bias is None else bias.detach().to(placement.device)
-        self.divided: nn.Parameter | None = None
-        """The matrices as transformers stacks them, where FSDP divides them among ranks."""
         self._packed: FrozenExperts | None = None
-        if placement.divided:
-            self.divided = nn.Parameter(weight, requires_grad=False)
+        if placement.divided is not None:
+            self.divided = DividedMatrix(weight, placement.device, placement.divided)
         else:
-            matrices = self._oriented(weight.to(placement.device))
-            self._packed = freeze_experts(matrices, self._bias, placement.layout)
+            self._packed = freeze_experts(weight.to(placement.device), self._bias, placement.layout)
         # Only these forms are used from here on; other code may still read dtype and device.
         setattr(base, part, nn.Parameter(weight.new_empty(0), requires_grad=False))
-
-    def _oriented(self, stacked: Tensor) -> Tensor:
-        """Returns the matrices as [E, out, in]."""
-        return stacked.transpose(1, 2) if self._transposed else stacked
 
     @property
     def frozen(self) -> FrozenExperts:
         """The products; those of a divided base model exist only while its layer runs."""
         if self._packed is not None:
             return self._packed
-        assert self.divided is not None
-        # Read at each use, as in ``GatheredWeight``.
-        return gathered_experts(self._oriented(self.divided.to(self._device)), self._bias)
+        stacked = self.divided.layout.dense().view(self.experts, self.outputs, self.inputs)
+        return gathered_experts(stacked, self._bias)
 
     def target(self, group: str, saved_as: str) -> Target:
         """Returns the adapter target; peft names its tensors after ``saved_as``."""

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import FrozenWeight, GatheredWeight, MakeLayout
+from tinker_cookbook.engine.kernels import FrozenWeight, MakeDivisible, MakeLayout
+from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, drop, outer
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -137,12 +138,12 @@ class ActiveTerms:
 
 @dataclass(frozen=True)
 class Placement:
-    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one. ``divided``: by
-    FSDP among ranks, in torch's layout."""
+    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one. ``divided``: their
+    layout where FSDP divides them among ranks."""
 
     device: torch.device
     layout: MakeLayout | None = None
-    divided: bool = False
+    divided: MakeDivisible | None = None
 
 
 class AdapterLinear(nn.Module):
@@ -152,12 +153,11 @@ class AdapterLinear(nn.Module):
         self, base: nn.Linear, name: str, active: ActiveTerms, placement: Placement
     ) -> None:
         super().__init__()
-        self.divided: nn.Parameter | None = None
-        """The matrix, where FSDP divides it among ranks."""
         self._frozen: FrozenWeight | GatheredWeight
-        if placement.divided:
-            self.divided = nn.Parameter(base.weight.detach(), requires_grad=False)
-            self._frozen = GatheredWeight(self, placement.device)
+        if placement.divided is not None:
+            # A submodule, whose parameters FSDP finds.
+            self.divided = DividedMatrix(base.weight, placement.device, placement.divided)
+            self._frozen = GatheredWeight(self.divided)
         else:
             self._frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
         self.bias = base.bias

@@ -13,11 +13,12 @@ import platform
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
@@ -81,6 +82,29 @@ MakeLayout = Callable[[Tensor], Layout]
 """A layout class, or a function that chooses the layout of a matrix [out, in]."""
 
 
+class DivisibleLayout(Layout):
+    """A layout that FSDP can divide among ranks, because it consists of a few tensors."""
+
+    copies = False
+    _stored: tuple[str, ...]
+    """Attributes with these tensors."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors with the contents of the matrix."""
+        return [getattr(self, name) for name in self._stored]
+
+    def of(self, tensors: Sequence[Tensor]) -> DivisibleLayout:
+        """Returns the same matrix with other copies of its tensors."""
+        other = copy(self)
+        for name, tensor in zip(self._stored, tensors, strict=True):
+            setattr(other, name, tensor)
+        return other
+
+
+MakeDivisible = Callable[[Tensor], DivisibleLayout]
+
+
 class FrozenWeight:
     """A frozen matrix ``W`` [out, in], in the fastest layout (or a given one) for each
     direction."""
@@ -105,30 +129,6 @@ class FrozenWeight:
         return packed
 
 
-class GatheredWeight:
-    """A matrix that FSDP divides among ranks: ``module.divided``, whole only while its layer runs.
-
-    It is read at each use, in torch's own layout: a copy would be the memory that is to be saved.
-    Before FSDP has it, it may be on another device than the one where it is used.
-    """
-
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device = module, device
-
-    def _matrix(self) -> Tensor:
-        return cast("Tensor", self._module.divided).to(self._device)
-
-    @property
-    def forward(self) -> Layout:
-        """For ``x W^T``."""
-        return _Plain(self._matrix())
-
-    @property
-    def backward(self) -> Layout:
-        """For ``gradient W``."""
-        return _Plain(self._matrix().t())
-
-
 def fastest_layout(weight: Tensor) -> type[Layout]:
     """Returns the layout for a matrix, from its size, dtype, device and this machine."""
     half = weight.dtype == torch.bfloat16
@@ -149,10 +149,10 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
     return _OneDnn if not half or _ONEDNN._is_mkldnn_bf16_supported() else _Plain
 
 
-class _Plain(Layout):
-    """torch's own layout."""
+class _Plain(DivisibleLayout):
+    """torch's own layout. Its transpose is a view."""
 
-    copies = False  # a plain transpose is a view
+    _stored = ("_weight",)
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
