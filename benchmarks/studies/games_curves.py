@@ -19,6 +19,8 @@ LABELS = {
     "2": "seed 2",
     "control": "random rewards",
     "self only": "self-play without the pool",
+    "no losses 0": "against the optimal player, greedy, seed 0",
+    "no losses 1": "against the optimal player, greedy, seed 1",
 }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 Moves = tuple[str, ...]
+Policy = Callable[[list[str]], list[str]]
 GREEDY = tinker.SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -43,33 +43,62 @@ def main(folders: list[Path]) -> None:
                 print(folder.name, row["step"], *(f"{share:.5f}" for share in lost), flush=True)
 
 
-def greedy_policy(client: Any, model_name: str) -> Callable[[str], str]:
-    """The move of a snapshot for a prompt."""
+def greedy_policy(client: Any, model_name: str) -> Policy:
+    """The moves of a snapshot for several prompts, which are sampled in one batch."""
     renderer = get_renderer("role_colon", get_tokenizer(model_name))
+    known: dict[str, str] = {}
 
-    @cache
-    def move(text: str) -> str:
-        prompt = renderer.build_generation_prompt([{"role": "user", "content": text}])
-        (sample,) = client.sample(prompt, 1, GREEDY).result().sequences
-        return get_text_content(renderer.parse_response(sample.tokens)[0])
+    def moves(texts: list[str]) -> list[str]:
+        futures = {
+            text: client.sample(
+                renderer.build_generation_prompt([{"role": "user", "content": text}]), 1, GREEDY
+            )
+            for text in dict.fromkeys(texts)
+            if text not in known
+        }
+        for text, future in futures.items():
+            (sample,) = future.result().sequences
+            known[text] = get_text_content(renderer.parse_response(sample.tokens)[0])
+        return [known[text] for text in texts]
 
-    return move
+    return moves
 
 
-def share_lost(policy: Callable[[str], str], seat: int, moves: Moves = ()) -> float:
-    """Probability that the policy loses as player ``seat`` after ``moves``."""
+def share_lost(policy: Policy, seat: int) -> float:
+    """Probability that the policy loses as player ``seat``."""
+    lost = 0.0
+    positions: dict[Moves, float] = {(): 1.0}
+    """Moves so far, and the probability of this beginning."""
+    while positions:
+        after: dict[Moves, float] = {}
+        waiting: list[Moves] = []
+        texts: list[str] = []
+        for moves, share in positions.items():
+            game = game_after(moves)
+            if game is None:  # only the policy makes illegal moves
+                lost += share
+            elif game.done:
+                lost += share * (game.rewards()[seat] < 0)
+            elif (text := game.observe()) and game.turn == seat:
+                waiting.append(moves)
+                texts.append(text)
+            else:
+                best = best_moves(read_board(text), own_mark(text))
+                after |= {(*moves, f"[{move}]"): share / len(best) for move in best}
+        for moves, move in zip(waiting, policy(texts), strict=True):
+            after[(*moves, move)] = positions[moves]
+        positions = after
+    return lost
+
+
+def game_after(moves: Moves) -> Game | None:
+    """The game after ``moves``; ``None`` if the last one is illegal."""
     game = Game.start(GameSettings(game_name="TicTacToe-v0-train", show_rules=False), 0)
     for move in moves:
         game.observe()
         if not game.move(move):
-            return 1.0  # only the policy makes illegal moves
-    if game.done:
-        return float(game.rewards()[seat] < 0)
-    text = game.observe()
-    if game.turn == seat:
-        return share_lost(policy, seat, (*moves, policy(text)))
-    best = best_moves(read_board(text), own_mark(text))
-    return sum(share_lost(policy, seat, (*moves, f"[{move}]")) for move in best) / len(best)
+            return None
+    return game
 
 
 if __name__ == "__main__":
