@@ -87,7 +87,7 @@ class GatheredWeight:
 
 def whole_parts(model: Any) -> dict[str, nn.Parameter]:
     """Returns the parameters that each rank keeps whole, by name: all where nothing is divided."""
-    divided = [name for name, one in model.named_modules() if isinstance(one, DividedMatrix)]
+    divided = {name for name, one in model.named_modules() if isinstance(one, DividedMatrix)}
     return {n: p for n, p in model.named_parameters() if n.rpartition(".")[0] not in divided}
 
 
