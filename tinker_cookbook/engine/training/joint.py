@@ -5,7 +5,9 @@ computes the ranks of all adapters, and a mask sets those of other runs' adapter
 and backward. A layer therefore needs as many kernels for several runs as for one.
 
 Source: batched adapters as in S-LoRA (arXiv 2311.03285). Here a masked product replaces its grouped
-one because it is one cuBLAS kernel on any GPU.
+one because it is one cuBLAS kernel on any GPU. torch's grouped product has a kernel only from
+compute capability 9.0; below, it is a loop that copies the group sizes to the host
+(pytorch #161407).
 """
 
 from __future__ import annotations
