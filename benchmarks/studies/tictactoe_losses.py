@@ -71,21 +71,21 @@ def share_lost(policy: Policy, seat: int) -> float:
     """Moves so far, and the probability of this beginning."""
     while positions:
         after: dict[Moves, float] = {}
-        waiting: list[Moves] = []
-        texts: list[str] = []
+        waiting: dict[Moves, str] = {}
+        """Positions in which the policy moves, and their prompts."""
         for moves, share in positions.items():
             game = game_after(moves)
-            if game is None:  # only the policy makes illegal moves
-                lost += share
-            elif game.done:
-                lost += share * (game.rewards()[seat] < 0)
-            elif (text := game.observe()) and game.turn == seat:
-                waiting.append(moves)
-                texts.append(text)
+            if game is None or game.done:
+                # Only the policy makes illegal moves.
+                lost += share * (game is None or game.rewards()[seat] < 0)
+                continue
+            text = game.observe()
+            if game.turn == seat:
+                waiting[moves] = text
             else:
                 best = best_moves(read_board(text), own_mark(text))
                 after |= {(*moves, f"[{move}]"): share / len(best) for move in best}
-        for moves, move in zip(waiting, policy(texts), strict=True):
+        for moves, move in zip(waiting, policy(list(waiting.values())), strict=True):
             after[(*moves, move)] = positions[moves]
         positions = after
     return lost

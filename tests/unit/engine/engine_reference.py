@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import distributed
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -114,6 +116,36 @@ def random_adapter(
 
 def make_run(base: BaseModel, budget: int = 10_000, **kwargs: Any) -> TrainingRun:
     return TrainingRun("run", base, random_adapter(base, **kwargs), budget)
+
+
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone, for a fixture."""
+    start_process_group(distributed.HashStore(), Place(0, 1))
+    yield
+    end_process_group()
+
+
+def assert_trains_equally(base: BaseModel, reference: BaseModel) -> None:
+    """Compares log-probabilities and gradients of a pass of several micro-batches."""
+    (logprobs, gradients), (expected, exact) = _trained(base), _trained(reference)
+    for found, one in zip(logprobs, expected, strict=True):
+        np.testing.assert_allclose(found, one, atol=1e-5)
+    assert gradients.keys() == exact.keys()
+    for name, gradient in gradients.items():
+        scale = max(1e-3, exact[name].abs().max().item())
+        torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-5 * scale)
+
+
+def _trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]:
+    rng = np.random.default_rng(0)
+    data = []
+    for length in (9, 30, 17, 30):
+        tokens = rng.integers(3, 300, length)
+        inputs = {"target_tokens": np.roll(tokens, -1), "weights": np.ones(length, np.float32)}
+        data.append(Example(tokens, inputs))
+    run = make_run(base, budget=64)
+    output = run.forward_backward(data, "cross_entropy")
+    return output.logprobs, run.take_gradients()
 
 
 def peft_model(base: BaseModel, adapter: Adapter, folder: Path, dtype: Any = torch.float32) -> Any:

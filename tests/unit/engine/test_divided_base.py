@@ -6,14 +6,11 @@ Two processes are in ``test_data_parallel``. Costs 3 s, mostly for making the mo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import engine_reference as ref
-import numpy as np
 import pytest
 import torch
-from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from tinker_cookbook.backends.engine_options import EngineSettings
@@ -22,32 +19,13 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
 from tinker_cookbook.engine.model.loading import weights_bytes
 from tinker_cookbook.engine.model.lora import AdapterLinear
-from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
-from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import ConfigurationError
 
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    start_process_group(distributed.HashStore(), Place(0, 1))
-    yield
-    end_process_group()
+group = pytest.fixture(scope="module")(ref.group_of_one)
 
 
 def divided(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
     return BaseModel(str(folder), Path(folder), ref.CPU, dtype, divided=True)
-
-
-def trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]]:
-    rng = np.random.default_rng(0)
-    data = []
-    for length in (9, 30, 17, 30):
-        tokens = rng.integers(3, 300, length)
-        inputs = {"target_tokens": np.roll(tokens, -1), "weights": np.ones(length, np.float32)}
-        data.append(Example(tokens, inputs))
-    run = ref.make_run(base, budget=64)
-    output = run.forward_backward(data, "cross_entropy")
-    return output.logprobs, run.take_gradients()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next", *ref.ROUTED])
@@ -57,13 +35,7 @@ def test_a_divided_base_trains_as_the_whole_one(group, tiny_base, kind):
     # Of a hybrid model too: the trials of attention end in the middle of its layers.
     assert base.kv_shapes == whole.kv_shapes
     assert base.shares_prefixes == whole.shares_prefixes
-    (logprobs, gradients), (expected, reference) = trained(base), trained(whole)
-    for found, one in zip(logprobs, expected, strict=True):
-        np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-5)
-    assert gradients.keys() == reference.keys()
-    for name, gradient in gradients.items():
-        scale = max(1e-3, reference[name].abs().max().item())
-        torch.testing.assert_close(gradient, reference[name], rtol=1e-5, atol=1e-5 * scale)
+    ref.assert_trains_equally(base, whole)
 
 
 def test_a_layer_is_freed_when_the_next_one_is_divided(group, tiny_base, monkeypatch):

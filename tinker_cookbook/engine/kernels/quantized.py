@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -113,12 +113,17 @@ class _NF4(_Dequantized, DivisibleLayout):
         # bitsandbytes 0.50 dequantises wrongly on a CPU where a block of 64 crosses rows.
         rows = F.pad(weight.flatten(), (0, -weight.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
         self._codes, self._state = _quantize(rows)
-        self._scales, self._state.absmax = self._state.absmax, None
+        self._scales = self._state.absmax
+
+    def of(self, tensors: Sequence[Tensor]) -> _NF4:
+        """See ``DivisibleLayout.of``."""
+        other = cast("_NF4", super().of(tensors))
+        other._state = copy(self._state)  # bitsandbytes reads the scales from here
+        other._state.absmax = other._scales
+        return other
 
     def dense(self) -> Tensor:
-        state = copy(self._state)
-        state.absmax = self._scales
-        flat = _functional().dequantize_4bit(self._codes, state).flatten()
+        flat = _functional().dequantize_4bit(self._codes, self._state).flatten()
         return flat[: self._shape.numel()].view(self._shape)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -12,12 +11,10 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from torch import distributed
 
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.kernels import FrozenWeight, Int8Table, quantized, quantized_layout
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
 
@@ -114,11 +111,7 @@ def test_one_copy_serves_both_directions(base_dtype, dtype):
     assert bytes_each < (0.57 if base_dtype == "nf4" else 1.05)
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    start_process_group(distributed.HashStore(), Place(0, 1))
-    yield
-    end_process_group()
+group = pytest.fixture(scope="module")(ref.group_of_one)
 
 
 @pytest.mark.parametrize(
@@ -127,17 +120,12 @@ def group() -> Iterator[None]:
 )
 def test_a_base_that_fsdp_divides_trains_as_the_whole_one(group, tmp_path, kind, base_dtype):
     """In a group of one process; two are in ``test_data_parallel``."""
-    folder, found = ref.make_model(kind, tmp_path), []
-    for divided in (False, True):
-        base = BaseModel(str(folder), folder, ref.CPU, torch.float32, base_dtype, divided=divided)
-        run = ref.make_run(base)
-        output = run.forward_backward(_data(base), "cross_entropy")
-        found.append((np.concatenate(output.logprobs), run.take_gradients()))
-    (whole, expected), (logprobs, gradients) = found
-    np.testing.assert_allclose(logprobs, whole, atol=1e-5)
-    for name, gradient in gradients.items():
-        scale = max(1e-3, expected[name].abs().max().item())
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5 * scale)
+    folder = ref.make_model(kind, tmp_path)
+    whole, divided = (
+        BaseModel(str(folder), folder, ref.CPU, torch.float32, base_dtype, divided=divided)
+        for divided in (False, True)
+    )
+    ref.assert_trains_equally(divided, whole)
 
 
 def test_the_engine_loads_and_says_it(tmp_path):
