@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, G
 if TYPE_CHECKING:
     from tinker_cookbook import sandbox
 
+# The slowest reference solution (mbpp_123) computes for 5 s on a laptop.
+_TEST_SECONDS = 20.0
 # The last block may be cut off at max_tokens.
 _BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -47,12 +50,12 @@ class CodeBenchmark(ExampleBenchmark):
     """Benchmark with programs as answers. An answer is right if it passes all tests.
 
     Programs run in ``tinker_cookbook.sandbox`` (docs/sandbox.md); their tests run in another
-    process, so that no program can see or change a verdict. A sandbox failure is an error
-    of the answer, not a score of 0.
+    process, so that no program can see or change a verdict. A call may compute for 20 s. A
+    sandbox failure is an error of the answer, not a score of 0.
     """
 
     requires_sandbox = True
-    grader_version = "2"
+    grader_version = "3"
 
     @abstractmethod
     def program_tests(self, example: Example) -> ProgramTests:
@@ -60,10 +63,8 @@ class CodeBenchmark(ExampleBenchmark):
 
     async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
         """Grades in a warm sandbox, without a thread."""
-        from tinker_cookbook.sandbox import default_grader
-
         tests = self.program_tests(example)
-        graded = await default_grader().grade(
+        graded = await _grader().grade(
             _program(response, tests),
             tests.tests,
             setup=tests.setup,
@@ -78,16 +79,21 @@ class CodeBenchmark(ExampleBenchmark):
             SandboxUnavailableError: this machine cannot isolate programs.
             SandboxInfrastructureError: the program could not be graded.
         """
-        from tinker_cookbook.sandbox import grade_program
-
         tests = self.program_tests(example)
-        graded = grade_program(
+        graded = _grader().grade_sync(
             _program(response, tests),
             tests.tests,
             setup=tests.setup,
             entry_points=tests.entry_points,
         )
         return _grade_of(graded)
+
+
+@functools.cache
+def _grader() -> sandbox.PythonGrader:
+    from tinker_cookbook.sandbox import PythonGrader
+
+    return PythonGrader(test_seconds=_TEST_SECONDS)
 
 
 def _program(response: str, tests: ProgramTests) -> str:
