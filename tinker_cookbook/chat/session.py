@@ -15,7 +15,7 @@ from tinker_cookbook.renderers.core.messages import (
     message_to_jsonable,
     system_message,
 )
-from tinker_cookbook.utils.run_folder.jsonl import encode_row, read_rows
+from tinker_cookbook.utils.run_folder.jsonl import encode_row, ends_incomplete, read_rows
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 # Share of the context that stays free for an answer.
@@ -157,6 +157,12 @@ class ChatSession:
         if not any(self.histories):
             raise DataError("the conversation is empty: there is nothing to save")
         path = local_path(file, "/save")
+        # The file is rewritten, and an incomplete line would be lost. This command writes none.
+        if ends_incomplete(path):
+            raise DataError(
+                f"/save: {path}: the last line is not a JSON object; choose a new file or a JSONL "
+                "file of conversations"
+            )
         system = system_message(self.system_prompt)
         new: list[dict[str, Any]] = []
         for model, history in zip(self.models, self.histories, strict=True):

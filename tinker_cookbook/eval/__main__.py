@@ -26,6 +26,7 @@ from tinker_cookbook.eval.benchmarks import (
     BenchmarkBuilder,
     BenchmarkConfig,
     BenchmarkResult,
+    ExampleBenchmark,
     find_benchmark,
     load_trajectories,
 )
@@ -121,6 +122,11 @@ class Config(SamplingModelSettings):
             # The judge is opened later; only its settings are checked here.
             if not (builder.requires_judge and has_judge):
                 check_requirements(builder, self.benchmark_config())
+            if self.openai_url is not None and not isinstance(builder, ExampleBenchmark):
+                raise ConfigurationError(
+                    f"openai_url: {builder.name} has several turns, which a chat API cannot run; "
+                    "expected model_path= or model_name= without openai_url"
+                )
         if self.openai_url is None:
             super().check()
         elif self.model_path is not None or self.model_name is None:
@@ -166,8 +172,10 @@ class Config(SamplingModelSettings):
         """Output folder."""
         if self.out is not None:
             return Path(self.out).expanduser()
-        name = self.model_path or self.model_name or "model"
-        return Path(_ROOT) / "runs" / re.sub(r"[^\w.-]+", "_", name.removeprefix("tinker://"))
+        name = (self.model_path or self.model_name or "").removeprefix("tinker://")
+        # A run id does not begin with a dot, as "./model" would.
+        name = re.sub(r"[^\w.-]+", "_", name).lstrip("._-")
+        return Path(_ROOT) / "runs" / (name or "model")
 
 
 async def main(config: Config) -> None:
@@ -252,7 +260,7 @@ async def _run_all(
         if value is not None and key != "api_key"
     }
     names = [builder.name for builder in config.builders]
-    in_store = folder.parent.name == "runs"
+    in_store = config.out is None
     if in_store:
         store.create_run(name, names, config.model_path, config=recorded, run_id=run_id)
     results: dict[str, BenchmarkResult] = {}

@@ -21,6 +21,7 @@ Z80 = 0.8416212335729143
 """80% quantile of the normal distribution: the power of ``examples_needed``."""
 
 _RESAMPLES = 10_000
+_MOST_FLIPPED = 16
 _BATCH = 2_000_000  # values of one batch of resamples, to bound memory
 
 Verdict = Literal["better", "worse", "not distinguishable"]
@@ -55,7 +56,8 @@ def compare_rewards(
     """Compares the rewards of two models; entry i of both is one example with its answers.
 
     With one answer each, right or wrong: the exact McNemar test. Otherwise a bootstrap over
-    examples of the difference of their mean rewards.
+    examples of the difference of their mean rewards; with up to 16 differences the exact
+    sign-flip test must find a difference too.
 
     Raises:
         DataValidationError: the lengths differ, or there are no examples.
@@ -77,7 +79,8 @@ def compare_rewards(
         found = p_value < 0.05
     else:
         low, high = bootstrap_interval(differences, seed)
-        found = low > 0 or high < 0
+        # Resamples of a few examples vary too little: of one example, not at all.
+        found = (low > 0 or high < 0) and sign_flip_p_value(differences) < 0.05
     return PairedComparison(
         num_examples=len(a),
         score_a=float(means_a.mean()),
@@ -107,6 +110,21 @@ def mcnemar_p_value(only_a: int, only_b: int) -> float:
     # log C(n, i) by the ratio of neighbours; in logarithms, since C(n, i) overflows.
     logs = np.concatenate([[0.0], np.cumsum(np.log(total - counts) - np.log1p(counts))])
     return min(1.0, 2 * float(np.exp(logs - total * math.log(2)).sum()))
+
+
+def sign_flip_p_value(differences: np.ndarray) -> float:
+    """Returns the two-sided p-value of the exact sign-flip test of ``differences`` [N].
+
+    If both models are equally good, each difference could as well have the other sign. Returns 0
+    for more than 16 differences, where the bootstrap is reliable.
+    """
+    nonzero = differences[differences != 0]
+    if len(nonzero) > _MOST_FLIPPED:
+        return 0.0
+    signs = 1 - 2 * (np.arange(2 ** len(nonzero))[:, None] >> np.arange(len(nonzero)) & 1)
+    sums = np.abs(signs @ nonzero)
+    # Sums in another order may differ in the last bits.
+    return float((sums >= sums[0] * (1 - 1e-9)).mean())
 
 
 def bootstrap_interval(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:

@@ -98,7 +98,8 @@ class EvalStore:
         run_id = run_id or f"{now}-{uuid.uuid4().hex[:6]}"
         if not _ID.fullmatch(run_id):
             raise ConfigurationError(
-                f"run_id: got {run_id!r}, expected letters, digits, '_', '-' and '.'"
+                f"run_id: got {run_id!r}, expected letters, digits, '_', '-' and '.', and "
+                "a letter, digit or '_' first"
             )
         known = self._storage.exists(self._path(run_id, "metadata.json"))
         if known:

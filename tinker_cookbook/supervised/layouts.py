@@ -264,13 +264,26 @@ def _read_pair(
 ) -> list[Any]:
     """Returns the messages of a question and an answer, after earlier messages."""
     messages = _system(row) if "system" in optional else []
-    for earlier in (row.get("history") or ()) if "history" in optional else ():
+    for earlier in _history(row) if "history" in optional else ():
         messages += _turn(earlier[0], "user", "history") + _turn(earlier[1], "assistant", "history")
     asked = row[question]
     extra = next((row[name] for name in _INPUTS if name in optional and row.get(name)), None)
     if extra is not None:
         asked = f"{asked}\n\n{extra}"
     return messages + _turn(asked, "user", question) + _turn(row[answer], "assistant", answer)
+
+
+def _history(row: Mapping[str, Any]) -> Sequence[Any]:
+    """Returns earlier pairs of question and answer; a CSV file has them as JSON."""
+    value = row.get("history") or []
+    pairs = _json(value, "history") if isinstance(value, str) else value
+    if not isinstance(pairs, Sequence) or any(
+        isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs
+    ):
+        raise RendererError(
+            f"history: got {value!r:.80}, expected pairs of a question and its answer"
+        )
+    return pairs
 
 
 def _turn(value: Any, role: str, column: str) -> list[Any]:

@@ -66,6 +66,11 @@ class _Grams:
     def of(self, text: int) -> _UInt:
         return np.unique(self.codes[self.starts[text] : self.starts[text + 1]])
 
+    def fingerprints(self) -> _UInt:
+        """Returns one hash per text [T]; texts with the same words have the same."""
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_mixed(self.codes))))
+        return sums[self.starts[1:]] - sums[self.starts[:-1]]
+
     def share_in(self, codes: _UInt) -> npt.NDArray[np.float64]:
         """Returns the share [T] of each text's n-grams that are among ``codes``."""
         # A bitmap of the lower bits is exact enough: a collision only adds a candidate.
@@ -115,9 +120,11 @@ def similar_texts(
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = lambda: len(words) + 1  # 0 is the padding
     ours, theirs = _Grams(queries, words), _Grams(texts, words)
+    best = _equal_pairs(ours, theirs)
+    open_queries = np.setdiff1d(np.arange(len(queries)), list(best))
     # A similar text shares most n-grams with the queries; few texts do, so filter first.
     chosen = np.flatnonzero(theirs.share_in(ours.codes) >= threshold / 2)
-    left, right = ours.signatures(np.arange(len(queries))), theirs.signatures(chosen)
+    left, right = ours.signatures(open_queries), theirs.signatures(chosen)
     query, index = _candidates(left, right)
     estimate = np.zeros(len(query), dtype=np.float32)
     for begin in range(0, len(query), _CHUNK // 64):
@@ -127,9 +134,8 @@ def similar_texts(
     order = np.lexsort((index, -estimate, query))
     query, index = query[order], index[order]
     rank = np.arange(len(query)) - np.searchsorted(query, query)
-    best: dict[int, SimilarPair] = {}
     kept = rank < _VERIFIED
-    for q, i in zip(query[kept].tolist(), index[kept].tolist(), strict=True):
+    for q, i in zip(open_queries[query[kept]].tolist(), index[kept].tolist(), strict=True):
         if q in best and best[q].similarity == 1.0:
             continue
         a, b = ours.of(q), theirs.of(int(chosen[i]))
@@ -138,6 +144,20 @@ def similar_texts(
         if similarity >= threshold and (q not in best or similarity > best[q].similarity):
             best[q] = SimilarPair(q, int(chosen[i]), similarity)
     return [best[q] for q in sorted(best)]
+
+
+def _equal_pairs(ours: _Grams, theirs: _Grams) -> dict[int, SimilarPair]:
+    """Returns the first equal text of each query that has one.
+
+    MinHash compares only some members of a large bucket, and texts that share a long instruction
+    are one bucket.
+    """
+    wanted, known = ours.fingerprints(), theirs.fingerprints()
+    order = np.argsort(known, kind="stable")
+    at = np.searchsorted(known[order], wanted)
+    index = order[np.minimum(at, len(order) - 1)]
+    equal = (known[index] == wanted) & (np.diff(ours.starts) > 0)
+    return {q: SimilarPair(q, int(index[q]), 1.0) for q in np.flatnonzero(equal).tolist()}
 
 
 def _candidates(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> tuple[_Int, _Int]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @cache
 def get_console() -> Console:
     """Returns the console on standard output; it follows changes of ``sys.stdout``."""
-    return Console(soft_wrap=False, highlight=False)
+    return Console(soft_wrap=False, highlight=False, emoji=False)
 
 
 def print_line(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._experts import by_file, changed_matrix
@@ -152,6 +153,7 @@ def write_merged(
     proof.facts |= report.facts(dtype)
     if verify:
         _verify(checkpoint, folder, dtype, device, trust_remote_code, vllm_python, proof)
+        proof.facts["peak memory with verification"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
     proof.write(folder)
     return proof
 
@@ -174,6 +176,8 @@ def _verify(
             f"{checkpoint.base_model}; nothing was written"
         )
     reference = reference_logprobs(checkpoint, prompts, device)
+    # The engine's model is freed, but the allocator keeps its pages.
+    release_cached_memory(torch.device("cpu"))
     # Compute in float32, so that only the weights can cause a difference.
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code

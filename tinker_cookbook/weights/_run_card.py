@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tinker_cookbook.eval.benchmarks import load_result
 from tinker_cookbook.eval.statistics import wilson_interval
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.plot import PlotConfig, write_plot
@@ -133,17 +134,20 @@ def evaluation_table(folder: Path) -> str:
     rows = []
     for path in files:
         try:
-            result = json.loads(path.read_bytes())
-            graded = int(result["num_examples"]) - int(result.get("num_errors", 0))
-            metrics = result.get("metrics") or {}
-            low, high = metrics.get("ci_low"), metrics.get("ci_high")
-            if low is None or high is None:
-                low, high = wilson_interval(int(result["num_correct"]), graded)
-            errors = result.get("num_errors", 0)
-            interval = f"{low:.3f} to {high:.3f}"
-            rows.append((result["name"], graded, f"{result['score']:.3f}", interval, errors))
+            result = load_result(str(path.parent.parent), path.parent.name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: cannot be read as a result: {error!r}") from error
+        if result is None:
+            raise ConfigurationError(
+                f"evals: {path} is the result of an earlier start, and the latest one has not "
+                "finished; run its command again"
+            )
+        graded = result.num_examples - result.num_errors
+        low, high = result.metrics.get("ci_low"), result.metrics.get("ci_high")
+        if low is None or high is None:
+            low, high = wilson_interval(result.num_correct, graded)
+        interval = f"{low:.3f} to {high:.3f}"
+        rows.append((result.name, graded, f"{result.score:.3f}", interval, result.num_errors))
     return _table(("benchmark", "n", "score", "95% interval", "errors"), rows)
 
 

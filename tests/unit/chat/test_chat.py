@@ -291,6 +291,11 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
     chat.loop.handle(f"/save {path}")
     assert "2 conversations now; 1 of its answers were truncated or stopped" in chat.notes[-1]
     assert read_conversations(path)[0] == saved
+    notes = tmp_path / "notes.txt"
+    notes.write_text("No newline at the end")
+    with pytest.raises(DataError, match=r"notes\.txt: the last line is not a JSON object"):
+        chat.loop.handle(f"/save {notes}")
+    assert notes.read_text() == "No newline at the end"
     with pytest.raises(ConfigurationError, match="cannot be written"):
         chat.loop.handle("/save /proc/nothing/chats.jsonl")
 

@@ -13,6 +13,7 @@ from tinker_cookbook.eval.comparison import (
     compare_rewards,
     examples_needed,
     mcnemar_p_value,
+    sign_flip_p_value,
 )
 from tinker_cookbook.exceptions import DataValidationError
 
@@ -66,6 +67,10 @@ def test_verdicts():
     assert same.examples_needed > 3
     equal = compare_rewards([[1.0]], [[1.0]])
     assert (equal.verdict, equal.examples_needed, equal.p_value) == ("not distinguishable", None, 1)
+    # With one sign, 6 differences are the fewest with p < 0.05: 2 of 2 ** 6 patterns.
+    for count, verdict in ((1, "not distinguishable"), (5, "not distinguishable"), (6, "better")):
+        assert compare_rewards([[0.4]] * count, [[0.5]] * count).verdict == verdict
+    assert sign_flip_p_value(np.array([0.5, 0.25, -0.25, 0.0])) == 6 / 8
     with pytest.raises(DataValidationError, match="got 1 and 2 examples"):
         compare_rewards([[1.0]], [[1.0], [0.0]])
 

@@ -84,6 +84,12 @@ def test_errors_come_before_a_model_is_loaded(stories_model, data, tmp_path, mon
         asyncio.run(main(Config(tasks=",", model_name="no/model")))
     with pytest.raises(ConfigurationError, match="openai_url: expected model_name="):
         asyncio.run(main(Config(tasks="gsm8k", openai_url="http://localhost:1/v1")))
+    api = {"openai_url": "http://localhost:1/v1", "model_name": "x"}
+    with pytest.raises(ConfigurationError, match="openai_url: mt_bench has several turns"):
+        asyncio.run(main(Config(tasks="mt_bench", judge_name="no/model", **api)))
+    # The name of the default folder is a valid run id.
+    assert Config(tasks="gsm8k", model_name="./no model").folder.name == "no_model"
+    assert Config(tasks="gsm8k", model_name="..").folder.name == "model"
     with pytest.raises(DataError, match="which has no data of openai/gsm8k"):
         asyncio.run(main(local(stories_model, tmp_path / "none", tmp_path / "out")))
 

@@ -152,6 +152,23 @@ def test_other_settings_reuse_nothing(tmp_path, change):
     assert result.num_correct == 0
 
 
+def test_readers_never_mix_answers_to_different_prompts(tmp_path):
+    run(Sums(), Scripted(wrong), save_dir=str(tmp_path))
+    run(Sums(), Scripted(right), save_dir=str(tmp_path), system_prompt="x", max_examples=2)
+    assert [row.reward for row in load_trajectories(str(tmp_path), "sums")] == [1.0, 1.0]
+
+
+def test_an_interrupted_run_has_no_result_of_another_checkpoint(tmp_path):
+    run(Sums(), Scripted(right), save_dir=str(tmp_path))
+
+    def interrupted(question, sample):
+        raise ConfigurationError("stopped")
+
+    with pytest.raises(ConfigurationError, match="stopped"):
+        run(Sums(), Scripted(interrupted, model_id="model-2"), save_dir=str(tmp_path))
+    assert load_result(str(tmp_path), "sums") is None
+
+
 def test_another_checkpoint_reuses_nothing_and_the_first_ones_answers_stay(tmp_path):
     run(Sums(), Scripted(right), save_dir=str(tmp_path))
     result = run(Sums(), Scripted(wrong, model_id="model-2"), save_dir=str(tmp_path))
@@ -231,6 +248,17 @@ def test_a_run_whose_requests_all_fail_ends_early(tmp_path):
 
     with pytest.raises(EvalError, match=r"first 8 requests failed.*RuntimeError: wrong key"):
         run(Sums(50), Scripted(answer), concurrency=2, save_dir=str(tmp_path))
+
+
+def test_requests_that_failed_before_do_not_end_the_next_run(tmp_path):
+    def answer(question, sample):
+        if int(question.split()[0]) >= 5:
+            raise RuntimeError("too long")
+        return right(question)
+
+    for _ in range(2):
+        result = run(Sums(15), Scripted(answer), concurrency=1, save_dir=str(tmp_path))
+        assert (result.num_correct, result.num_errors) == (5, 10)
 
 
 def test_a_missing_package_of_the_grader_ends_the_run():
@@ -326,14 +354,16 @@ def test_regrading_keeps_the_rows_and_writes_the_result(tmp_path):
     wrong_ones = load_trajectories(str(tmp_path), "sums", incorrect_only=True)
     assert [row.example_id for row in wrong_ones] == ["sum_0", "sum_1"]
     assert len(load_trajectories(str(tmp_path), "sums", correct_only=True)) == 3
+    # The benchmark's own grader knows that these are not its rewards.
+    assert run(Sums(), Scripted(wrong), save_dir=str(tmp_path)).score == 1.0
 
 
 def test_an_answer_is_shown_with_its_brackets(tmp_path, capsys):
-    run(Sums(1), Scripted(lambda q, i: Answer("[b]0[/b]", 4, False)), save_dir=str(tmp_path))
+    run(Sums(1), Scripted(lambda q, i: Answer("[b]0[/b] :100:", 4, False)), save_dir=str(tmp_path))
     print_trajectory(load_trajectories(str(tmp_path), "sums")[0])
     shown = capsys.readouterr().out
     assert "sums 0 (sum_0), sample 0: wrong, reward 0" in shown
-    assert "assistant (4 tokens)\n[b]0[/b]" in shown
+    assert "assistant (4 tokens)\n[b]0[/b] :100:" in shown
     assert "system (0" not in shown
     assert "Answer with a number." in shown
 

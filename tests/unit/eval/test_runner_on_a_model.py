@@ -106,6 +106,11 @@ def test_a_builder_with_its_own_environments_gives_the_same_answers(client, rend
     before = (tmp_path / "own_envs" / "trajectories.jsonl").read_bytes()
     asyncio.run(run_benchmark(OwnEnvs(), client, renderer, config))
     assert (tmp_path / "own_envs" / "trajectories.jsonl").read_bytes() == before
+    # Environments of another version run again.
+    changed = OwnEnvs()
+    changed.grader_version = "2"
+    asyncio.run(run_benchmark(changed, client, renderer, config))
+    assert (tmp_path / "own_envs" / "trajectories.jsonl").read_bytes() != before
 
 
 class Choices(ExampleBenchmark):

@@ -218,6 +218,15 @@ def test_planted_duplicates_are_found_among_real_questions(shared_dir):
         assert found[i].index == planted[i]
 
 
+def test_exact_copies_are_found_among_texts_with_a_long_common_instruction():
+    instruction = " ".join(f"w{i}" for i in range(300))
+    texts = [f"{instruction} {i} plus {i * 7 % 101}" for i in range(500)]
+    found = similar_texts([*texts[::5], f"{instruction} 500 plus 1"], texts)
+    assert [(p.query, p.index) for p in found[:-1]] == [(i, 5 * i) for i in range(100)]
+    assert all(p.similarity == 1 for p in found[:-1])
+    assert found[-1].similarity < 1
+
+
 def test_languages_without_spaces_and_texts_without_words():
     chinese = "我们今天去公园散步，然后回家吃饭。"
     texts = ["", "!!!", chinese.replace("今天", "明天"), "hi"]

@@ -176,6 +176,11 @@ def test_what_precedes_a_question(write_jsonl):
         "output": "2",
     }
     (messages,) = read_conversations(write_jsonl(row))
+    # A CSV file has the history as JSON.
+    as_text = {**row, "history": json.dumps(row["history"])}
+    assert read_conversations(write_jsonl(as_text)) == [messages]
+    with pytest.raises(DataError, match=r"history: got .*One.*, expected pairs"):
+        read_conversations(write_jsonl({**row, "history": json.dumps("One")}))
     assert [(m["role"], m["content"]) for m in messages] == [
         ("system", "Be brief."),
         ("user", "One?"),

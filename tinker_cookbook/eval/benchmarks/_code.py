@@ -97,8 +97,9 @@ def _grader() -> sandbox.PythonGrader:
 
 
 def _program(response: str, tests: ProgramTests) -> str:
-    program = extract_program(response, tests.entry_points)
-    return f"{tests.preamble}\n\n{program}" if tests.preamble else program
+    from tinker_cookbook.sandbox.grading import with_preamble
+
+    return with_preamble(tests.preamble, extract_program(response, tests.entry_points))
 
 
 def _grade_of(graded: sandbox.Grade) -> Grade:

@@ -29,13 +29,27 @@ class EnvRun(Run):
 
     source: RendererSource
 
-    async def run(self) -> list[StoredTrajectory]:
-        """Returns the episodes, grouped by problem."""
+    async def prepare(self) -> dict[str, Any]:
+        """Returns settings of the episodes.
+
+        Environments may choose their prompts at random, so the key has none of them;
+        ``grader_version`` stands for the code of the environments.
+        """
         if not isinstance(self.source, RendererSource):
             raise ConfigurationError(
                 f"{self.builder.name}: its environments read and write tokens, which a chat API "
                 "does not have; evaluate it with model_path= or model_name="
             )
+        system = self.config.system_prompt
+        return {
+            "system_prompt": self.builder.recommended_system_prompt if system is None else system,
+            "max_trajectory_tokens": self.config.max_trajectory_tokens,
+            "max_generation_tokens": self.config.max_generation_tokens,
+            "grader": self.builder.grader_version,
+        }
+
+    async def run(self) -> list[StoredTrajectory]:
+        """Returns the episodes, grouped by problem."""
         items: list[tuple[int, int, str, Env]] = []
         for sample in range(self.config.num_samples):
             # An environment is used once, so each sample has its own.
@@ -48,7 +62,8 @@ class EnvRun(Run):
 
     def _is_done(self, item: tuple[int, int, str, Any]) -> bool:
         row = self.file.rows.get((item[2], item[1]))
-        return row is not None and row.error is None
+        # A row that was graded by another function has no grader.
+        return row is not None and row.error is None and row.grader == self.builder.grader_version
 
     async def _episode(
         self, position: int, item: tuple[int, int, str, Env]
@@ -58,6 +73,7 @@ class EnvRun(Run):
             return [self.file.rows[example_id, sample]]
         config, started = self.config, time.monotonic()
         row = StoredTrajectory(idx, self.builder.name, example_id, sample=sample)
+        row.grader = self.builder.grader_version
         limits = RolloutLimits(
             max_trajectory_tokens=config.max_trajectory_tokens or self.source.context_window,
             max_sampled_tokens=config.max_generation_tokens,
@@ -70,7 +86,7 @@ class EnvRun(Run):
         except ConfigurationError:
             raise
         except Exception as error:
-            row.error = self.failed(error)
+            row.error = self.failed(error, row)
             # Keep earlier answers, such as a conversation that the judge could not rate.
             if messages := getattr(env, "messages", None):
                 row.turns = prompt_turns(messages, None)

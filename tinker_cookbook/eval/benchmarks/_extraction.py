@@ -16,8 +16,12 @@ from tinker_cookbook.sandbox.grading import parse_program
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _SPACING = re.compile(r"\\[,!;: ]|\\q?quad|~")
-# In "answer is 5 + 3 = 8", the answer is 8.
-_SUM = rf"(?:{_NUMBER}\s*[-+*/×÷]\s*)+{_NUMBER}\s*=\s*"
+# In "answer is 5 apples + 3 apples = 8", the answer is 8; in "answer is 8, since 5 + 3 = 8" the sum
+# begins after it. Quantifiers are possessive, so that no text takes quadratic time.
+_CLAUSE = r"(?:and|as|because|but|for|from|if|or|since|so|that|when|where|which|with)\b"
+_OPERATOR = r"[-+*/×÷·^%]|\b(?:times|of|plus|minus|cdot|div)\b|\bx\s*[\d$(\\]"
+_TERM = rf"(?>{_NUMBER}|(?!{_CLAUSE})[^\W\d_]+|[-+*/×÷·^%$(){{}}\\])"
+_SUM = rf"(?={_NUMBER}[^=\n]*?(?:{_OPERATOR}))(?:(?:{_TERM}\s*+)++=[\s*$\\(]*+)+"
 _STATED_NUMBER = re.compile(
     rf"answer(?:\s+\w+){{0,4}}?\s*(?:is|:|=)\s*(?:about|approximately|exactly)?[\s*$\\(]*"
     rf"(?:{_SUM})?({_NUMBER})",

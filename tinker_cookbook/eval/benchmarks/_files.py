@@ -99,9 +99,13 @@ def latest_key(folder: Path) -> str | None:
 
 
 def load_result(save_dir: str, benchmark_name: str) -> BenchmarkResult | None:
-    """Returns the result of a benchmark; ``None`` if it has not finished."""
-    found = read_json(Path(save_dir) / benchmark_name / RESULT)
-    return None if found is None else BenchmarkResult.from_dict(found)
+    """Returns the result of a benchmark; ``None`` if its latest start has not finished."""
+    folder = Path(save_dir) / benchmark_name
+    found = read_json(folder / RESULT)
+    # The result of an earlier start may belong to another checkpoint.
+    if found is None or found.get("key") != latest_key(folder):
+        return None
+    return BenchmarkResult.from_dict(found)
 
 
 def load_trajectories(
@@ -175,6 +179,8 @@ def regrade_trajectories(
 ) -> BenchmarkResult:
     """Grades the stored responses of the latest key again, without sampling.
 
+    The next run of the benchmark uses its own grader again.
+
     ``grade_fn(response, logs)`` gets the response without thinking. Answers with failed sampling
     stay errors; if the grader raises, the answer becomes an error. Rows and ``result.json`` are
     written.
@@ -189,6 +195,8 @@ def regrade_trajectories(
             row.reward, row.error = float(grade_fn(response_of(row), row.logs)), None
         except Exception as error:
             row.reward, row.error = 0.0, f"grading: {type(error).__name__}: {error}"
+        # The benchmark's next run must not count this as its own grade.
+        row.grader = ""
         append_row(folder / TRAJECTORIES, dict(row.to_dict()))
     result = summarize(benchmark_name, rows, aggregate_fn)
     write_json(folder / RESULT, {**result.to_dict(), "key": latest_key(folder)})

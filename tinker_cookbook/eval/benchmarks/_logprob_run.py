@@ -31,8 +31,8 @@ class LogprobRun(Run):
 
     source: RendererSource
 
-    async def run(self) -> list[StoredTrajectory]:
-        """Returns the rows of all questions.
+    async def prepare(self) -> dict[str, Any]:
+        """Returns the key of the first question.
 
         Raises:
             ConfigurationError: the source has no log-probabilities, or the benchmark no choices.
@@ -42,12 +42,16 @@ class LogprobRun(Run):
                 "scoring=logprob: a chat API cannot score given texts; use scoring=generation, "
                 "or model_path= or model_name="
             )
-        examples = await asyncio.to_thread(self.builder.examples, self.config)
-        if not all(e.choices and e.answer_index is not None and e.context for e in examples):
+        self._examples = await asyncio.to_thread(self.builder.examples, self.config)
+        if not all(e.choices and e.answer_index is not None and e.context for e in self._examples):
             raise ConfigurationError(
                 f"scoring=logprob: {self.builder.name} has no choices; use scoring=generation"
             )
-        return await self.for_each(examples, self._is_done, self._score)
+        return {"first_prompt": _key_of(self._examples[0])}
+
+    async def run(self) -> list[StoredTrajectory]:
+        """Returns the rows of all questions."""
+        return await self.for_each(self._examples, self._is_done, self._score)
 
     def _is_done(self, example: Example) -> bool:
         row = self.file.rows.get((example.example_id, 0))
@@ -71,7 +75,7 @@ class LogprobRun(Run):
         except ConfigurationError:
             raise
         except Exception as error:
-            row.error = self.failed(error)
+            row.error = self.failed(error, row)
         else:
             self.succeeded()
             grade_choices(row, example, sums)

@@ -58,19 +58,25 @@ class Progress(Protocol):
 class Run:
     """Runs the problems of one benchmark, ``concurrency`` of them at the same time."""
 
+    file: AnswerFile
+    """Set after ``prepare``, whose result is part of its key."""
+
     def __init__(
         self,
         builder: Any,
         source: AnswerSource,
         config: BenchmarkConfig,
-        file: AnswerFile,
         progress: Progress | None,
     ) -> None:
         self.builder, self.source, self.config = builder, source, config
-        self.file, self._progress = file, progress
+        self._progress = progress
         self._timeout = max(config.timeout_seconds, builder.recommended_timeout)
         self._failed = 0
         self._succeeded = False
+
+    @abstractmethod
+    async def prepare(self) -> dict[str, Any]:
+        """Loads the problems; returns what belongs into the key, besides model and sampling."""
 
     @abstractmethod
     async def run(self) -> list[StoredTrajectory]:
@@ -107,9 +113,11 @@ class Run:
         await asyncio.to_thread(self.file.add, row)
         return row
 
-    def failed(self, error: Exception) -> str:
+    def failed(self, error: Exception, row: StoredTrajectory) -> str:
         """Returns the text of a failed request; raises if no request ever succeeds."""
-        self._failed += 1
+        before = self.file.rows.get((row.example_id, row.sample))
+        # What failed in an earlier start may fail again, and the run should end as it did then.
+        self._failed += before is None or before.error is None
         ungraded = isinstance(error, EvalGradingError)
         if self._failed >= _HOPELESS and not self._succeeded:
             what = "answers could not be graded" if ungraded else "requests failed"
@@ -133,10 +141,20 @@ class Run:
 class ExampleRun(Run):
     """Samples and grades answers to single questions."""
 
+    async def prepare(self) -> dict[str, Any]:
+        """Returns the key of the first prompt: another system prompt or format changes it.
+
+        Without it, readers would also see answers to the old prompts, of problems that are not
+        answered again.
+        """
+        self._examples = await asyncio.to_thread(self.builder.examples, self.config)
+        messages = self.builder.prompt_messages(self._examples[0], self.config)
+        prompt = await asyncio.to_thread(self.source.render, messages)
+        return {"first_prompt": prompt.key}
+
     async def run(self) -> list[StoredTrajectory]:
         """Returns the answers, ``num_samples`` to each problem."""
-        examples = await asyncio.to_thread(self.builder.examples, self.config)
-        return await self.for_each(examples, self._is_done, self._answer)
+        return await self.for_each(self._examples, self._is_done, self._answer)
 
     @property
     def grader(self) -> str:
@@ -196,7 +214,7 @@ class ExampleRun(Run):
         except ConfigurationError:
             raise
         except Exception as error:
-            row.error = self.failed(error)
+            row.error = self.failed(error, replace(row, sample=missing[0]))
             return [await self.store(replace(row, sample=i)) for i in missing]
         self.succeeded()
         row.time_seconds = time.monotonic() - started

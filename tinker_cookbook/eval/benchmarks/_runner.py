@@ -138,31 +138,24 @@ async def _run(
     folder: Path | None,
 ) -> BenchmarkResult:
     started = time.monotonic()
+    kind: type[Run] = LogprobRun if config.scoring == "logprob" else ExampleRun
+    if not isinstance(builder, ExampleBenchmark):
+        kind = EnvRun
+    run = kind(builder, source, config, progress)
     description = {
         "benchmark": builder.name,
         "model": source.model_id,
         "scoring": config.scoring,
         **(source.description() if config.scoring == "generation" else {}),
+        **await run.prepare(),
     }
-    kind: type[Run]
-    if not isinstance(builder, ExampleBenchmark):
-        kind = EnvRun
-        # Environments' prompts are unknown before they run, so the key has the system prompt.
-        system = config.system_prompt
-        description["system_prompt"] = (
-            builder.recommended_system_prompt if system is None else system
-        )
-    elif config.scoring == "logprob":
-        kind = LogprobRun
-    else:
-        kind = ExampleRun
     if builder.requires_judge and config.judge_sampling_client is not None:
         # Another judge gives other ratings, so it is part of the key.
         known = config.save_dir is None or config.judge_id is not None
         judge = config.judge_id if known else await identify(config.judge_sampling_client)
         description |= {"judge": judge, "judge_renderer": type(config.judge_renderer).__name__}
-    file = await asyncio.to_thread(AnswerFile, folder, description)
-    rows = await kind(builder, source, config, file, progress).run()
+    run.file = file = await asyncio.to_thread(AnswerFile, folder, description)
+    rows = await run.run()
     result = summarize(builder.name, rows, builder.aggregate, time.monotonic() - started)
     file.write_result(result)
     return result

@@ -282,6 +282,9 @@ class BenchmarkBuilder(ABC):
     experimental: bool = False
     requires_sandbox: bool = False
     requires_judge: bool = False
+    grader_version: str = "1"
+    """Version of the grader, and of environments: change them together. Stored answers to single
+    questions are then graded again; episodes of environments are run again."""
     part_of: str | None = None
     """Name of the benchmark that this one is a subject or task of."""
 

@@ -19,6 +19,7 @@ from tinker_cookbook.exceptions import DataFormatError
 class AIMEBenchmarkBuilder(ExampleBenchmark):
     """The two competitions of a year."""
 
+    grader_version = "2"
     recommended_system_prompt = "Put your final answer in \\boxed{}."
 
     def __init__(self, year: str, benchmark_name: str) -> None:

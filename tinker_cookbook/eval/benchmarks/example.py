@@ -71,8 +71,6 @@ class Example:
 class ExampleBenchmark(BenchmarkBuilder):
     """Benchmark of single questions."""
 
-    grader_version: str = "1"
-    """Version of ``grade``: change both together, so that stored answers are graded again."""
     shuffle_seed: int | None = None
     """Seed to shuffle the examples, so that the first ones cover all subjects; ``None``: file
     order."""

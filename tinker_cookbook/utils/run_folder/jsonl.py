@@ -85,6 +85,14 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     return [row for _, row in _parse_lines(content, os.fspath(path))]
 
 
+def ends_incomplete(path: str | os.PathLike[str]) -> bool:
+    """Returns whether the last line of a file, if any, has no newline and is no JSON object."""
+    try:
+        return _ends_torn(_read(Path(path)))
+    except FileNotFoundError:
+        return False
+
+
 def trim_rows(
     path: str | os.PathLike[str], keep: Callable[[Row], bool], copy_to: str | None = None
 ) -> int:
