@@ -35,12 +35,15 @@ from tinker_cookbook.sandbox.grading import (
     StdioTest,
     Test,
     same_output,
+    with_preamble,
 )
 
 TEST_TYPES = ("stdin_stdout", "functional", "code")
 
 _BLOCK = re.compile(r"```(?:\w+)?[ \t]*\n(.*?)```", re.DOTALL)
 _MAX_MESSAGE = 300
+_OUTPUT_CHARACTERS = 200_000
+_ANSWER_BYTES = 64 << 20
 
 
 def extract_code_from_model(model_response: str) -> str | None:
@@ -121,6 +124,9 @@ async def grade_solution(
     generation: str,
     timeout: float = 6,
     backend: SandboxBackend | None = None,
+    *,
+    setup: str = "",
+    entry_points: Sequence[str] | None = None,
 ) -> Grade:
     """Runs tests against a program.
 
@@ -129,6 +135,9 @@ async def grade_solution(
         generation: The program.
         timeout: Seconds of a test.
         backend: Where the program runs; default: this machine.
+        setup: Code that runs before the program and, in a copy of its own, before the tests.
+        entry_points: Names in tests of the type ``code`` that refer to the program; see
+            ``tinker_cookbook.sandbox.PythonGrader.grade``.
 
     Returns:
         The result of each test, and the share of tests that passed.
@@ -140,9 +149,14 @@ async def grade_solution(
         raise DataValidationError("tests: got none, expected at least one")
     tests = [as_grader_test(test) for test in sample]
     backend = SandboxBackend(backend or SandboxBackend.LOCAL)
+    program = with_preamble(setup, generation)
+    # Each test may use its whole time, and the sandbox needs some to start.
+    total = (timeout + 1) * len(tests) + 5
     if backend == SandboxBackend.LOCAL:
-        return await _local_grader(float(timeout)).grade(generation, tests)
-    return await _grade_remotely(tests, generation, timeout, backend)
+        return await _local_grader(float(timeout)).grade(
+            program, tests, setup=setup, entry_points=entry_points, total_seconds=total
+        )
+    return await _grade_remotely(tests, program, timeout, total, backend)
 
 
 async def sandbox_check_correctness(
@@ -205,10 +219,14 @@ results = []
 for item in job["items"]:
     try:
         done = subprocess.run([sys.executable, item["program"]], input=item["stdin"], text=True,
-                              capture_output=True, timeout=job["timeout"])
-        results.append([done.returncode, done.stdout[-200000:], done.stderr[-300:]])
+                              encoding="utf-8", errors="replace", capture_output=True,
+                              timeout=job["timeout"])
+        results.append([done.returncode, done.stdout[-job["most"]:], done.stderr[-300:],
+                        len(done.stdout) > job["most"]])
     except subprocess.TimeoutExpired:
-        results.append([None, "", "it took longer than %s s" % job["timeout"]])
+        results.append([None, "", "it took longer than %s s" % job["timeout"], False])
+    except Exception as error:
+        results.append([None, "", "%s: %s" % (type(error).__name__, error), False])
 print()
 print(json.dumps(results))
 """
@@ -225,9 +243,11 @@ print(json.dumps(result))
 
 
 async def _grade_remotely(
-    tests: Sequence[Test], program: str, timeout: float, backend: SandboxBackend
+    tests: Sequence[Test], program: str, timeout: float, total: float, backend: SandboxBackend
 ) -> Grade:
     items = []
+    # One limit for all outputs, so that a program cannot infer the length of an expected one.
+    most = _OUTPUT_CHARACTERS
     for test in tests:
         if isinstance(test, str):
             raise ConfigurationError(
@@ -236,17 +256,17 @@ async def _grade_remotely(
             )
         if isinstance(test, StdioTest):
             items.append({"program": "code_to_grade.py", "stdin": test.stdin})
+            most = max(most, 2 * len(test.stdout))
         else:
             call = {"function": test.function, "arguments": list(test.arguments)}
             items.append({"program": "call.py", "stdin": json.dumps(call)})
+            most = max(most, 2 * len(json.dumps(test.expected)))
     files = {
         "code_to_grade.py": program,
         "call.py": _CALL,
-        "job.json": json.dumps({"items": items, "timeout": timeout}),
+        "job.json": json.dumps({"items": items, "timeout": timeout, "most": most}),
     }
-    # Each test may use its whole time, and the sandbox needs some to start.
-    seconds = int((timeout + 1) * len(tests) + 5)
-    printed = await _run_remotely(files, seconds, backend)
+    printed = await _run_remotely(files, int(total), backend)
     try:
         results = json.loads(printed.rstrip().rpartition("\n")[2])
         outcomes = [_compare(test, *result) for test, result in zip(tests, results, strict=True)]
@@ -266,7 +286,10 @@ async def _run_remotely(files: dict[str, str], seconds: int, backend: SandboxBac
         return str((answer.get("run_result") or {}).get("stdout", ""))
     pool = _modal_pool()
     done = await pool.run_in_workdir(
-        {**files, "driver.py": _DRIVER}, ["python", "driver.py"], timeout=seconds
+        {**files, "driver.py": _DRIVER},
+        ["python", "driver.py"],
+        timeout=seconds,
+        max_output_bytes=_ANSWER_BYTES,
     )
     if done.exit_code != 0:
         raise SandboxInfrastructureError(f"Modal: exit code {done.exit_code}: {done.stderr[-300:]}")
@@ -284,10 +307,14 @@ def _modal_pool() -> Any:
     return ModalSandboxPool(image=modal.Image.debian_slim().pip_install("numpy"))
 
 
-def _compare(test: Test, status: int | None, stdout: str, stderr: str) -> GradedTest:
+def _compare(
+    test: Test, status: int | None, stdout: str, stderr: str, truncated: bool
+) -> GradedTest:
     if status != 0:
         return GradedTest(False, stderr.strip() or f"exit status {status}")
     if isinstance(test, StdioTest):
+        if truncated:
+            return GradedTest(False, "it printed too much")
         passed = same_output(stdout, test.stdout)
         return GradedTest(passed, "" if passed else "wrong output")
     assert isinstance(test, CallTest)

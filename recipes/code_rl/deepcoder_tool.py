@@ -12,7 +12,7 @@ from tinker_cookbook.recipes.code_rl.code_grading import (
     grade_solution,
 )
 from tinker_cookbook.renderers import Message, get_text_content
-from tinker_cookbook.sandbox import SandboxBackend
+from tinker_cookbook.sandbox import Grade, SandboxBackend
 from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
 from tinker_cookbook.utils import logtree
 
@@ -25,9 +25,11 @@ class DeepcoderTask:
         problem: Text of the user message.
         tests: Tests of the final answer; see ``code_grading``.
         starter_code: Code to complete.
-        setup: Code before the program, such as imports that the problem gives.
+        setup: Code before the program, such as imports that the problem gives. The tests get
+            their own copy, which the program cannot change.
         public_tests: Tests that the tool runs. By default those whose input and output are both
             in the problem's text: the model has seen them.
+        entry_points: Names in the tests that refer to the program; see ``code_grading``.
     """
 
     problem: str
@@ -35,6 +37,19 @@ class DeepcoderTask:
     starter_code: str | None = None
     setup: str = ""
     public_tests: tuple[dict[str, Any], ...] | None = None
+    entry_points: tuple[str, ...] | None = None
+
+    async def grade(
+        self,
+        tests: list[dict[str, Any]],
+        code: str,
+        timeout: float,
+        backend: SandboxBackend | None,
+    ) -> Grade:
+        """Runs some of its tests against a solution; see ``code_grading.grade_solution``."""
+        return await grade_solution(
+            tests, code, timeout, backend, setup=self.setup, entry_points=self.entry_points
+        )
 
     def visible_tests(self) -> list[dict[str, Any]]:
         """Returns the public tests; there may be none."""
@@ -61,7 +76,8 @@ class DeepcoderTool:
     ) -> None:
         self._task, self._backend, self._timeout = task, sandbox_backend, timeout
 
-    @tool
+    # The grader has its own limits. A limit here would count the wait for a free worker.
+    @tool(timeout_seconds=None)
     async def check_solution(
         self,
         code: Annotated[str, "Python code implementing the solution."],
@@ -70,9 +86,7 @@ class DeepcoderTool:
         tests = self._task.visible_tests()
         if not tests:
             return simple_tool_result(json.dumps({"message": "This problem has no example tests."}))
-        grade = await grade_solution(
-            tests, f"{self._task.setup}\n{code}", self._timeout, self._backend
-        )
+        grade = await self._task.grade(tests, code, self._timeout, self._backend)
         return simple_tool_result(
             json.dumps({"passed": grade.passed, "details": describe(grade)}, ensure_ascii=False),
             metrics={"passed": float(grade.passed)},
@@ -106,10 +120,7 @@ class DeepcoderReward:
         has_block = float(code is not None)
         correct = share = 0.0
         if code is not None:
-            program = f"{self.task.setup}\n{code}"
-            grade = await grade_solution(
-                self.task.tests, program, self.timeout, self.sandbox_backend
-            )
+            grade = await self.task.grade(self.task.tests, code, self.timeout, self.sandbox_backend)
             share, correct = grade.score, float(grade.passed)
             if grade.program_error:
                 logtree.log_text(f"Program: {grade.program_error}")

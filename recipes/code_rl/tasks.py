@@ -12,7 +12,7 @@ from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidatio
 from tinker_cookbook.recipes.code_rl.code_grading import taco_to_lcb_format
 from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderTask
 from tinker_cookbook.recipes.code_rl.lcb_utils import fetch_live_code_bench_system_prompt
-from tinker_cookbook.sandbox.grading import split_check
+from tinker_cookbook.sandbox.grading import names_in_tests, split_check
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
@@ -98,7 +98,7 @@ def task_of(row: Any, where: str) -> DeepcoderTask:
         if "entry_point" in row:
             return _humaneval_task(row)
         return _deepcoder_task(row)
-    except (ValueError, LookupError, TypeError, AttributeError, DataValidationError) as error:
+    except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, DataError) as error:
         raise DataFormatError(
             f"{where}: got the fields {', '.join(map(str, row))} ({error}), expected {_EXPECTED}"
         ) from error
@@ -118,10 +118,14 @@ def _mbpp_task(row: Mapping[str, Any]) -> DeepcoderTask:
     )
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
     hidden = tests + list(row.get("challenge_test_list") or ())
+    codes = [f"{setup}\n{test}" if setup else test for test in hidden]
+    # The reference solution tells which names are the program's, such as a function ``sum``.
+    names = names_in_tests(str(row.get("code") or ""), codes)
     return DeepcoderTask(
         problem,
-        _code_tests(f"{setup}\n{test}" if setup else test for test in hidden),
-        public_tests=tuple(_code_tests([f"{setup}\n{tests[0]}" if setup else tests[0]])),
+        _code_tests(codes),
+        public_tests=tuple(_code_tests(codes[:1])),
+        entry_points=tuple(names) or None,
     )
 
 
@@ -133,8 +137,16 @@ def _humaneval_task(row: Mapping[str, Any]) -> DeepcoderTask:
         f"Complete this function.\n```python\n{prompt.rstrip()}\n```\n"
         "Put the whole function into one fenced code block."
     )
-    tests = _code_tests(split_check(str(row["test"]), str(row["entry_point"])))
-    return DeepcoderTask(problem, tests, starter_code=prompt, setup=before, public_tests=())
+    name = str(row["entry_point"])
+    tests = _code_tests(split_check(str(row["test"]), name))
+    return DeepcoderTask(
+        problem,
+        tests,
+        starter_code=prompt,
+        setup=before,
+        public_tests=(),
+        entry_points=(name,),
+    )
 
 
 def _deepcoder_task(row: Mapping[str, Any]) -> DeepcoderTask:

@@ -12,6 +12,7 @@ import posixpath
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,26 @@ class Dockerfile:
     environment: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Folders that WORKDIR creates."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Variables of ARG, which only the build has."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the build."""
+        return {**self.arguments, **self.environment}
+
+    def _follow(self, name: str, rest: str, where: str) -> bool:
+        """Follows ENV, ARG or WORKDIR; returns False for another instruction."""
+        if name in ("ENV", "ARG"):
+            values = _pairs(_expand(rest, self.variables), where)
+            (self.environment if name == "ENV" else self.arguments).update(values)
+        elif name == "WORKDIR":
+            folder = _expand(rest, self.variables)
+            self.workdir = posixpath.normpath(posixpath.join(self.workdir, folder))
+            self.folders.append(self.workdir)
+        else:
+            return False
+        return True
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
@@ -65,31 +86,24 @@ def read_dockerfile(path: Path) -> Dockerfile:
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; a task's environment needs one")
     result, seen_from = Dockerfile(), False
-    arguments: dict[str, str] = {}
-    for number, line in _instructions(path.read_text(encoding="utf-8")):
-        name, _, rest = line.partition(" ")
-        name, rest, where = name.upper(), rest.strip(), f"{path}, line {number}"
+    for number, name, rest in _instructions(path):
+        where = f"{path}, line {number}"
+        if result._follow(name, rest, where):
+            continue
         if name == "FROM":
             if seen_from:
                 raise ConfigurationError(f"{where}: builds of several stages are not supported")
             seen_from = True
             _check_base(rest, where)
-        elif name in ("ENV", "ARG"):
-            values = _pairs(rest, where)
-            (result.environment if name == "ENV" else arguments).update(values)
-        elif name == "WORKDIR":
-            rest = _expand(rest, {**arguments, **result.environment})
-            result.workdir = posixpath.normpath(posixpath.join(result.workdir, rest))
-            result.folders.append(result.workdir)
         elif name in ("COPY", "ADD"):
-            rest = _expand(rest, {**arguments, **result.environment})
+            rest = _expand(rest, result.variables)
             copies = _copies(path.parent, rest, result.workdir, where)
             result.steps.append(Step(number, copies=copies))
         elif name == "RUN":
             command = _shell(rest, where)
             command = _without_apt(command, where)
             if command:
-                variables = tuple({**arguments, **result.environment}.items())
+                variables = tuple(result.variables.items())
                 step = Step(number, command=command, workdir=result.workdir, environment=variables)
                 result.steps.append(step)
         elif name == "USER" and rest in ("root", "0"):
@@ -105,7 +119,28 @@ def read_dockerfile(path: Path) -> Dockerfile:
     return result
 
 
-def _instructions(text: str) -> list[tuple[int, str]]:
+def read_workdir(path: Path) -> str:
+    """Returns the folder in which commands run, also if the local sandbox cannot follow the file.
+
+    Raises:
+        ConfigurationError: The values of a variable cannot be read.
+    """
+    result = Dockerfile()
+    for number, name, rest in _instructions(path):
+        if name == "FROM":
+            result = Dockerfile()  # another stage of the build
+        result._follow(name, rest, f"{path}, line {number}")
+    return result.workdir
+
+
+def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yields the line number, the name and the rest of each instruction."""
+    for number, line in _joined_lines(path.read_text(encoding="utf-8")):
+        name, _, rest = line.partition(" ")
+        yield number, name.upper(), rest.strip()
+
+
+def _joined_lines(text: str) -> list[tuple[int, str]]:
     """Returns the instructions with the numbers of their first lines."""
     found: list[tuple[int, str]] = []
     continued: list[str] = []

@@ -15,7 +15,7 @@ import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.recipes.harbor_rl.dockerfile import Dockerfile, read_dockerfile
+from tinker_cookbook.recipes.harbor_rl.dockerfile import Dockerfile, read_dockerfile, read_workdir
 from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
 from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
@@ -149,13 +149,11 @@ async def _follow(sandbox: SandboxInterface, plan: Dockerfile, env_dir: Path) ->
 
 
 def workdir_of(task: HarborTask) -> str:
-    """Returns the last WORKDIR of the task's Dockerfile, or ``/``.
+    """Returns the folder that WORKDIR names in the task's Dockerfile, or ``/``.
 
     A Dockerfile that only another sandbox can follow has one, too.
     """
-    lines = (task.environment_dir / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    named = [line.split(None, 1)[1].strip() for line in lines if line.startswith("WORKDIR ")]
-    return named[-1] if named else "/"
+    return read_workdir(task.environment_dir / "Dockerfile")
 
 
 def initial_messages(task: HarborTask, renderer: Renderer, bash: HarborBashTool) -> list[Message]:

@@ -26,6 +26,16 @@ logger = logging.getLogger(__name__)
 MAX_OUTPUT_CHARS = 16384
 TIMED_OUT = 124
 _REWARD_FILES = ("/logs/verifier/reward.txt", "/logs/verifier/reward.json")
+_REMOVE_OUTER_LINKS = """
+set -o pipefail
+here=$(pwd -P)
+find . -type l -print0 | while IFS= read -r -d '' link; do
+    case "$(realpath -m -- "$link")" in
+        "$here" | "$here"/*) ;;
+        *) rm -f -- "$link" || exit 1 ;;
+    esac
+done
+"""
 
 
 class HarborBashTool:
@@ -36,7 +46,8 @@ class HarborBashTool:
     ) -> None:
         self._sandbox, self._command_timeout, self._workdir = sandbox, command_timeout, workdir
 
-    @tool
+    # ``command_timeout`` is the limit of a command.
+    @tool(timeout_seconds=None)
     async def bash(self, command: Annotated[str, "The bash command to execute."]) -> ToolResult:
         """Execute a bash command in the sandbox and return its exit code and output."""
         result = await self._sandbox.run_command(
@@ -145,7 +156,8 @@ async def _checked(sandbox: SandboxInterface, command: str) -> None:
 async def _move_folder(source: Any, target: Any, folder: str) -> bool:
     """Replaces a folder of ``target`` by the one of ``source``; if it was deleted, by an empty one.
 
-    Returns False if it cannot be read, because the model has made it too large or unreadable.
+    Links that lead out of the folder are left out. Returns False if it cannot be read, because the
+    model has made it too large or unreadable.
     """
     for sandbox in (source, target):
         if not hasattr(sandbox, "export_folder"):
@@ -166,4 +178,6 @@ async def _move_folder(source: Any, target: Any, folder: str) -> bool:
         logger.info("the work folder is not graded: %s", error)
         return False
     await target.import_folder(archive, folder)
-    return True
+    # A link to a file of the tests would pass it off as the model's work.
+    cleaned = await target.run_command(_REMOVE_OUTER_LINKS, workdir=folder)
+    return cleaned.exit_code == 0

@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ Conversation: TypeAlias = list[Message]
 
 DEFAULT_REGEX = r"<score>(.*?)</score>"
 DEFAULT_INSTRUCTION = "Please output your score between 0 and 1 wrapped in <score> ... </score>"
+DEFAULT_RANGE = (0.0, 1.0)
 LABEL_INSTRUCTION = "Does the answer meet the criterion? Reply with Yes or No only."
 
 
@@ -40,13 +41,25 @@ class Rubric:
         rubric_str: What a good answer is: a question, or a statement.
         extraction_regex: Pattern whose first group is the score in the judge's text.
         grader_output_format_instruction: Tells the judge to write what the pattern finds.
+        score_range: Lowest and highest score that the judge is told to write. It puts scores on the
+            scale of labels, from 0 to 1; rewards are the scores themselves.
     """
 
     rubric_str: str
     extraction_regex: str = DEFAULT_REGEX
     grader_output_format_instruction: str = DEFAULT_INSTRUCTION
+    score_range: tuple[float, float] = DEFAULT_RANGE
 
     def __post_init__(self) -> None:
+        try:
+            low, high = map(float, self.score_range)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            raise DataFormatError(
+                f"score_range: got {self.score_range!r}, expected two numbers, the lower one first"
+            )
+        self.score_range = low, high
         try:
             groups = re.compile(self.extraction_regex).groups
         except re.error as error:
@@ -92,22 +105,38 @@ class Rubric:
         """
         return read_number(self.extraction_regex, -math.inf, math.inf, last=False)(response)
 
-    def to_dict(self) -> dict[str, str]:
-        """Returns the fields."""
-        return {
+    def share_of_range(self, score: float) -> float:
+        """Returns a score of ``extract_score`` on the scale of labels, from 0 to 1.
+
+        Raises:
+            EvalGradingError: It is outside ``score_range``.
+        """
+        low, high = self.score_range
+        if not low <= score <= high:
+            raise EvalGradingError(
+                f"judge: got the score {score:g}, expected {low:g} to {high:g}, the score_range of "
+                "the rubric"
+            )
+        return (score - low) / (high - low)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields; ``score_range`` only if it is not the default."""
+        known = {
             "rubric_str": self.rubric_str,
             "extraction_regex": self.extraction_regex,
             "grader_output_format_instruction": self.grader_output_format_instruction,
         }
+        own = {} if self.score_range == DEFAULT_RANGE else {"score_range": list(self.score_range)}
+        return {**known, **own}
 
     def to_json(self) -> str:
         """Returns the fields as a JSON object."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     @staticmethod
-    def from_dict(d: Mapping[str, str]) -> Rubric:
+    def from_dict(d: Mapping[str, Any]) -> Rubric:
         """Returns the rubric with these fields; all but ``rubric_str`` have defaults."""
-        known = ("rubric_str", "extraction_regex", "grader_output_format_instruction")
+        known = [field.name for field in fields(Rubric)]
         for name in d:
             if name not in known:
                 raise DataFormatError(
@@ -203,6 +232,7 @@ class PrometheusDatapointListBuilder(RubricDatapointListBuilder):
             f"A reference answer with score 5: {item['orig_reference_answer']}",
             grader_output_format_instruction="Please output your score between 1 and 5 wrapped in "
             "<score> ... </score>",
+            score_range=(1.0, 5.0),
         )
         return RubricBasedDatapoint(
             convo=[Message(role="user", content=item["orig_instruction"])], rubric_items=[rubric]
@@ -222,7 +252,8 @@ def _rows(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
             "example, and docs/environments.md describes the format"
         )
     rows: list[tuple[str, dict[str, Any]]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines(), which also splits at characters that JSON allows in a text.
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -365,5 +365,5 @@ def test_no_network_and_nothing_cached(recipe_runs, tmp_path):
         assert f"model {model!r} was not found" in stopped.stderr
         assert words in stopped.stderr, stopped.stderr
         assert "Next step:" in stopped.stderr
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60  # all four; a busy machine needs 10 s for one
     silent.close()

@@ -84,6 +84,32 @@ def test_gold_programs_of_mbpp_and_humaneval_pass_and_those_of_others_do_not(sha
     assert asyncio.run(rewards(own[1:] + own[:1])) == [0.0] * 20
 
 
+@pytest.mark.parametrize(
+    ("row", "code", "correct"),
+    [
+        # A program that replaces the helper of the prompt.
+        ("humaneval", "def poly(x): return 0\ndef zero(): return 7", 0.0),
+        ("humaneval", "from __future__ import annotations\ndef zero(): return 2", 1.0),
+        ("mbpp", "def sum(a, b): return a + b", 1.0),
+        ("mbpp", "pass", 0.0),
+    ],
+)
+def test_names_in_tests_are_the_program_s_or_the_tests_own(row, code, correct):
+    humaneval = {
+        "prompt": "def poly(x):\n    return x - 2\n\ndef zero():\n    ...\n",
+        "entry_point": "zero",
+        "test": "def check(candidate):\n    assert poly(candidate()) == 0",
+    }
+    mbpp = {
+        "text": "Add.",
+        "code": "def sum(a, b): return b + a",
+        "test_list": ["assert sum(1, 2)"],
+    }
+    task = task_of({"humaneval": humaneval, "mbpp": mbpp}[row], "row 0")
+    reward, _ = asyncio.run(DeepcoderReward(task)(answer(f"```python\n{code}\n```")))
+    assert reward == correct
+
+
 @pytest.mark.parametrize("backend", [None, SandboxBackend.LOCAL])
 @pytest.mark.parametrize(
     ("tests", "right", "wrong"),
@@ -148,6 +174,12 @@ def test_a_remote_sandbox_gives_the_same_verdicts(monkeypatch):
     assert not check([ADD], "import os; os._exit(0)", fusion)[0]
     with pytest.raises(ConfigurationError, match="sandbox_backend=sandboxfusion"):
         check([{"input": "assert True", "output": "", "testtype": "code"}], "", fusion)
+    numbers = "\n".join(map(str, range(60_000)))  # 350 kB
+    long = [{**SUM, "output": numbers}, SUM]
+    passed, details = check(long, "print(*range(60_000), sep='\\n')", fusion)
+    assert details["failures"] == [{"test": 1, "message": "wrong output"}]
+    _, details = check([SUM], "import sys; sys.stdout.buffer.write(b'\\xff' * 300_000)", fusion)
+    assert details["failures"][0]["message"] == "it printed too much"
     # A server that is down says nothing about the program, so there is no reward.
     server.down = True
     task = DeepcoderTask("…", [ADD])
@@ -184,6 +216,21 @@ def test_the_tool_runs_public_tests_only():
         "details": {"num_tests": 1, "num_passed": 1, "program_error": "", "failures": []},
     }
     assert DeepcoderTask("Add.", [ADD]).visible_tests() == []
+    # The wait for a free worker of the grader does not count.
+    assert tool.settings.timeout_seconds is None
+
+
+def test_the_time_of_all_tests_grows_with_their_number(monkeypatch):
+    given = []
+
+    class Recorder:
+        async def grade(self, program, tests, **settings):
+            given.append(settings["total_seconds"])
+
+    monkeypatch.setattr(code_grading, "_local_grader", lambda timeout: Recorder())
+    for tests, timeout in (([ADD], 6), ([ADD] * 20, 100)):
+        asyncio.run(code_grading.grade_solution(tests, "", timeout))
+    assert given == [12, 2025]
 
 
 def test_rows_of_deepcoder_are_read():

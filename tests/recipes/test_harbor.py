@@ -16,7 +16,7 @@ from tiny_model import make_tiny_model
 
 from recipes.harbor_rl import train
 from recipes.harbor_rl.check import check_task, check_tasks
-from recipes.harbor_rl.dockerfile import read_dockerfile
+from recipes.harbor_rl.dockerfile import read_dockerfile, read_workdir
 from recipes.harbor_rl.eval import EvalConfig, run_eval
 from recipes.harbor_rl.harbor_env import (
     HarborDatasetBuilder,
@@ -65,6 +65,15 @@ def test_steps_have_their_folder_and_variables(tmp_path):
     assert (first.command, first.workdir, first.line) == ("echo $A && ls", "/app/sub", 9)
     assert dict(first.environment) == {"A": "1", "B": "2 3", "NAME": "x"}
     assert second.command == "touch 'a b'"
+
+
+def test_the_folder_of_commands_follows_variables(tmp_path):
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(
+        "FROM node AS build\nWORKDIR /built\nFROM nvidia/cuda:12\nARG ROOT=opt\n"
+        "ENV APP=$ROOT/app\nworkdir ${APP}\nVOLUME /data\nWORKDIR \\\n  sub\n"
+    )
+    assert read_workdir(dockerfile) == "/opt/app/sub"
 
 
 def test_packages_that_this_machine_has_are_not_installed(tmp_path):
@@ -222,6 +231,8 @@ def test_a_solution_scores_and_an_untouched_folder_does_not():
     """Two seconds: four sandboxes."""
     found = asyncio.run(check_task(TASKS["broken-links"]))
     assert found.ok, found
+    # ``command_timeout`` is the only limit of a command.
+    assert HarborBashTool(Files(), 900).bash.settings.timeout_seconds is None
 
 
 REWARD = "/logs/verifier/reward.txt"
@@ -248,6 +259,28 @@ def test_tricks_of_the_first_sandbox_do_not_reach_the_tests():
 
     for name, (reward, metrics, outputs) in zip(ATTACKS, asyncio.run(all_at_once()), strict=True):
         assert reward == 0.0, (name, metrics, outputs)
+
+
+@needs_sandbox
+def test_a_link_to_the_tests_is_not_the_work(tmp_path):
+    """Three seconds: six sandboxes."""
+    test = "mkdir -p /logs/verifier\ncat a/out.txt | cmp - /tests/expected.txt\n"
+    test += "echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    files = {"environment/Dockerfile": "FROM debian\nENV A=/app\nWORKDIR $A\nWORKDIR sub\n"}
+    files |= {"tests/test.sh": test, "tests/expected.txt": "25\n", "instruction.md": "Square it."}
+    for name, text in {**files, "task.toml": ""}.items():
+        path = tmp_path / "task" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (task,) = load_harbor_tasks(str(tmp_path))
+
+    async def rewards():
+        theft = "mkdir b; ln -s b a; ln -s /tests b/t; ln -s t/expected.txt b/out.txt"
+        kept = f"{theft}; chmod 555 b"
+        honest = "mkdir b; ln -s b a; ln -s one b/out.txt; echo 25 > b/one; ln -s none b/broken"
+        return await asyncio.gather(*(work(task, command) for command in (theft, kept, honest)))
+
+    assert [reward for reward, *_ in asyncio.run(rewards())] == [0.0, 0.0, 1.0]
 
 
 class Solver(TokenCompleter):

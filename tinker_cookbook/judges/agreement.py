@@ -61,6 +61,7 @@ def measure_agreement(
 ) -> Agreement:
     """Returns the agreement of scores with labels; values >= ``threshold`` are positive.
 
+    Scores must be on the scale of the labels, since both have the same threshold.
     ``None`` is an answer that the judge could not grade.
 
     Raises:

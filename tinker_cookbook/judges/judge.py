@@ -296,7 +296,7 @@ def read_number(
 ) -> ReadScore:
     """Returns a function that reads the first group of the last (or first) match of ``pattern``.
 
-    It raises ``EvalGradingError`` unless the group is a number from ``low`` to ``high``.
+    It raises ``EvalGradingError`` unless the group is a finite number from ``low`` to ``high``.
     """
     compiled = re.compile(pattern, re.DOTALL) if isinstance(pattern, str) else pattern
 
@@ -307,7 +307,7 @@ def read_number(
             value = math.nan if chosen is None else float(chosen)
         except ValueError:
             value = math.nan
-        if not low <= value <= high:
+        if not (low <= value <= high and math.isfinite(value)):
             got = repr(text[-200:]) if chosen is None else repr(chosen)
             raise EvalGradingError(
                 f"judge: got {got}, expected a rating from {low:g} to {high:g} that matches "

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import io
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,6 +47,7 @@ __all__ = [
     "names_in_tests",
     "same_output",
     "split_check",
+    "with_preamble",
 ]
 
 
@@ -155,6 +158,7 @@ class PythonGrader:
         setup: str = "",
         entry_points: Sequence[str] | None = None,
         stop_at_failure: bool = False,
+        total_seconds: float | None = None,
     ) -> Grade:
         """Runs the tests against a program.
 
@@ -169,15 +173,18 @@ class PythonGrader:
                 the test, ``setup``, Python nor its standard library defines.
             stop_at_failure: Whether the tests after the first failure are skipped and count as
                 failed. For rewards that require all tests to pass.
+            total_seconds: Time limit of all tests. Default: that of the settings.
 
         Raises:
             DataValidationError: There are no tests, or they or ``setup`` do not compile, or
-                ``setup`` fails.
+                ``setup`` fails, or a test passes a value that cannot be sent to the program.
             SandboxInfrastructureError: The program could not be graded. Do not turn this into a
                 reward of 0.
             SandboxUnavailableError: This machine cannot isolate programs.
         """
-        futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
+        futures, order = self._submit(
+            program, tests, setup, entry_points, stop_at_failure, total_seconds
+        )
         return _assemble(await asyncio.gather(*map(asyncio.wrap_future, futures)), order)
 
     def grade_sync(
@@ -188,9 +195,12 @@ class PythonGrader:
         setup: str = "",
         entry_points: Sequence[str] | None = None,
         stop_at_failure: bool = False,
+        total_seconds: float | None = None,
     ) -> Grade:
         """Synchronous version of ``grade``; blocks the calling thread."""
-        futures, order = self._submit(program, tests, setup, entry_points, stop_at_failure)
+        futures, order = self._submit(
+            program, tests, setup, entry_points, stop_at_failure, total_seconds
+        )
         return _assemble([future.result() for future in futures], order)
 
     async def run(self, program: str, stdin: str = "") -> ProgramRun:
@@ -208,20 +218,22 @@ class PythonGrader:
         setup: str,
         entry_points: Sequence[str] | None,
         stop_at_failure: bool,
+        total_seconds: float | None,
     ) -> tuple[list[Any], list[list[int]]]:
         """Returns the futures of the jobs, and which tests each job has."""
         _check_tests(tests, setup)
+        seconds = self.settings.total_seconds if total_seconds is None else total_seconds
         called = [i for i, test in enumerate(tests) if not isinstance(test, StdioTest)]
         futures, order = [], []
         if called:
             encoded = [_encode_test(tests[i]) for i in called]
             names = None if entry_points is None else list(entry_points)
-            job = CallsJob(program, encoded, setup, names, stop_at_failure)
+            job = CallsJob(program, encoded, setup, names, seconds, stop_at_failure)
             futures.append(self._pool.submit(job))
             order.append(called)
         cases = {i: (t.stdin, t.stdout) for i, t in enumerate(tests) if isinstance(t, StdioTest)}
         if cases:
-            stdio = StdioJob(program, list(cases.values()), same_output, stop_at_failure)
+            stdio = StdioJob(program, list(cases.values()), same_output, seconds, stop_at_failure)
             futures.append(self._pool.submit(stdio))
             order.append(list(cases))
         return futures, order
@@ -308,14 +320,44 @@ def _same_words(ours: list[str], theirs: list[str]) -> bool:
 
 
 def _same_number(ours: str, theirs: str) -> bool:
+    if "_" in ours + theirs:
+        return False  # float("1_0") is 10
     try:
         a, b = float(ours), float(theirs)
     except ValueError:
         return False
-    # Whole numbers must agree in every digit, which floats do not show above 2^53.
+    # Whole numbers must agree in every digit, which floats do not show above 2^53. They are
+    # compared as text, since int() refuses more than 4,300 digits.
     if ours.lstrip("+-").isdigit() and theirs.lstrip("+-").isdigit():
-        return int(ours) == int(theirs)
-    return abs(a - b) <= 1e-9 * max(1.0, abs(b))  # False for nan
+        return _digits(ours) == _digits(theirs)
+    return abs(a - b) <= 1e-9 * max(1.0, abs(b)) < math.inf  # False for nan
+
+
+def _digits(number: str) -> str:
+    """Returns a whole number without leading zeros; only negative ones keep their sign."""
+    digits = number.lstrip("+-").lstrip("0")
+    return f"-{digits}" if digits and number.startswith("-") else digits
+
+
+def with_preamble(preamble: str, program: str) -> str:
+    """Returns a program that runs ``preamble`` first, such as the imports in a prompt.
+
+    Imports from ``__future__`` in ``program`` stay at the top, where Python requires them.
+    """
+    if not preamble:
+        return program
+    try:
+        body = parse_program(program).body
+    except (SyntaxError, ValueError, RecursionError):
+        body = []  # the program cannot run anyway
+    ends = [
+        node.end_lineno or 0
+        for node in body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    lines = list(io.StringIO(program, newline=""))  # the lines that the parser counts
+    top = max(ends, default=0)
+    return "".join([*lines[:top], f"\n{preamble}\n", *lines[top:]])
 
 
 def split_check(code: str, entry_point: str) -> list[str]:

@@ -119,15 +119,24 @@ def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -
         run = run_program(inside, settings, job.program, stdin)
         message = _stdio_problem(run, settings)
         error = error or message
-        if not message and not job.same(run.stdout, expected):
-            message = "wrong output"
+        if not message:
+            message = _difference(job, run.stdout, expected)
         tests.append((message, run.seconds))
         if message and job.stop_at_failure:
             skip = NOT_RUN
         used += max(run.cpu_seconds, run.seconds / WALL_FACTOR)
-        if used > settings.total_seconds:
-            skip = skip or _total_limit(settings)
+        if used > job.total_seconds:
+            skip = skip or _total_limit(job.total_seconds)
     return JobResult(tests, run, error)
+
+
+def _difference(job: StdioJob, printed: str, expected: str) -> str:
+    """Returns why an output is wrong; empty if it is right."""
+    try:
+        return "" if job.same(printed, expected) else "wrong output"
+    except Exception as error:
+        # The program chose the output, so it is the program that fails.
+        return f"its output cannot be compared: {type(error).__name__}"
 
 
 def run_program(
@@ -160,8 +169,8 @@ def run_program(
         os.close(stderr)
 
 
-def _total_limit(settings: GraderSettings) -> str:
-    return f"all tests together ran longer than {settings.total_seconds:g} s"
+def _total_limit(seconds: float) -> str:
+    return f"all tests together ran longer than {seconds:g} s"
 
 
 def _stdio_problem(run: ProgramRun, settings: GraderSettings) -> str:
@@ -207,7 +216,7 @@ class CallsRun:
         self._reports: dict[int, tuple[str, float]] = {}
         self._lost = ""
         self._done = False
-        seconds = settings.total_seconds
+        seconds = job.total_seconds
         program_peer, tests_peer = socket.socketpair()
         self._host, tests_host = socket.socketpair()
         self._tests: GradedProcess | None = None
@@ -246,7 +255,8 @@ class CallsRun:
         Raises:
             SandboxInfrastructureError: One of the processes failed for a reason outside the
                 program.
-            DataValidationError: ``setup`` fails without the program.
+            DataValidationError: ``setup`` fails without the program, or a test passes a value that
+                cannot be sent.
         """
         assert self._tests is not None
         try:
@@ -258,7 +268,7 @@ class CallsRun:
                 report = self._tests.wait(_GRACE_SECONDS)
                 late = report["timed_out"]
                 # If the tests need long to rebuild returned values, that is the program's fault.
-                late |= report["cpu_seconds"] >= self._settings.total_seconds
+                late |= report["cpu_seconds"] >= self._job.total_seconds
                 if not late:
                     raise SandboxInfrastructureError(
                         f"the process of the tests ended with status {report['exit_code']}"
@@ -271,7 +281,7 @@ class CallsRun:
             self._close()
 
     def _collect(self) -> None:
-        most = MOST_WALL_FACTOR * self._settings.total_seconds
+        most = MOST_WALL_FACTOR * self._job.total_seconds
         self._host.settimeout(most + _GRACE_SECONDS)
         while not self._done:
             try:
@@ -282,6 +292,8 @@ class CallsRun:
                 raise SandboxInfrastructureError("a report without the token of its job")
             if "setup_error" in report:
                 raise DataValidationError(f"setup: it fails: {report['setup_error']}")
+            if "test_error" in report:
+                raise DataValidationError(f"tests: {report['test_error']}")
             self._done = bool(report.get("done"))
             if self._done:
                 self._lost = report["lost"]
@@ -289,7 +301,7 @@ class CallsRun:
                 self._reports[report["index"]] = (report["message"], report["seconds"])
 
     def _make_result(self, late: bool) -> JobResult:
-        limit = _total_limit(self._settings)
+        limit = _total_limit(self._job.total_seconds)
         tests = [self._reports.get(i, (limit, 0.0)) for i in range(len(self._job.tests))]
         run = ProgramRun(timed_out=late)
         if self._program.report is not None:

@@ -98,6 +98,7 @@ class CallsJob:
     tests: list[dict[str, Any]]
     setup: str
     entry_points: list[str] | None
+    total_seconds: float
     stop_at_failure: bool = False
 
 
@@ -108,6 +109,7 @@ class StdioJob:
     program: str
     cases: list[tuple[str, str]]
     same: Callable[[str, str], bool]
+    total_seconds: float
     stop_at_failure: bool = False
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import shlex
 import threading
@@ -45,6 +46,7 @@ class LocalSandbox:
         self._limits = limits
         self._lifetime = lifetime
         self._expires = time.monotonic() + lifetime
+        self._running = 0
         self._id = f"local-{uuid.uuid4().hex[:12]}"
         self._numbers = itertools.count()
         self._ended = ""
@@ -68,7 +70,8 @@ class LocalSandbox:
         """Makes a sandbox.
 
         Args:
-            timeout: Lifetime in seconds. ``send_heartbeat`` and each command restart it.
+            timeout: Lifetime in seconds. It does not pass while commands run, and starts again
+                when they end; ``send_heartbeat`` is a command, too.
             limits: Resource limits of its programs.
             tier: ``bubblewrap`` or ``landlock``; None: the strongest that works on this machine.
             read_only: Further host paths that programs can read, at the same place.
@@ -112,6 +115,19 @@ class LocalSandbox:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._lifetime, self._end, "its lifetime is over")
+
+    def _suspend(self) -> None:
+        """Stops the lifetime while a command runs."""
+        self._running += 1
+        self._expires = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _resume(self) -> None:
+        """Restarts the lifetime if no other command runs."""
+        self._running -= 1
+        if not self._running and not self._ended:
+            self._extend()
 
     def _end(self, reason: str) -> None:
         if not self._ended:
@@ -245,7 +261,6 @@ class LocalSandbox:
     ) -> tuple[bytes, bytes, dict[str, Any]]:
         """Returns stdout, stderr and the metrics of a program."""
         self._check_alive()
-        self._extend()
         number = next(self._numbers)
         pipes = [os.pipe() for _ in range(4)]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1]]
@@ -258,6 +273,7 @@ class LocalSandbox:
         }
         readers = [_Pipe(pipes[1][0], max_bytes), _Pipe(pipes[2][0], max_bytes), _Pipe(pipes[3][0])]
         writer = asyncio.ensure_future(_write(pipes[0][1], stdin))
+        self._suspend()
         try:
             self._inside.send(request, theirs)
             status = await asyncio.wait_for(readers[2].read(), timeout + _GRACE_SECONDS)
@@ -273,6 +289,7 @@ class LocalSandbox:
                 self._inside.send({"kill": number}, [])
             raise
         finally:
+            self._resume()
             writer.cancel()
             for reader in readers:
                 reader.close()
@@ -359,9 +376,10 @@ async def _write(descriptor: int, data: bytes) -> None:
 
 
 class LocalSandboxPool:
-    """Runs each command in a fresh sandbox; some sandboxes are started in advance.
+    """Runs each command in a fresh sandbox.
 
-    At most ``pool_size`` sandboxes exist at once; further calls wait.
+    At most ``pool_size`` commands run at once; further calls wait. One more sandbox is started in
+    advance for the next command.
     """
 
     def __init__(
@@ -384,6 +402,15 @@ class LocalSandboxPool:
         made = LocalSandbox.create(self._timeout, limits=self._limits, tier=self._tier)
         return asyncio.ensure_future(made)
 
+    async def _take(self) -> LocalSandbox:
+        """Returns the sandbox that was started in advance if it still exists, or a new one."""
+        while self._ready:
+            sandbox = await self._ready.pop()
+            with contextlib.suppress(SandboxTerminatedError):
+                sandbox._check_alive()
+                return sandbox
+        return await self._make()
+
     async def run_in_workdir(
         self, files: dict[str, str], command: list[str], timeout: int | None = None
     ) -> SandboxResult:
@@ -395,7 +422,7 @@ class LocalSandboxPool:
         if self._terminated:
             raise SandboxError("LocalSandboxPool: it was terminated; make a new one")
         async with self._free:
-            sandbox = await (self._ready.pop() if self._ready else self._make())
+            sandbox = await self._take()
             # Start the sandbox of the next caller while this command runs.
             if not self._ready:
                 self._ready.append(self._make())

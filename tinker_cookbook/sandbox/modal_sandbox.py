@@ -260,9 +260,15 @@ class ModalSandboxPool:
                 self._ready.put_nowait(sandbox)
 
     async def run_in_workdir(
-        self, files: dict[str, str], command: list[str], timeout: int | None = None
+        self,
+        files: dict[str, str],
+        command: list[str],
+        timeout: int | None = None,
+        max_output_bytes: int | None = None,
     ) -> SandboxResult:
         """Writes ``files`` into an empty work folder and runs ``command`` there.
+
+        ``max_output_bytes`` of stdout, and of stderr, are kept; default: those of a sandbox.
 
         Raises:
             SandboxError: The pool was terminated.
@@ -282,7 +288,10 @@ class ModalSandboxPool:
                 if written.exit_code:
                     raise SandboxError(f"{name}: cannot be written: {written.stderr}")
             return await sandbox.run_command(
-                shlex.join(command), workdir=folder, timeout=timeout or self._timeout
+                shlex.join(command),
+                workdir=folder,
+                timeout=timeout or self._timeout,
+                max_output_bytes=max_output_bytes,
             )
         finally:
             self._active -= 1

@@ -213,6 +213,8 @@ def test_any_openai_url_is_a_judge(server, monkeypatch):
     judge = pickle.loads(pickle.dumps(LazyJudge(text)))
     read = read_number(r"<score>(.*?)</score>", 0, 1)
     assert [asyncio.run(judge(QUESTION, read)).score for _ in range(2)] == [0.75, 0.75]
+    with pytest.raises(EvalGradingError, match="got 'inf'"):
+        read_number(r"<score>(.*?)</score>", -math.inf, math.inf)("<score>inf</score>")
 
 
 def test_a_server_without_logprobs_is_named(server):

@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     EvalGradingError,
 )
-from tinker_cookbook.judges import Judge, Judgement, JudgeSettings
+from tinker_cookbook.judges import Judge, Judgement, JudgeSettings, TextJudge
 from tinker_cookbook.recipes.rubric import generate_data
 from tinker_cookbook.recipes.rubric.data import (
     LabelledAnswer,
@@ -150,9 +150,11 @@ def test_another_error_ends_the_run(renderer):
 
 def test_a_datapoint_survives_its_file(tmp_path):
     path = tmp_path / "points.jsonl"
-    path.write_text(POINT.to_json() + "\n\n")
-    (found,) = RubricDatapointListBuilderFromJsonl(jsonl_path=str(path))()
-    assert found == POINT
+    # str.splitlines() would split at the last character of this message.
+    scored = Rubric("Is it long?", score_range=(1, 5))
+    point = RubricBasedDatapoint([{"role": "user", "content": "a\u2028"}], [scored])
+    path.write_text(POINT.to_json() + "\n\n" + point.to_json())
+    assert RubricDatapointListBuilderFromJsonl(jsonl_path=str(path))() == [POINT, point]
     assert Rubric.from_json(POINT.rubric_items[0].to_json()) == POINT.rubric_items[0]
 
 
@@ -165,6 +167,10 @@ def test_a_datapoint_survives_its_file(tmp_path):
         ({"convo": POINT.convo, "rubric_items": []}, "rubric_items: got none"),
         ({"convo": POINT.convo, "rubric_items": [{"rubric_str": " "}]}, "rubric_str: got none"),
         ({"convo": POINT.convo, "rubric_items": [{"rubric": "x"}]}, "did you mean 'rubric_str'"),
+        (
+            {"convo": POINT.convo, "rubric_items": [{"rubric_str": "x", "score_range": [5, 1]}]},
+            "score_range: got .5, 1., expected two numbers",
+        ),
         (
             {"convo": POINT.convo, "rubric_items": [{"rubric_str": "x", "extraction_regex": "("}]},
             "expected a regular expression",
@@ -196,6 +202,16 @@ def test_labels_must_fit(tmp_path):
             load_labelled(path)
     path.write_text(json.dumps(row))
     assert load_labelled(path)[0].labels == [1.0]
+
+
+def test_scores_are_measured_on_the_scale_of_labels():
+    convo = [*POINT.convo, {"role": "assistant", "content": "A cat."}]
+    rubric = Rubric("Is it good?", score_range=(1, 5))
+    labelled = [LabelledAnswer(convo, [rubric], [label]) for label in (0.0, 1.0, 0.0, 1.0, 1.0)]
+    judge = TextJudge(Writer(*(f"<score>{score}</score>" for score in (1, 5, 2, 4, 6))))
+    found = asyncio.run(judge_agreement(judge, labelled))
+    # The last score is outside the range, as if the judge gave none.
+    assert (found.num_judged, found.num_failed, found.kappa) == (4, 1, 1.0)
 
 
 def test_the_example_labels_are_balanced_and_those_of_the_words():

@@ -163,6 +163,8 @@ def test_modal_pool_uses_each_sandbox_once(modal, monkeypatch):
         )
         assert all(result.stdout.startswith("out") for result in results)
         assert len(modal.sandboxes) >= 3
+        short = await pool.run_in_workdir({}, ["echo"], 5, max_output_bytes=3)
+        assert short.stdout == "out"
         await pool.terminate()
         assert all(sandbox.ended for sandbox in modal.sandboxes)
         with pytest.raises(SandboxError, match="terminated"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -26,6 +28,9 @@ from tinker_cookbook.sandbox import (
     same_output,
     split_check,
 )
+from tinker_cookbook.sandbox.grading_types import StdioJob
+from tinker_cookbook.sandbox.inside import values
+from tinker_cookbook.sandbox.inside.remote import Connection, UnsupportedValueError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 TIERS = [tier for tier, problem in launch.tier_problems().items() if not problem]
@@ -37,7 +42,14 @@ STRONGEST_FIRST = [*TIERS[:1], *(pytest.param(t, marks=pytest.mark.slow) for t i
 
 @pytest.fixture(scope="module", params=STRONGEST_FIRST)
 def grader(request):
-    with PythonGrader(tier=request.param, workers=1, test_seconds=0.3, memory_mb=256) as made:
+    with PythonGrader(tier=request.param, workers=1, memory_mb=256) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hurried(grader):
+    """For programs that reach the limit of a call."""
+    with PythonGrader(tier=grader.tier, workers=1, test_seconds=0.3, memory_mb=256) as made:
         yield made
 
 
@@ -64,6 +76,7 @@ def test_values_keep_their_types(grader):
         "(1, [2, (3,)], {4: {5}})", "frozenset({(1, 2)})", "1 + 2j", "range(0, 9, 2)", "int",
         "__import__('decimal').Decimal('1.10')", "__import__('fractions').Fraction(1, 3)",
         "__import__('datetime').date(2020, 1, 2)", "bytearray(b'x')",
+        "__import__('datetime').time(1, 2)", "{1: 2}.keys()", "{1: 2}.items()",
     ]  # fmt: skip
     tests = [f"r = f({case}); assert r == {case} and type(r) is type({case})" for case in cases]
     tests += ["assert g('aab') == {'a': 2, 'b': 1}", "x = f(float('nan')); assert x != x"]
@@ -80,7 +93,12 @@ class Stack:
     def __iter__(self): return iter(self.items)
     def __getitem__(self, i): return self.items[i]
     def __eq__(self, other): return True
+    def __contains__(self, item): return True
 def apply(function, value): return function(value)
+def double(x): return 2 * x
+def total(numbers): return sum(numbers)
+def first(numbers): return next(numbers)
+def select(items): return items[0]
 def peek(function): return function.__globals__
 """
     tests = [
@@ -90,8 +108,29 @@ def peek(function): return function.__globals__
         "assert apply(lambda x: x * 2, 4) == 8",
         "peek(lambda x: x)",
         "try:\n    s[9]\nexcept IndexError:\n    pass\nelse:\n    assert False",
+        # The program does not learn the item, so it cannot agree.
+        "assert 3 in s and 5 not in s",
+        "assert isinstance(s, Stack) and not isinstance(5, Stack)",
+        "assert apply(double, 3) == 6",
+        "assert total(x for x in [1, 2]) == 3 and first(iter([4])) == 4",
+        "assert total({1: 2, 3: 4}.values()) == 6",
+        # A module of this name exists, but a module cannot be called.
+        "assert select([1, 2]) == 1",
     ]
-    assert outcomes(grader.grade_sync(program, tests)) == [True, True, True, True, False, True]
+    grade = grader.grade_sync(program, tests)
+    assert [test.message for i, test in enumerate(grade.tests) if i != 4] == [""] * 11
+    assert not grade.tests[4].passed
+
+
+def test_arrays_are_results_but_not_arguments():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        tests_end = Connection(ours, names=None, call_seconds=1)
+        program_end = Connection(theirs, names={}, call_seconds=1)
+        assert program_end._refer(np.array([1, 2])) == ["list", [1, 2]]
+        with pytest.raises(UnsupportedValueError, match="ndarray"):
+            tests_end._refer(np.array([1, 2]))
+        assert values.encode(np.int64(3), tests_end._refer) == 3
 
 
 def test_programs_with_input_and_output(grader):
@@ -124,14 +163,15 @@ def test_all_tests_together_have_a_time_limit(grader):
     program = (
         "import time\ndef f(x):\n    time.sleep(0.1 * x)\n    return 1\nprint(f(int(input())))"
     )
-    with PythonGrader(tier=grader.tier, workers=1, total_seconds=0.25) as hurried:
-        grade = hurried.grade_sync(program, [StdioTest("4", "1")] * 4)
-        assert outcomes(grade) == [True, True, False, False]
-        assert "together" in grade.tests[2].message
-        function = program.rpartition("\n")[0]
-        grade = hurried.grade_sync(function, ["assert f(4) == 1"] * 4)
-        assert outcomes(grade)[2:] == [False, False]
-        assert "together" in grade.program_error
+    # A sleep counts as a third of its length: the limit of the whole grader is not reached.
+    grade = grader.grade_sync(program, [StdioTest("4", "1")] * 6, total_seconds=0.2)
+    assert grade.tests[0].passed
+    assert not grade.tests[-1].passed
+    assert "together" in grade.tests[-1].message
+    function = program.rpartition("\n")[0]
+    grade = grader.grade_sync(function, ["assert f(4) == 1"] * 6, total_seconds=0.2)
+    assert not grade.tests[-1].passed
+    assert "together" in grade.program_error
 
 
 def test_solution_classes_are_found(grader):
@@ -153,16 +193,25 @@ def test_solution_classes_are_found(grader):
         ("x = 1", "NameError"),
     ],
 )
-def test_what_a_program_does_wrong_is_its_own_fault(grader, program, reason):
-    grade = grader.grade_sync(program, ["assert f() == 1"])
+def test_what_a_program_does_wrong_is_its_own_fault(hurried, program, reason):
+    grade = hurried.grade_sync(program, ["assert f() == 1"])
     assert grade.score == 0
     assert reason in grade.tests[0].message
 
 
-def test_a_call_that_hangs_fails_one_test(grader):
+def test_a_call_that_hangs_fails_one_test(hurried):
     program = "def f(x):\n    while x: pass\n    return x"
     tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(0) == 0"]
-    assert outcomes(grader.grade_sync(program, tests)) == [True, False, True]
+    assert outcomes(hurried.grade_sync(program, tests)) == [True, False, True]
+
+
+def test_an_output_that_cannot_be_compared_is_wrong(grader):
+    def same(printed, expected):
+        raise ValueError(printed)
+
+    job = StdioJob("print(1)", [("", "1")], same, total_seconds=60)
+    ((message, _),) = grader._pool.submit(job).result().tests
+    assert message == "its output cannot be compared: ValueError"
 
 
 def test_helpers_of_the_tests_cannot_be_replaced(grader):
@@ -210,6 +259,12 @@ def test_tests_that_cannot_be_used_are_errors(grader):
         grader.grade_sync("", ["assert 1"], setup="1 / 0")
     with pytest.raises(DataValidationError, match="not a plain value"):
         grader.grade_sync("", [CallTest("f", [object()], 1)])
+    node = ["class Node: pass\nf(Node())"]
+    with pytest.raises(DataValidationError, match="type Node to the program"):
+        grader.grade_sync("def f(x): return x", node)
+    # Once the program has answered, the value may depend on it.
+    later = grader.grade_sync("def f(x): return x", ["f(1)", *node])
+    assert "type Node to the program" in later.tests[1].message
     with pytest.raises(ConfigurationError, match="memory"):
         PythonGrader(memory=3)
     with pytest.raises(ConfigurationError, match="did you mean 'landlock'"):
@@ -344,6 +399,12 @@ def _is_alive(pid: int) -> bool:
         ("inf", "5", False),
         ("1\n2", "1 2", False),
         ("", "1", False),
+        ("1_0", "10", False),
+        ("5", "inf", False),
+        ("+007 -0", "7 0", True),
+        ("-7", "7", False),
+        ("1" * 5000, "3", False),
+        ("0" + "1" * 5000, "1" * 5000, True),
     ],
 )
 def test_outputs_are_compared_by_words_and_numbers(printed, expected, same):

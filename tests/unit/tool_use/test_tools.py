@@ -245,22 +245,32 @@ def test_calls_that_still_run_after_their_timeout_are_limited():
     assert refused.error_type == "unavailable"
     assert "32 earlier calls of tool 'stuck' still run" in refused.messages[0]["content"]
     release.set()
-    time.sleep(0.05)
-    assert asyncio.run(stuck.run(ToolInput({}))).error_type is None
+    deadline = time.monotonic() + 10
+    while refused.error_type == "unavailable" and time.monotonic() < deadline:
+        time.sleep(0.01)
+        refused = asyncio.run(stuck.run(ToolInput({})))
+    # A busy machine may exceed the short limit again.
+    assert refused.error_type in (None, "timed_out")
 
 
-def most_at_once(make, settings):
-    """The largest number of 8 calls that ran at the same time."""
+def most_at_once(make, settings, expected):
+    """The largest number of 8 calls that ran at the same time; they wait for that many."""
     running = most = 0
-    lock = threading.Lock()
+    lock, met = threading.Lock(), threading.Event()
 
-    def enter(step):
+    def hold():
         nonlocal running, most
         with lock:
-            running += step
+            running += 1
             most = max(most, running)
+        if most >= expected:
+            met.set()
+        met.wait(10)
+        time.sleep(0.005)  # so that a call above the limit is seen
+        with lock:
+            running -= 1
 
-    one = make(enter, tool(**settings))
+    one = make(hold, tool(**settings))
 
     async def main():
         await asyncio.gather(*(one.run(ToolInput({})) for _ in range(8)))
@@ -269,23 +279,19 @@ def most_at_once(make, settings):
     return most
 
 
-def function(enter, decorate):
+def function(hold, decorate):
     @decorate
     def work():
-        enter(1)
-        time.sleep(0.02)
-        enter(-1)
+        hold()
 
     return work
 
 
-def method(enter, decorate):
+def method(hold, decorate):
     class Tools:
         @decorate
         def work(self):
-            enter(1)
-            time.sleep(0.005)
-            enter(-1)
+            hold()
 
     keeper = Tools()
     one = keeper.work
@@ -294,10 +300,10 @@ def method(enter, decorate):
 
 
 def test_the_limit_on_concurrent_calls():
-    assert most_at_once(function, {}) > 4
-    assert most_at_once(function, {"max_concurrency": 2}) == 2
-    assert most_at_once(method, {}) == 1  # shared state is rarely safe in threads
-    assert most_at_once(method, {"max_concurrency": 3}) == 3
+    assert most_at_once(function, {}, 5) >= 5
+    assert most_at_once(function, {"max_concurrency": 2}, 2) == 2
+    assert most_at_once(method, {}, 1) == 1  # shared state is rarely safe in threads
+    assert most_at_once(method, {"max_concurrency": 3}, 3) == 3
 
 
 def test_the_cache_returns_equal_calls_and_keeps_no_errors():

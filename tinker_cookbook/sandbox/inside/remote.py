@@ -11,7 +11,7 @@ import operator
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -37,6 +37,10 @@ class ProgramTimeoutError(Exception):
     """A call into the program took too long."""
 
 
+class UnsupportedValueError(TypeError):
+    """A test passes a value that cannot be sent to the program."""
+
+
 class _Interrupt(BaseException):
     """Raised inside a call of the program when its time is over."""
 
@@ -49,7 +53,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "item": operator.getitem,
     "put": operator.setitem,
     "remove": operator.delitem,
-    "contains": operator.contains,
+    "instance": lambda target, value: isinstance(value, target),
     "length": len,
     "iterate": iter,
     "next": next,
@@ -68,8 +72,10 @@ class Connection:
         self._peer = peer
         self._names = names
         self._seconds = call_seconds
-        self._objects: dict[int, Any] = {}
+        self._objects: dict[int | str, Any] = {}
         self._number = 0
+        self.answered = False
+        """Whether the other end has answered a request."""
 
     def close(self) -> None:
         """Ends the connection."""
@@ -81,6 +87,7 @@ class Connection:
         """Applies ``operation`` to an object of the other end.
 
         Raises:
+            UnsupportedValueError: An argument cannot be sent.
             ProgramError: The operation raised. Built-in exceptions keep their type.
             ProgramTimeoutError: The operation took longer than allowed.
             ProgramLostError: The other end is gone.
@@ -94,6 +101,7 @@ class Connection:
             "kwargs": {key: values.encode(value, self._refer) for key, value in kwargs.items()},
         }
         answer = self._exchange(message)
+        self.answered = True
         try:
             if "raised" not in answer:
                 return values.decode(answer["value"], self._dereference)
@@ -128,16 +136,32 @@ class Connection:
 
     def _dereference(self, content: Any) -> Any:
         owner, number = content
-        if owner == "yours":
-            return self._objects[number]
-        return Remote(self, int(number))
+        return self._own(number) if owner == "yours" else Remote(self, int(number))
+
+    def _own(self, target: int | str) -> Any:
+        """Returns the object of this end that the other end names."""
+        if isinstance(target, str) and self._names is not None:
+            return find(self._names, target)
+        return self._objects[target]
 
     def _refer(self, value: Any) -> Any:
+        """Encodes an object that is not plain."""
         if isinstance(value, Remote):
-            return ["yours", value._remote_target]
+            return ["ref", ["yours", value._remote_target]]
+        if self._names is not None:
+            if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+                return values.encode(value.tolist(), self._refer)
+        elif not callable(value):
+            # The program may only call what the tests give it.
+            if isinstance(value, Iterator):
+                return values.encode_iterator(value, self._refer)
+            raise UnsupportedValueError(
+                f"the test passes an object of the type {type(value).__name__} to the program; a "
+                "test can pass plain values, iterators, functions and objects of the program"
+            )
         number = id(value)
         self._objects[number] = value  # the reference keeps the id unique
-        return ["mine", number]
+        return ["ref", ["mine", number]]
 
     # The serving side
 
@@ -176,8 +200,8 @@ class Connection:
             # On the tests' end: the program may only call the functions that it was given.
             if operation != "call":
                 raise PermissionError("only calls")
-            return self._objects[target](*args, **kwargs)
-        found = find(self._names, target) if isinstance(target, str) else self._objects[target]
+            return self._own(target)(*args, **kwargs)
+        found = self._own(target)
         with _Timer(self._seconds):
             return _OPERATIONS[operation](found, *args, **kwargs)
 
@@ -274,7 +298,11 @@ class Remote:
         self._remote("remove", key)
 
     def __contains__(self, item: Any) -> bool:
-        return self._remote("contains", item) is True
+        # The program's ``__contains__`` would see the item and could always agree.
+        return any(one is item or one == item for one in self)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, Remote) and self._remote("instance", instance) is True
 
     def __len__(self) -> int:
         return int(self._remote("length"))

@@ -16,7 +16,12 @@ import types
 from typing import Any
 
 from tinker_cookbook.sandbox.inside import channel, remote, values
-from tinker_cookbook.sandbox.inside.remote import Connection, ProgramLostError, Remote
+from tinker_cookbook.sandbox.inside.remote import (
+    Connection,
+    ProgramLostError,
+    Remote,
+    UnsupportedValueError,
+)
 
 _MESSAGE_CHARACTERS = 500
 
@@ -168,8 +173,10 @@ class Tests:
             return {str(name) for name in loaded["names"]}
         except TimeoutError:
             self._program_error = "it did not load in time"
-        except (OSError, EOFError, ValueError, TypeError, KeyError):
+        except (OSError, EOFError):
             self._program_error = "the program ended while it was loaded"
+        except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+            self._program_error = f"the program sent no valid message: {type(error).__name__}"
         return set()
 
     def _run_test(self, test: dict[str, Any]) -> str:
@@ -181,25 +188,33 @@ class Tests:
         except ProgramLostError as error:
             self._program_error = str(error)
             return self._program_error
+        except UnsupportedValueError as error:
+            if not self._program.answered:
+                # The value cannot come from the program, so the test is at fault.
+                self._report(test_error=str(error))
+            return str(error)
         except BaseException as error:
             return _describe(error)
         return ""
 
     def _execute(self, tree: ast.Module) -> None:
         """Runs code of the tests; names that it does not define become those of the program."""
+        calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+        called = {function.id for function in calls if isinstance(function, ast.Name)}
         for name in _free_names(tree) - self._namespace.keys():
-            bound = self._bind(name)
+            bound = self._bind(name, name in called)
             if bound is not None:
                 self._namespace[name] = bound
         exec(compile(tree, "test.py", "exec"), self._namespace)
 
-    def _bind(self, name: str) -> Any:
+    def _bind(self, name: str, called: bool) -> Any:
         """Returns the object that a free name refers to."""
         entry_points = self._job["entry_points"]
         if name in (entry_points or ()):
             return Remote(self._program, name)
-        if name in sys.stdlib_module_names:
-            # If a test forgot an import, the name refers to the library, not to the program.
+        # If a test forgot an import, the name refers to the library, not to the program. But a
+        # module cannot be called.
+        if name in sys.stdlib_module_names and not (called and name in self._known):
             return importlib.import_module(name)
         if entry_points is None and (name in self._known or "Solution" in self._known):
             return Remote(self._program, name)

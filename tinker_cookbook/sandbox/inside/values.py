@@ -10,7 +10,7 @@ import collections
 import datetime
 import decimal
 import fractions
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Encoder = Callable[[Any], Any]
@@ -22,7 +22,7 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
 
     Args:
         value: Plain values keep their type; instances of derived classes become the base class.
-        reference: Called with an object that is not plain; returns a JSON value for it.
+        reference: Encodes an object that is not plain.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -45,9 +45,14 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
     if isinstance(value, (int, float)):
         exact = int.__int__(value) if isinstance(value, int) else float.__float__(value)
         return encode(exact, reference)
-    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.tolist(), reference)
-    return ["ref", reference(value)]
+    return reference(value)
+
+
+def encode_iterator(value: Iterator[Any], reference: Callable[[Any], Any]) -> Any:
+    """Reads an iterator to its end and returns it as a JSON value."""
+    return ["iterator", _items(value, lambda item: encode(item, reference))]
 
 
 def decode(data: Any, dereference: Callable[[Any], Any]) -> Any:
@@ -105,7 +110,11 @@ _TAGS: dict[type, str] = {
     fractions.Fraction: "fraction",
     datetime.datetime: "datetime",
     datetime.date: "date",
+    datetime.time: "time",
     datetime.timedelta: "timedelta",
+    type({}.keys()): "keys",
+    type({}.values()): "values",
+    type({}.items()): "items",
 }
 _ENCODERS: dict[str, Callable[[Any, Encoder], Any]] = {
     "list": _items,
@@ -122,6 +131,10 @@ _ENCODERS: dict[str, Callable[[Any, Encoder], Any]] = {
     "fraction": _text,
     "datetime": lambda v, go: v.isoformat(),
     "date": lambda v, go: v.isoformat(),
+    "time": lambda v, go: v.isoformat(),
+    "keys": _items,
+    "values": _items,
+    "items": _items,
     "timedelta": lambda v, go: [v.days, v.seconds, v.microseconds],
 }
 _DECODERS: dict[str, Callable[[Any, Encoder], Any]] = {
@@ -139,5 +152,10 @@ _DECODERS: dict[str, Callable[[Any, Encoder], Any]] = {
     "fraction": lambda c, go: fractions.Fraction(c),
     "datetime": lambda c, go: datetime.datetime.fromisoformat(c),
     "date": lambda c, go: datetime.date.fromisoformat(c),
+    "time": lambda c, go: datetime.time.fromisoformat(c),
+    "keys": lambda c, go: {go(item): None for item in c}.keys(),
+    "values": lambda c, go: dict(enumerate([go(item) for item in c])).values(),
+    "items": lambda c, go: dict([go(item) for item in c]).items(),
+    "iterator": lambda c, go: iter([go(item) for item in c]),
     "timedelta": lambda c, go: datetime.timedelta(*c),
 }
