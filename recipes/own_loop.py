@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.training.changes import check_same_settings
+from tinker_cookbook.training.resume import newest_saved
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.run_folder.lock import RunLock
 
 if TYPE_CHECKING:
-    from tinker_cookbook.backends import ServiceClient, TrainingClient
+    from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 C = TypeVar("C")
 D = TypeVar("D")
@@ -39,15 +42,17 @@ def make_client(config: Any, service: ServiceClient, state_path: str | None) -> 
 def run_own_loop(
     config: C,
     load: Callable[[C], D],
-    train: Callable[[C, TrainingClient, D, ml_log.Logger, int], None],
+    count_steps: Callable[[C, D], int],
+    train: Callable[[C, TrainingClient, D, ml_log.Logger, range], None],
     needs: Sequence[Need],
 ) -> None:
-    """Starts or resumes a run and calls ``train`` with a client, the data, a logger and the step.
+    """Starts or resumes a run: calls ``train`` with a client, the data, a logger and the steps.
 
     Args:
         config: Settings of the recipe, such as ``recipes.sl_loop`` or ``recipes.rl_loop``.
         load: Returns the data.
-        train: Runs the training loop.
+        count_steps: Returns the number of steps of the whole run.
+        train: Runs the steps of the range, from the first one after the checkpoint.
         needs: Server features that the loop needs.
 
     Raises:
@@ -57,7 +62,6 @@ def run_own_loop(
     behavior = settings.behavior_if_log_dir_exists
     with cli_utils.log_dir_of_run(settings.log_path, behavior), RunLock(settings.log_path):
         last = checkpoint_utils.get_last_checkpoint(settings.log_path)
-        start = last.batch if last is not None and last.batch is not None else 0
         if last is not None:
             # A resumed run with other settings would mix two kinds of steps in its metrics.
             allowed = settings.allow_config_change
@@ -68,29 +72,42 @@ def run_own_loop(
             wandb_project=settings.wandb_project,
             wandb_name=settings.wandb_name,
             config=settings,
-            resume_step=start if last is not None else -1,
+            resume_step=_steps_of(last) if last is not None else -1,
         )
-        if last is not None and last.final:
-            logger.info("the run in %s is complete: nothing is left to do", settings.log_path)
+        data = load(config)
+        total = count_steps(config, data)
+        if last is not None and _steps_of(last) >= total:
+            logger.info("the run in %s is complete (%d steps)", settings.log_path, total)
         else:
-            data = load(config)
-            name = settings.session_name
-            with connect(
-                settings.backend,
-                base_url=settings.base_url,
-                device=settings.device,
-                dtype=settings.dtype,
-                sampler=SamplerSettings.of(settings),
-                user_metadata={} if name is None else {"session_name": name},
-            ) as connection:
+            with _connect(settings) as connection:
                 logger.info(connection.describe())
-                state_path = last.state_path if last is not None else None
                 # Check before the first step; otherwise a missing feature could fail a later one.
                 check = ServerCheck(connection, settings.model_name)
                 asyncio.run(check.check_model())
+                if last is not None:
+                    last, lines = asyncio.run(newest_saved(connection.service, settings.log_path))
+                    check.lines += lines
+                state_path = last.state_path if last is not None else None
                 client = make_client(settings, connection.service, state_path)
                 asyncio.run(check.check_needs(client, needs))
                 for line in check.lines:
                     logger.info(line)
-                train(config, client, data, ml_logger, start)
+                train(config, client, data, ml_logger, range(_steps_of(last), total))
         ml_logger.close()
+
+
+def _steps_of(checkpoint: CheckpointRecord | None) -> int:
+    return (checkpoint.batch or 0) if checkpoint is not None else 0
+
+
+def _connect(settings: Any) -> Connection:
+    name = settings.session_name
+    return connect(
+        settings.backend,
+        base_url=settings.base_url,
+        device=settings.device,
+        dtype=settings.dtype,
+        sampler=SamplerSettings.of(settings),
+        engine_settings=EngineSettings.of(settings),
+        user_metadata={} if name is None else {"session_name": name},
+    )

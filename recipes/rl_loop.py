@@ -154,19 +154,19 @@ def main(config: Config) -> None:
     rows = read_problems(config.dataset_path) if config.dataset_path is not None else []
     advice = "" if config.loss_fn == LOSSES[0] else f"set loss_fn={LOSSES[0]}"
     need = Need(f"loss:{config.loss_fn}", f"loss_fn={config.loss_fn}", advice)
-    run_own_loop(config, lambda _: rows, train, [need])
+    run_own_loop(config, lambda _: rows, lambda *_: config.num_steps, train, [need])
 
 
 def train(
-    config: Config, client: TrainingClient, rows: list[Problem], log: ml_log.Logger, start: int
+    config: Config, client: TrainingClient, rows: list[Problem], log: ml_log.Logger, steps: range
 ) -> None:
-    """Runs the loop over steps, from the first after the checkpoint."""
+    """Runs the loop over the steps after the checkpoint."""
     import tinker
 
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
     rate = config.learning_rate or 0.0
     adam = tinker.AdamParams(learning_rate=rate, beta1=0.9, beta2=0.95, eps=1e-8)
-    for step in range(start, config.num_steps):
+    for step in steps:
         started = time.monotonic()
         data, metrics = sample_batch(config, client, renderer, rows, step)
         metrics["time/sampling"] = time.monotonic() - started

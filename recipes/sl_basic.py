@@ -26,6 +26,7 @@ from tinker_cookbook.recipes.start import (
 )
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
@@ -46,7 +47,7 @@ DATASETS = ("example", "no_robots")
     dataset_builder__common_config__train_on_what="train_on_what",
 )
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(RecipeSettings, DataReportOptions):
     """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset: str = chz.field(

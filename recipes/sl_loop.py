@@ -152,7 +152,18 @@ def main(config: Config) -> None:
     # Where a server computes, a run without torch takes 90 MB instead of 300. If your own code
     # needs torch here, delete this line.
     leave_torch_out(config.backend, config.base_url)
-    run_own_loop(config, load_data, train, [Need("loss:cross_entropy", "this loop")])
+    need = Need("loss:cross_entropy", "this loop")
+    run_own_loop(config, load_data, count_steps, train, [need])
+
+
+def count_steps(config: Config, data: list[tinker.Datum]) -> int:
+    """Returns the number of steps of the whole run."""
+    return config.max_steps or steps_per_epoch(config, data) * config.num_epochs
+
+
+def steps_per_epoch(config: Config, data: list[tinker.Datum]) -> int:
+    """Returns the number of batches in the data; the last one may be smaller."""
+    return -(-len(data) // config.batch_size)
 
 
 def train(
@@ -160,17 +171,15 @@ def train(
     client: TrainingClient,
     data: list[tinker.Datum],
     ml_logger: ml_log.Logger,
-    start: int,
+    steps: range,
 ) -> None:
-    """Runs the loop over steps, from the first after the checkpoint."""
+    """Runs the loop over the steps after the checkpoint."""
     import tinker
 
-    batches_per_epoch = -(-len(data) // config.batch_size)
-    total_steps = config.max_steps or batches_per_epoch * config.num_epochs
-
-    for step in range(start, total_steps):
+    total_steps = steps.stop
+    for step in steps:
         started = time.monotonic()
-        epoch, index = divmod(step, batches_per_epoch)
+        epoch, index = divmod(step, steps_per_epoch(config, data))
         # The order depends only on seed and epoch, so a resumed run gets the same batches.
         order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
         here = order[index * config.batch_size : (index + 1) * config.batch_size]

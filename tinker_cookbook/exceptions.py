@@ -10,6 +10,7 @@ __all__ = [
     "BackendError",
     "BenchmarkNotFoundError",
     "CheckpointError",
+    "CheckpointNotFoundError",
     "ConfigurationError",
     "DataError",
     "DataFormatError",
@@ -28,6 +29,8 @@ __all__ = [
     "WeightsError",
     "WeightsMergeError",
 ]
+
+_NAMES_IN_MESSAGES = 8
 
 
 class TinkerCookbookError(Exception):
@@ -60,6 +63,10 @@ class TrainingError(TinkerCookbookError, RuntimeError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """A checkpoint does not exist, or has expired."""
 
 
 class AllTrajectoriesFailedError(TrainingError):
@@ -126,3 +133,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def nearest_sentence(name: str, known: Iterable[str]) -> str:
     """Like :func:`nearest`, but ends with a full stop if there is no match."""
     return nearest(name, known) or "."
+
+
+def some_of(label: str, names: list[str]) -> str:
+    """Returns ``"LABEL: 'a', 'b' and 3 more."``: at most eight, the last ones."""
+    if not names:
+        return f"{label}: none."
+    shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])
+    more = len(names) - _NAMES_IN_MESSAGES
+    return f"{label}: {shown}{f' and {more} more' if more > 0 else ''}."

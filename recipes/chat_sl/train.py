@@ -30,6 +30,7 @@ from tinker_cookbook.recipes.start import (
 )
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -41,7 +42,7 @@ INSPECT_TASKS = ("inspect_evals/gsm8k", "inspect_evals/ifeval")
 
 
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(RecipeSettings, DataReportOptions):
     """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset: str = chz.field(

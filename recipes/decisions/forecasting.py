@@ -181,8 +181,8 @@ async def train(
     start_step: int = 0,
 ) -> list[CalibrationBin]:
     """Trains on decisions with their outcomes; returns the calibration of the final weights."""
-    per_epoch = math.ceil(len(train_examples) / cfg.batch_size)
-    total = per_epoch * cfg.epochs if cfg.max_steps is None else cfg.max_steps
+    per_epoch = _steps_per_epoch(cfg, train_examples)
+    total = _count_steps(cfg, train_examples)
     rate = recommended_lr(cfg.model_name, cfg.learning_rate)
     loss = probability_loss(brier_score_loss)
 
@@ -223,8 +223,17 @@ async def train(
     return calibration_table(pairs)
 
 
+def _steps_per_epoch(cfg: Config, train_examples: Sequence[object]) -> int:
+    return math.ceil(len(train_examples) / cfg.batch_size)
+
+
+def _count_steps(cfg: Config, train_examples: Sequence[object]) -> int:
+    per_epoch = _steps_per_epoch(cfg, train_examples)
+    return per_epoch * cfg.epochs if cfg.max_steps is None else cfg.max_steps
+
+
 def _run(
-    cfg: Config, client: TrainingClient, split: ForecastSplit, logger: Logger, start: int
+    cfg: Config, client: TrainingClient, split: ForecastSplit, logger: Logger, steps: range
 ) -> None:
     renderer = get_renderer(cfg.renderer, get_tokenizer(cfg.model_name))
     examples = [(forecast_decision(one), YES if one.outcome else NO) for one in split.train]
@@ -237,7 +246,7 @@ def _run(
             validation=split.validation,
             ml_logger=logger,
             log_path=cfg.log_path,
-            start_step=start,
+            start_step=steps.start,
         )
     )
     show(table)
@@ -246,7 +255,8 @@ def _run(
 def main(cfg: Config) -> None:
     """Trains forecasts as decisions, and prints how well they are calibrated."""
     check_model(cfg)
-    run_own_loop(cfg, load_split, _run, [Need("custom_loss", "the Brier score")])
+    need = Need("custom_loss", "the Brier score")
+    run_own_loop(cfg, load_split, lambda _, split: _count_steps(cfg, split.train), _run, [need])
 
 
 if __name__ == "__main__":

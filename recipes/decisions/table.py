@@ -166,15 +166,15 @@ def train_on(
 
 
 def train(
-    cli: CLIConfig, client: TrainingClient, table: list[Cell], logger: Logger, start: int
+    cli: CLIConfig, client: TrainingClient, table: list[Cell], logger: Logger, steps: range
 ) -> None:
     """Trains, and compares with the table as it goes."""
     renderer = DecisionRenderer(get_renderer(cli.renderer, get_tokenizer(cli.model_name)))
     rate = recommended_lr(cli.model_name, cli.learning_rate)
     metrics, learned = _measure(client, renderer, table)
-    if start == 0:
+    if steps.start == 0:
         logger.log_metrics(metrics, step=0)
-    for step in range(start, cli.max_steps):
+    for step in steps:
         began = time.monotonic()
         # Linear to 0: at a constant rate the noise of the outcomes would stay in the weights.
         left = 1 - step / cli.max_steps
@@ -232,7 +232,7 @@ def main(cli: CLIConfig) -> None:
     if cli.loss == "brier" or cli.soft:
         setting = f"loss={cli.loss} soft={cli.soft}"
         need = Need("custom_loss", setting, "set loss=cross_entropy soft=False")
-    run_own_loop(cli, lambda config: make_table(config.seed), train, [need])
+    run_own_loop(cli, lambda _: make_table(cli.seed), lambda *_: cli.max_steps, train, [need])
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class OnPolicySettings(SampledSettings):
     center_teacher_kl: bool | None = chz.field(
         default=None,
         doc="Take the mean of the batch's tokens of the same dataset as baseline; default: "
-        "wherever the whole batch trains at once",
+        "wherever the whole batch trains at once and n_teacher_targets is 0",
     )
     n_teacher_targets: int = chz.field(
         default=0,
@@ -181,8 +181,9 @@ def on_policy_config(
         sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
         max_tokens = 12 if sums else 256
     if center is None:
-        # The baseline is a mean over the whole batch, which streaming does not have at once.
-        center = cli.num_minibatches is None
+        # The baseline is a mean over the whole batch, which streaming does not have at once, and
+        # a loss over distributions uses no advantages.
+        center = cli.num_minibatches is None and not cli.n_teacher_targets
     return sampled_config(
         train_on_policy.Config,
         cli,

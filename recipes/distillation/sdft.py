@@ -22,12 +22,13 @@ from tinker_cookbook.recipes.start import (
     resolve,
     start,
 )
+from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.training.config import check_model, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(sdft.SDFTSettings, RecipeSettings):
+class CLIConfig(sdft.SDFTSettings, RecipeSettings, DataReportOptions):
     """Settings of the recipe. Options that are None are derived from the model and printed."""
 
     dataset_path: str | None = chz.field(

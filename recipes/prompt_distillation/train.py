@@ -30,6 +30,7 @@ from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
 from tinker_cookbook.recipes.start import RecipeSettings, blocking, recommended_lr, resolve, start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.training.config import check_model, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
@@ -37,7 +38,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(RecipeSettings, DataReportOptions):
     """Settings of the student. Options that are None are derived and printed."""
 
     file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File written by create_data")

@@ -8,11 +8,11 @@ python -m recipes.rubric.agreement url=https://api.openai.com/v1 model_name=gpt-
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import chz
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.judges.agreement import Agreement
 from tinker_cookbook.judges.settings import JudgeSettings, LazyJudge
 from tinker_cookbook.recipes.rubric.data import load_labelled
@@ -40,12 +40,14 @@ async def main(config: CLIConfig) -> Agreement:
     with ExitStack() as stack:
         if config.url is None:
             # The judge uses the open connection, which is closed at the end.
-            where: dict[str, Any] = {
-                "base_url": config.base_url,
-                "device": config.device,
-                "dtype": config.dtype,
-            }
-            stack.enter_context(connect(config.backend, **where))
+            connection = connect(
+                config.backend,
+                base_url=config.base_url,
+                device=config.device,
+                dtype=config.dtype,
+                engine_settings=EngineSettings.of(config),
+            )
+            stack.enter_context(connection)
         agreement = await judge_agreement(LazyJudge(config), labelled)
     print_agreement(agreement, config)
     return agreement

@@ -11,6 +11,7 @@ from typing import Literal
 import chz
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.recipes.rubric.data import (
     PrometheusDatapointListBuilder,
@@ -60,7 +61,11 @@ async def main(datapoint: RubricBasedDatapoint, config: CLIConfig | None = None)
     """Samples an answer and has it graded, by default by the demo model."""
     config = config or CLIConfig()
     with connect(
-        config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+        config.backend,
+        base_url=config.base_url,
+        device=config.device,
+        dtype=config.dtype,
+        engine_settings=EngineSettings.of(config),
     ) as connection:
         client = await connection.service.create_sampling_client(base_model=config.model_name)
         policy = TinkerTokenCompleter(client, config.max_tokens, config.temperature)

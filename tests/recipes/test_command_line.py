@@ -14,6 +14,9 @@ import pytest
 from recipe_runs import REPO, RecipeRuns, finish
 
 from recipes import sl_basic, sl_loop
+from recipes.chat_sl import train as chat_sl
+from recipes.distillation import sdft
+from recipes.prompt_distillation import train as student
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.run_folder.config_io import load_config
@@ -108,6 +111,11 @@ def test_wrong_arguments(argument, words):
         parse_arguments(sl_basic.CLIConfig, [argument])
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", [sl_basic, chat_sl, student, sdft])
+def test_supervised_recipes_can_leave_the_data_report_out(recipe):
+    assert parse_arguments(recipe.CLIConfig, ["data_report=0"]).data_report == 0
 
 
 def test_a_required_key():

@@ -140,6 +140,15 @@ def test_by_default_the_teacher_sees_the_answers_of_sums(stories_model):
     assert (config.max_tokens, config.reward_coef, config.center_teacher_kl) == (12, 0.0, True)
 
 
+def test_distributions_as_targets_need_no_other_setting(stories_model):
+    words = (f"model_name={stories_model}", f"teacher_model={stories_model}", "n_teacher_targets=8")
+    config = on_policy_distillation.build_config(settings(*words))
+    config.check()
+    assert not config.center_teacher_kl
+    with pytest.raises(ConfigurationError, match="center_teacher_kl: got True with n_teacher_t"):
+        on_policy_distillation.build_config(settings(*words, "center_teacher_kl=true")).check()
+
+
 def test_a_teacher_of_its_own_gets_no_hint(stories_model, tmp_path):
     prompt = tmp_path / "style.txt"
     prompt.write_text("Write like a pirate.\n")

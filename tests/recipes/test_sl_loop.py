@@ -12,6 +12,10 @@ import pandas
 import pytest
 from recipe_runs import RecipeRuns
 
+from recipes import sl_loop
+from tinker_cookbook.backends import connect
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+
 pytestmark = pytest.mark.slow
 
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
@@ -64,6 +68,33 @@ def test_settings_that_cannot_work(recipe_runs, argument, words):
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_finished_loop_can_be_made_longer(recipe_runs, monkeypatch, caplog):
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(recipe_runs.folder / "home"))
+
+    def saved(max_steps: int) -> list[str]:
+        caplog.clear()
+        words = recipe_runs.words("longer", "resume", "save_every=1", f"max_steps={max_steps}")
+        sl_loop.main(parse_arguments(sl_loop.Config, words))
+        steps = [row["step"] for row in recipe_runs.rows("longer")]
+        assert steps == list(range(1, max_steps + 1))
+        lines = (recipe_runs.folder / "longer" / "checkpoints.jsonl").read_text().splitlines()
+        return [json.loads(line)["state_path"] for line in lines]
+
+    first, final = saved(2)
+    assert saved(2) == [first, final]
+    assert "longer is complete (2 steps)" in caplog.text
+    # It continues from the final checkpoint, or from the one before if that one is gone.
+    assert saved(3)[:2] == [first, final]
+    with connect("local", device="cpu") as connection:
+        for path in saved(3)[1:]:
+            rest = connection.service.create_rest_client()
+            rest.delete_checkpoint_from_tinker_path(path).result()
+    paths = saved(4)
+    assert paths[0] == first
+    assert [path.rpartition("/")[2] for path in paths[1:]] == ["000002", "000003", "final"]
+    assert "later checkpoints that no longer exist: 2" in caplog.text
 
 
 def test_a_sweep_over_learning_rates_is_read_with_pandas(recipe_runs):

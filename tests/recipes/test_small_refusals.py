@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import chz
 import pytest
 
-from recipes import rl_basic, sl_basic
+from recipes import own_loop, rl_basic, sl_basic
 from recipes.prompt_distillation import create_data
 from recipes.prompt_distillation.create_data import check_length, resolve, task_of
 from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_placeholder
@@ -137,3 +140,17 @@ def test_a_config_that_cannot_be_rebuilt_is_refused_in_one_step(tmp_path):
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
     assert len(caught.traceback) <= 3
+
+
+# --- settings of the engine --------------------------------------------------------------------
+
+
+def test_every_recipe_that_connects_passes_the_settings_of_the_engine():
+    without = []
+    for path in Path(own_loop.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "connect":
+                names = {keyword.arg for keyword in node.keywords}
+                without += [path.name] if "engine_settings" not in names else []
+    # With base_dtype=int8 these would have used the whole model without a word.
+    assert without == []

@@ -147,12 +147,15 @@ class Config(PolicyTrainingConfig):
             ("kl_discount_factor", 0),
             ("reward_coef", 0),
             ("loss_fn", "importance_sampling"),
+            ("loss_normalization", "sum"),
+            ("importance_ratio_cap", 0),
+            ("center_teacher_kl", False),
         ):
             if getattr(self, name) != expected:
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)} with n_teacher_targets="
                     f"{self.n_teacher_targets}, expected {expected}: the teachers' distributions "
-                    "are the loss, without rewards or later tokens"
+                    "are the loss, without the advantages of sampled tokens"
                 )
         for i, part in enumerate(self.dataset_configs):
             # The loss compares distributions per position, so both models must read the same

@@ -50,9 +50,11 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(state.sweep_forever())
+        loops = state.sweep_forever(), state.expire_forever()
+        tasks = [asyncio.create_task(loop) for loop in loops]
         yield
-        sweeping.cancel()
+        for task in tasks:
+            task.cancel()
         state.close()
 
     app = FastAPI(
@@ -140,14 +142,14 @@ def error_response(error: Exception, path: str) -> JSONResponse:
     detail = error.detail if known else str(error)
     if isinstance(error, MemoryError):
         detail = memory_full_message(error)
+    # OpenAI clients expect another error format than the Tinker SDK.
+    api_error = as_api_error(error) if path.startswith(openai.ERROR_PREFIXES) else None
+    if api_error is not None:
+        status = api_error.status
     if status >= 500:  # the text may contain paths of this machine
         detail = SERVER_FAILED
         logger.error("%s", path, exc_info=error)
-    body: Json = {"detail": detail}
-    # OpenAI clients expect another error format than the Tinker SDK.
-    if path.startswith(openai.ERROR_PREFIXES):
-        api_error = as_api_error(error)
-        status, body = api_error.status, api_error.body()
+    body: Json = {"detail": detail} if api_error is None else api_error.body()
     # Seconds after which a client retries a request that found the queue full.
     headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
     return JSONResponse(body, status, headers)

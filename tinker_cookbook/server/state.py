@@ -31,6 +31,8 @@ MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
 # Seconds that a fetched result is kept, because the response may have been lost.
 RETENTION_SECONDS = 60.0
+# Seconds between two searches for expired checkpoints.
+EXPIRE_SECONDS = 300.0
 
 
 @dataclass(eq=False)
@@ -271,6 +273,17 @@ class ServerState:
                 for one in list(self.requests.values()):
                     if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
                         del self.requests[one.request_id]
+
+    async def expire_forever(self) -> None:
+        """Deletes the expired checkpoints of all owners every few minutes."""
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            for name in self.keys.names:
+                try:
+                    # In a thread, because a store may have thousands of checkpoints.
+                    await asyncio.to_thread(self.keys.owner(name).store.expire)
+                except Exception:  # an error such as a full disk must not end the loop
+                    logger.exception("%s: expired checkpoints could not be deleted", name)
 
     def close(self) -> None:
         """Ends all sessions; the running operation finishes."""

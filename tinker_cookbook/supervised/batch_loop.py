@@ -65,7 +65,16 @@ _TIMED_STEPS = 2
 
 
 @chz.chz
-class BatchConfig(TrainingConfig):
+class DataReportOptions:
+    """The setting of the data report, shared with recipes."""
+
+    data_report: int = number(
+        1000, "Number of rows for the report on chat data before training; 0: no report"
+    )
+
+
+@chz.chz
+class BatchConfig(TrainingConfig, DataReportOptions):
     """Settings of all loops over batches of datums."""
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Training and test data")
@@ -80,9 +89,6 @@ class BatchConfig(TrainingConfig):
         1, "Held-out prompts that the model answers before and after training"
     )
     sample_max_tokens: int = number(96, "Maximum tokens of these answers", low=1)
-    data_report: int = number(
-        1000, "Number of rows for the report on chat data before training; 0: no report"
-    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first invalid setting."""

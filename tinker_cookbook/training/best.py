@@ -3,11 +3,13 @@ early stopping."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY
 
 MetricMode = Literal["min", "max"]
 _LOWER_IS_BETTER = {"nll", "loss", "bpb", "kl", "perplexity", "error", "errors"}
@@ -50,8 +52,11 @@ class BestEvaluation:
     def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Restores the state from the rows of ``metrics.jsonl``."""
         for row in rows:
-            if "step" in row:
-                self.update(int(row["step"]), row)
+            if "step" in row and self.metric in row:
+                # JSON has no NaN or infinity: the row has null, and the number in another entry.
+                value = row.get(NONFINITE_KEY, {}).get(self.metric, row[self.metric])
+                number = math.nan if value is None else float(value)
+                self.update(int(row["step"]), {self.metric: number})
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Records an evaluation; returns whether it is the best so far. NaN never is."""

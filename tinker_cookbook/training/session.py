@@ -39,6 +39,7 @@ from tinker_cookbook.training.best import BestEvaluation
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.resume import newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
@@ -150,6 +151,10 @@ class TrainingSession:
         # steps.
         check = ServerCheck(self.connection, config.model_name)
         await check.check_model()
+        if self.last is not None:
+            self.last, lines = await newest_saved(service, config.log_path)
+            self.start_step = self.last.batch or 0
+            self.print(*lines)
         self.client = await create_training_client(service, config, self.last, metadata)
         await check.check_needs(self.client, config.server_needs())
         self.print(*check.lines)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
@@ -52,7 +53,11 @@ async def measure_win_rate(
     )
     comparisons = [labeled.comparison for labeled in judgeable]
     with connect(
-        cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype
+        cli.backend,
+        base_url=cli.base_url,
+        device=cli.device,
+        dtype=cli.dtype,
+        engine_settings=EngineSettings.of(cli),
     ) as connection:
         service = connection.service
         baseline = await service.create_sampling_client(model_path=sft.sampler_path)

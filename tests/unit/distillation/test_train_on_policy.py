@@ -264,6 +264,9 @@ def test_a_teacher_that_is_not_there(model, prompts, tmp_path, path, error, mess
         ({"n_teacher_targets": 8}, "reward_coef: got 1.0 with n_teacher_targets=8, expected 0"),
         ({**TARGETS, "kl_discount_factor": 0.5}, "kl_discount_factor: got 0.5 with n_teacher_tar"),
         ({**TARGETS, "loss_fn": "ppo"}, "loss_fn: got ppo with n_teacher_targets=8"),
+        ({**TARGETS, "loss_normalization": "tokens"}, "tokens with n_teacher_targets=8, expect"),
+        ({**TARGETS, "importance_ratio_cap": 2.0}, "ratio_cap: got 2.0 with n_teacher_targets=8"),
+        ({**TARGETS, "center_teacher_kl": True}, "center_teacher_kl: got True with n_teacher_tar"),
         (
             {
                 "center_teacher_kl": True,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, Grade
-from tinker_cookbook.eval.benchmarks._code import extract_program
+from tinker_cookbook.eval.benchmarks._code import ProgramTests, _program, extract_program
 
 pytestmark = [
     pytest.mark.shared,
@@ -97,6 +97,14 @@ def test_which_block_is_the_program():
     assert extract_program("def area(r): return 1", ["area"]) == "def area(r): return 1"
     cut = "```python\ndef area(r):\n    return 3 *"
     assert extract_program(cut, ["area"]) == "def area(r):\n    return 3 *"
+
+
+def test_a_future_import_of_the_answer_stays_before_the_preamble():
+    tests = ProgramTests((), ("f",), preamble="import math")
+    program = _program('"""A text."""\nfrom __future__ import annotations\ndef f(): ...\n', tests)
+    names: dict[str, object] = {}
+    exec(program, names)
+    assert {"math", "f", "annotations"} <= names.keys()
 
 
 def test_pass_at_k_of_a_benchmark_with_programs(shared_dir, tmp_path):

@@ -6,6 +6,7 @@ Also a small recipe, for tests that need a process of their own: ``python -m ani
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import chz
@@ -24,6 +25,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+logger = logging.getLogger(__name__)
 
 OPENINGS = (
     "Once upon a time, there was a little",
@@ -76,6 +79,10 @@ class StoryGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self):
         return [StoryEnv(self, member) for member in range(self.group_size)]
+
+    async def compute_group_rewards(self, trajectory_group, env_group):
+        logger.info("%s is done", self.tag)
+        return await super().compute_group_rewards(trajectory_group, env_group)
 
     def reward(self, text: str) -> float:
         if self.reward_for == "constant":

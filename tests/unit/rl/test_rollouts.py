@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
+from tinker_cookbook.rl.rollouts import episode
 from tinker_cookbook.rl.rollouts.episode import Episode, do_single_rollout, run_rollout
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, SamplingTurnTimeoutError
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
@@ -331,11 +333,15 @@ def test_a_hook_may_let_a_rollout_go_on():
     assert hooks.reasons == [("completed", 1), ("completed", 2), ("max_turns", 2)]
 
 
-def test_time_is_checked_between_turns_too():
+def test_time_is_checked_between_turns_too(monkeypatch):
     def block():
-        time.sleep(0.1)
+        now[0] += 60
 
-    limits = RolloutLimits(rollout_timeout_seconds=0.05)
+    # The rollout's own clock jumps, so a busy machine cannot reach the limit before.
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + now[0])
+    monkeypatch.setattr(episode, "time", clock)
+    limits = RolloutLimits(rollout_timeout_seconds=50)
     trajectory = rollout(Steps(turns=9, faults={0: block}), limits=limits)
     assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
     assert len(trajectory.transitions) == 1

@@ -108,17 +108,26 @@ def test_sampling_runs_at_most_k_updates_ahead_and_every_group_is_trained(tmp_pa
 def test_a_slow_group_is_trained_when_it_is_done_however_old_it_is(tmp_path):
     """Discarding it would train on quick problems more than on slow ones."""
     config = async_config(tmp_path, k=1, groups=2)
-    slow = (0, 1)
-    worker = FakeWorker(config, lambda problem: 0.05 if problem.position == slow else 0.001)
+    slow, release = (0, 1), asyncio.Event()
+
+    class Held(FakeWorker):
+        async def run_group(self, problem, snapshot):
+            if problem.position == slow:
+                await release.wait()
+            return await super().run_group(problem, snapshot)
+
+    worker = Held(config)
 
     async def go():
         async with make_source(tmp_path, worker, config, 6) as source:
-            return await run_steps(source, 6, 0.002)
+            before = await run_steps(source, 3)
+            release.set()
+            return before + await run_steps(source, 3, start=3)
 
     found = asyncio.run(go())
     trained_at = [step for step, one in enumerate(found) if slow in places(one)]
     assert len(trained_at) == 1
-    assert trained_at[0] > 1  # more than k updates after it was started
+    assert trained_at[0] >= 3  # more than k updates after it was started
     assert sorted(place for place, _ in worker.started) == sorted(
         place for one in found for place in places(one)
     )

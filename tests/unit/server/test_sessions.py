@@ -8,6 +8,8 @@ import socket
 import time
 from types import SimpleNamespace
 
+from tinker_cookbook.engine.checkpoints.store import RunInfo
+from tinker_cookbook.server import state as state_module
 from tinker_cookbook.server.app import make_app, serve
 from tinker_cookbook.server.keys import KeyFile
 from tinker_cookbook.server.state import (
@@ -52,6 +54,42 @@ def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
         return after
 
     assert asyncio.run(run(0.6)) == 1
+
+
+def test_a_running_server_deletes_expired_checkpoints_of_all_owners(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "EXPIRE_SECONDS", 0.01)
+    keys = KeyFile(tmp_path / "keys.json", tmp_path)
+    keys.ensure(["local", "ann"])
+    stores = [keys.owner(name).store for name in keys.names]
+    for store in stores:
+        store.create_run("r", RunInfo("m", 4))
+        for name, ttl in (("kept", None), ("expired", 60)):
+            store.write_checkpoint(
+                "r", "weights", name, adapter={}, adapter_config={}, ttl_seconds=ttl
+            )
+        store.clock = lambda: time.time() + 61
+    # The first owner's store fails at first, which must not end the loop.
+    expire, failures = stores[0].expire, [OSError("the disk is full")]
+
+    def fails_once() -> None:
+        if failures:
+            raise failures.pop()
+        expire()
+
+    monkeypatch.setattr(stores[0], "expire", fails_once)
+
+    def left() -> list[str]:
+        return [path.name for store in stores for path in store.root.glob("runs/r/weights/*")]
+
+    async def run() -> None:
+        engine = SimpleNamespace(close=lambda: None)
+        app = make_app(ServerState(engine, [], keys, 60, tmp_path / "server", 1), 1)
+        async with asyncio.timeout(60), app.router.lifespan_context(app):
+            while "expired" in left():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert left() == ["kept", "kept"]
 
 
 def test_a_signal_in_the_moment_of_listening_stops_the_server_in_order(tmp_path):

@@ -13,7 +13,8 @@ import chz
 import pytest
 from loop_runs import config_of, rows, run
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.batch_loop import Batch
 from tinker_cookbook.supervised.train import CrossEntropy
 from tinker_cookbook.weights.__main__ import main as weights_main
@@ -120,6 +121,61 @@ def test_max_steps_0_evaluates_the_weights_that_are_given(stories_model, tmp_pat
 def test_max_steps_0_without_an_evaluation(stories_model, tmp_path, settings, word):
     with pytest.raises(ConfigurationError, match=word):
         run(config_of(stories_model, tmp_path, max_steps=0, **settings))
+
+
+# --- resuming when checkpoints are gone ----------------------------------------------------------
+
+
+def test_a_run_resumes_from_the_newest_checkpoint_that_exists(
+    stories_model, tmp_path, monkeypatch, capsys
+):
+    settings = {"num_epochs": 2, "rolling_save_every": 1}
+    straight = run(config_of(stories_model, tmp_path / "a", **settings))
+    config = config_of(stories_model, tmp_path / "b", **settings)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+    file = Path(config.log_path) / "checkpoints.jsonl"
+    saved = [json.loads(line)["state_path"] for line in file.read_text().splitlines()]
+    names = [path.rpartition("/")[2] for path in saved]
+    assert names[:2] == ["000002", "000004"]
+    remove(saved[1:])
+    capsys.readouterr()
+    assert run(config) == straight
+    said = capsys.readouterr().out
+    assert f"later checkpoints that no longer exist: {len(saved) - 1}; the last one: " in said
+    assert f"continuing after step 2 from {saved[0]}" in said
+    assert saved[1] not in file.read_text()
+    assert saved[1] in file.with_name(f"{file.name}.pre_resume_000002").read_text()
+
+
+def test_a_run_without_any_checkpoint_left_is_refused(stories_model, tmp_path, monkeypatch):
+    config = config_of(stories_model, tmp_path)
+    run(config)
+    longer = chz.replace(config, num_epochs=2)
+    listed = (Path(config.log_path) / "checkpoints.jsonl").read_text()
+    rest = "tinker_cookbook.backends.local_rest.LocalRestClient.get_weights_info_by_tinker_path"
+    with monkeypatch.context() as patch:
+        # A lost connection does not show that a checkpoint is gone.
+        patch.setattr(rest, raise_connection_error)
+        with pytest.raises(ConnectionError):
+            run(longer)
+    remove([json.loads(line)["state_path"] for line in listed.splitlines()])
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints exists any more"):
+        run(longer)
+    assert (Path(config.log_path) / "checkpoints.jsonl").read_text() == listed
+
+
+def remove(paths: list[str]) -> None:
+    with connect("local", device="cpu") as connection:
+        rest = connection.service.create_rest_client()
+        for path in paths:
+            rest.delete_checkpoint_from_tinker_path(path).result()
+
+
+def raise_connection_error(*_: object) -> None:
+    raise ConnectionError
 
 
 # --- the end of a run ----------------------------------------------------------------------------

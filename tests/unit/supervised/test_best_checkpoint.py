@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import chz
@@ -14,6 +15,7 @@ from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.best import BestEvaluation
+from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 
 VALUES = {0: 0.5, 1: 0.4, 2: 0.3, 3: 0.6, 4: 0.7, 5: 0.35, 6: 0.2, 7: 0.9, 8: 0.9}
 
@@ -199,3 +201,19 @@ def test_nan_is_never_the_best():
     assert not best.update(2, {"a": float("nan")})
     assert not best.update(3, {"b": 1.0})
     assert (best.step, best.without, best.exhausted) == (1, 1, False)
+
+
+def test_a_resumed_run_reads_nan_and_infinity_from_its_rows(tmp_path):
+    path, values = tmp_path / "metrics.jsonl", [math.inf, math.nan, 1.0, math.nan, math.inf]
+    run_one, resumed = BestEvaluation("a", "min", 9), BestEvaluation("a", "min", 9)
+    for step, value in enumerate(values):
+        run_one.update(step, {"a": value})
+        append_row(path, {"step": step, "a": value})
+        append_row(path, {"step": step, "b": value})
+    # Only the infinity before the number is an improvement.
+    resumed.restore(read_rows(path)[:3])
+    assert (resumed.value, resumed.without) == (math.inf, 1)
+    resumed.restore(read_rows(path)[4:])
+    assert resumed == run_one
+    resumed.restore([{"step": 5, "a": None}])
+    assert resumed.without == run_one.without + 1

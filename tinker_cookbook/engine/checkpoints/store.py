@@ -37,12 +37,17 @@ from tinker_cookbook.engine.checkpoints.format import (
     is_safe_name,
 )
 from tinker_cookbook.engine.home import home_dir
-from tinker_cookbook.exceptions import CheckpointError, nearest, nearest_sentence
+from tinker_cookbook.exceptions import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    nearest,
+    nearest_sentence,
+    some_of,
+)
 
 logger = logging.getLogger(__name__)
 
 _RUN = "run.json"
-_NAMES_IN_MESSAGES = 8
 
 
 @dataclass(frozen=True)
@@ -261,7 +266,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{path}: sampler_weights have only the adapter, no optimizer state. Load it "
                 "without optimizer, or give a path of save_state. "
-                + _some_of("The run has weights", self._names(path.run_id, "weights"))
+                + some_of("The run has weights", self._names(path.run_id, "weights"))
             )
         with self._reading(path) as folder:
             state = fmt.read_state(folder)
@@ -436,10 +441,11 @@ class CheckpointStore:
                 if self._is_expired(folder):
                     seconds = fmt.read_expiry(folder) or 0.0
                     expired_at = datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
-                    raise CheckpointError(f"{path}: expired at {expired_at}")
+                    raise CheckpointNotFoundError(f"{path}: expired at {expired_at}")
                 yield folder
             except CheckpointError as error:
-                raise CheckpointError(f"{self._shown(str(error))}. {self._others(path)}") from error
+                text = f"{self._shown(str(error))}. {self._others(path)}"
+                raise type(error)(text) from error
 
     def _missing(self, path: TinkerPath) -> CheckpointError:
         if path.run_id not in self.run_ids():
@@ -448,19 +454,21 @@ class CheckpointStore:
         for kind in KINDS:
             if kind != path.kind and path.name in self._names(path.run_id, kind):
                 hint = f"; its {kind} have this name: {TinkerPath(path.run_id, kind, path.name)}"
-        return CheckpointError(f"{path}: there is no such checkpoint{hint}. {self._others(path)}")
+        return CheckpointNotFoundError(
+            f"{path}: there is no such checkpoint{hint}. {self._others(path)}"
+        )
 
     def _unknown_run(self, run_id: str) -> CheckpointError:
         known = self.run_ids()
         whose = f"under {self.root}" if self.owner is None else f"of {self.owner!r}"
-        return CheckpointError(
+        return CheckpointNotFoundError(
             f"run id: got {run_id!r}, which is not among the {len(known)} runs {whose}"
-            f"{nearest_sentence(run_id, known)} {_some_of('Its runs', known)}"
+            f"{nearest_sentence(run_id, known)} {some_of('Its runs', known)}"
         )
 
     def _others(self, path: TinkerPath) -> str:
         names = [name for name in self._names(path.run_id, path.kind) if name != path.name]
-        return _some_of(f"Other {path.kind} of this run to load instead", names)
+        return some_of(f"Other {path.kind} of this run to load instead", names)
 
     def _shown(self, text: str) -> str:
         """Hides the store's folder in an error if the owner is a client of a server."""
@@ -489,12 +497,3 @@ class CheckpointStore:
     def _is_expired(self, folder: Path, now: float | None = None) -> bool:
         expires_at = fmt.read_expiry(folder)
         return expires_at is not None and expires_at <= (self.clock() if now is None else now)
-
-
-def _some_of(label: str, names: list[str]) -> str:
-    """Returns ``"LABEL: 'a', 'b' and 3 more."``: at most eight, the last ones."""
-    if not names:
-        return f"{label}: none."
-    shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])
-    more = len(names) - _NAMES_IN_MESSAGES
-    return f"{label}: {shown}{f' and {more} more' if more > 0 else ''}."

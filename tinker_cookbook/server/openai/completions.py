@@ -80,7 +80,8 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
 
 
 def _best_of(body: CompletionBody, num_samples: int) -> int | None:
-    if body.best_of is None or body.best_of == num_samples == 1:
+    # With as many samples as choices there is nothing to leave out, so their order stays.
+    if body.best_of is None or body.best_of == num_samples:
         return None
     if body.best_of < num_samples:
         raise ApiError(

@@ -37,7 +37,7 @@ router = APIRouter()
 _LOGPROBS = "message.output_text.logprobs"
 # Ignored fields: responses are not stored, and reasoning is not encrypted.
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 @router.post("/responses", openapi_extra=json_body_schema(ResponsesBody))
@@ -56,6 +56,8 @@ def _prepare(loader: ModelLoader, owner: Owner, body: ResponsesBody) -> Response
 
 def as_chat_body(body: ResponsesBody) -> ChatBody:
     """Converts to a chat request; raises ``ApiError`` for fields that chat cannot express."""
+    if body.n not in (None, 1):
+        raise ApiError(f"n: got {body.n}, expected 1: a response has one answer", param="n")
     for name in body.include or []:
         if name not in _INCLUDABLE:
             raise ApiError(
@@ -120,8 +122,7 @@ def _messages(body: ResponsesBody) -> list[Json]:
             text = _text(item.get("content"), where)
             messages.append({"role": item.get("role"), "content": text})
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            text = "".join(str(part.get("text", "")) for part in parts)
+            text = _text(item.get("content") or item.get("summary") or [], where)
             messages.append({"role": "assistant", "content": "", "reasoning_content": text})
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}

@@ -50,12 +50,7 @@ class JsonLogger(Logger):
         if resume_step is None:
             return
         if store is None:
-            copy = f"{self.path}.pre_resume_{max(resume_step, 0):06d}"
-            # A row without a step has no point in time and is never cut.
-            dropped = trim_rows(self.path, lambda row: row.get("step", 0) <= resume_step, copy)
-            if dropped:
-                message = "resuming after step %d: %d later rows cut from %s, kept in %s"
-                logger.info(message, resume_step, dropped, self.path, copy)
+            cut_later_rows(self.log_dir, resume_step)
         else:
             store.truncate_metrics(resume_step + 1)
 
@@ -124,6 +119,17 @@ class JsonLogger(Logger):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def cut_later_rows(log_dir: Path, step: int) -> None:
+    """Cuts the rows after ``step`` from ``metrics.jsonl``; keeps a copy of the whole file."""
+    path = log_dir / METRICS_FILE
+    copy = f"{path}.pre_resume_{max(step, 0):06d}"
+    # A row without a step has no point in time and is never cut.
+    dropped = trim_rows(path, lambda row: row.get("step", 0) <= step, copy)
+    if dropped:
+        message = "resuming after step %d: %d later rows cut from %s, kept in %s"
+        logger.info(message, step, dropped, path, copy)
 
 
 def _warn_of_lost(fields: list[str], path: Path) -> None:

@@ -93,6 +93,14 @@ def test_a_stream_is_the_unstreamed_answer_in_pieces(oai, stories_model):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_the_best_of_as_many_as_are_asked_for_are_all(oai, stories_model):
+    ask = {"model": stories_model, "prompt": PROMPT, "n": 3, "max_tokens": 14, "seed": 5}
+    ask |= {"stop": ["."], "stream": True}
+    texts, ends = streamed(oai.completions.create(**ask))
+    assert set(ends.values()) == {"stop", "length"}
+    assert streamed(oai.completions.create(best_of=3, **ask)) == (texts, ends)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_text_before_them(oai, here, stories_model, prompt, stream):
     free = oai.completions.create(model=stories_model, prompt=prompt, max_tokens=40, seed=5)

@@ -13,6 +13,9 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.server.app import error_response
+from tinker_cookbook.server.openai import ERROR_PREFIXES
+from tinker_cookbook.server.openai.protocol import ApiError
 from tinker_cookbook.server.openai.sampling import SampleStream, SamplingOptions
 from tinker_cookbook.server.requests import SampleQuota
 
@@ -152,6 +155,15 @@ VLLM_DEFAULTS = {
     "min_tokens": 0,
     "stop_token_ids": [],
 }
+
+
+def test_the_log_has_only_the_errors_of_the_server(caplog):
+    path = f"{ERROR_PREFIXES[0]}/completions"
+    assert error_response(ApiError("n: got 3, expected 1", param="n"), path).status_code == 400
+    assert caplog.records == []
+    response = error_response(RuntimeError("a bug in /home/ann"), path)
+    assert (response.status_code, len(caplog.records)) == (500, 1)
+    assert b"/home/ann" not in response.body
 
 
 def test_what_has_no_effect_is_taken(oai, stories_model):

@@ -134,6 +134,8 @@ def test_a_schema_is_parsed(oai, scripted_model):
         ),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"reasoning": {"effort": "low"}}, "renderer_name"),
+        ({"extra_body": {"n": 3, **COLON}}, "n"),
+        ({"input": [{"type": "reasoning", "summary": ["x"]}]}, "input[0].content[0]"),
         ({"text": {"format": {"type": "grammar"}}}, "response_format"),
     ],
 )

@@ -1,0 +1,56 @@
+"""Finds the checkpoint that a run resumes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, load_checkpoints_file
+from tinker_cookbook.exceptions import CheckpointError, CheckpointNotFoundError
+from tinker_cookbook.utils.ml_log.json_logger import cut_later_rows
+from tinker_cookbook.utils.run_folder.jsonl import trim_rows
+from tinker_cookbook.utils.run_folder.paths import local_path
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import ServiceClient
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
+
+
+async def newest_saved(service: ServiceClient, log_path: str) -> tuple[CheckpointRecord, list[str]]:
+    """Returns the newest listed checkpoint that the backend still has, and lines to print.
+
+    Later ones have expired or were deleted: their lines and the metrics after the returned
+    checkpoint are cut. Copies of both files are kept.
+
+    Raises:
+        CheckpointError: The backend has none of them.
+    """
+    import tinker
+
+    rest, listed = service.create_rest_client(), load_checkpoints_file(log_path)
+    gone: dict[str, Exception] = {}
+    for record in reversed(listed):
+        path = record.state_path
+        if path is None:
+            continue
+        try:
+            await rest.get_weights_info_by_tinker_path(path)
+        # Other errors, such as a lost connection, do not show that the checkpoint is gone.
+        except (CheckpointNotFoundError, tinker.NotFoundError) as error:
+            gone[path] = error
+        else:
+            return record, _cut_later(log_path, record.batch or 0, gone) if gone else []
+    raise CheckpointError(
+        f"log_path={log_path}: none of its {len(gone)} checkpoints exists any more; the last one: "
+        f"{next(iter(gone.values()))} Start over with behavior_if_log_dir_exists=delete, or give "
+        "another log_path=…"
+    )
+
+
+def _cut_later(log_path: str, step: int, gone: dict[str, Exception]) -> list[str]:
+    folder = local_path(log_path)
+    cut_later_rows(folder, step)
+    # Cut last, so that a run killed in between does both again.
+    file = folder / CHECKPOINTS_FILE
+    trim_rows(file, lambda row: row.get("state_path") not in gone, f"{file}.pre_resume_{step:06d}")
+    reason = next(iter(gone.values()))
+    return [f"later checkpoints that no longer exist: {len(gone)}; the last one: {reason}"]
