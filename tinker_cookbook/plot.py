@@ -43,7 +43,11 @@ def write_plot(config: PlotConfig) -> Path:
     curves: dict[str, list[tuple[float, float]]] = {}
     for name in filter(None, map(str.strip, config.metrics.split(","))):
         # A metric may be only in some rows, such as rows with evaluations.
-        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        points = [
+            (row["step"], row[name])
+            for row in rows
+            if "step" in row and isinstance(row.get(name), (int, float))
+        ]
         if points:
             curves[name] = points
         # A missing name is an error only if the user gave it; no run logs all default names.
@@ -76,8 +80,12 @@ def write_plot(config: PlotConfig) -> Path:
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     path = Path(config.output or Path(config.log_path) / "curves.png")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # no folder, or a suffix that matplotlib does not know
+        raise ConfigurationError(f"output: {path} cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)
     return path
 
 

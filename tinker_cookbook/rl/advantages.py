@@ -78,8 +78,12 @@ def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) ->
 def remove_constant_reward_groups(
     trajectory_groups_P: Sequence[TrajectoryGroup],
 ) -> list[TrajectoryGroup]:
-    """Returns the groups whose rewards differ, in order."""
-    return [trajectory_groups_P[i] for i in indices_of_varying_groups(trajectory_groups_P)]
+    """Returns the groups whose rewards differ, in order; the first group if there is none.
+
+    So a batch is never empty, as in the official cookbook. ``indices_of_varying_groups`` may be.
+    """
+    kept = indices_of_varying_groups(trajectory_groups_P)
+    return [trajectory_groups_P[i] for i in kept] or list(trajectory_groups_P[:1])
 
 
 def _rewards(group: TrajectoryGroup, index: int) -> npt.NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from dataclasses import dataclass
@@ -145,6 +146,44 @@ class LocalStorage:
 
     def flush(self) -> None:
         """Does nothing: each write is complete when it returns."""
+
+    # Async versions of the methods above, in a thread.
+
+    async def aread(self, path: str) -> bytes:
+        """Async version of ``read``."""
+        return await asyncio.to_thread(self.read, path)
+
+    async def awrite(self, path: str, data: bytes) -> None:
+        """Async version of ``write``."""
+        await asyncio.to_thread(self.write, path, data)
+
+    async def aappend(self, path: str, data: bytes) -> None:
+        """Async version of ``append``."""
+        await asyncio.to_thread(self.append, path, data)
+
+    async def aexists(self, path: str) -> bool:
+        """Async version of ``exists``."""
+        return await asyncio.to_thread(self.exists, path)
+
+    async def astat(self, path: str) -> StorageStat | None:
+        """Async version of ``stat``."""
+        return await asyncio.to_thread(self.stat, path)
+
+    async def aread_range(self, path: str, offset: int, length: int | None = None) -> bytes:
+        """Async version of ``read_range``."""
+        return await asyncio.to_thread(self.read_range, path, offset, length)
+
+    async def alist_dir(self, prefix: str) -> list[str]:
+        """Async version of ``list_dir``."""
+        return await asyncio.to_thread(self.list_dir, prefix)
+
+    async def aremove(self, path: str) -> None:
+        """Async version of ``remove``."""
+        await asyncio.to_thread(self.remove, path)
+
+    async def aremove_dir(self, path: str) -> None:
+        """Async version of ``remove_dir``."""
+        await asyncio.to_thread(self.remove_dir, path)
 
 
 def storage_join(*parts: str) -> str:

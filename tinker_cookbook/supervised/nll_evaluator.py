@@ -113,6 +113,13 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
 class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
     """Metrics of ``NLLEvaluator`` by ``SamplingClient.compute_logprobs``."""
 
+    @classmethod
+    def from_dataset(
+        cls, dataset: SupervisedDataset, name: str = "test", tokenizer: Tokenizer | None = None
+    ) -> SamplerNLLEvaluator:
+        """Creates the evaluator from all data of ``dataset``, rendered once."""
+        return cls(all_data(dataset), name, tokenizer)
+
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Scores complete sequences; the first token has no prediction."""
         return self.metrics(await score_datums(sampling_client, self._data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,11 @@ def metric_note(metric: str) -> str | None:
 
 def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the finished run with the best value, or ``None``."""
-    done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
+    done = [
+        row
+        for row in rows
+        if row["state"] == "done" and row["value"] is not None and math.isfinite(row["value"])
+    ]
     sign = 1 if done and lower_is_better(done[0]["metric"]) else -1
     return min(done, key=lambda row: sign * row["value"], default=None)
 

@@ -19,6 +19,7 @@ from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.sweep.arguments import Point, Sweep
 from tinker_cookbook.sweep.child import end_children, start_child
+from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY
 from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 State = Literal["waiting", "running", "resumed", "done", "failed"]
@@ -138,6 +139,8 @@ class Run:
             self._read = status.st_ino, position + len(complete)
             for row in map(json.loads, complete.splitlines()):
                 self.metrics |= {k: v for k, v in row.items() if type(v) in (int, float)}
+                # JSON has no NaN and infinity, so rows have them as texts.
+                self.metrics |= {k: float(v) for k, v in row.get(NONFINITE_KEY, {}).items()}
                 self.step = row.get("step", self.step)
                 if self.step and row.get("progress"):
                     self.total = round(self.step / row["progress"])

@@ -259,7 +259,7 @@ class AgentToolMessageEnv(MessageEnv):
             reward, template = self.failed_parse_reward, DEFAULT_RETRY_MESSAGE_TEMPLATE
         else:
             ends = self._errors_in_a_row > policy.max_consecutive or at_max_turns
-            reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
+            reward = policy.terminal_reward if ends else -policy.penalty_per_error
             template = policy.retry_message_template
             logs["parse_failure_kind"] = "content"
             if policy.mask_error_turns:

@@ -82,7 +82,8 @@ def peak_memory() -> tuple[int | None, str]:
 def short_count(number: float) -> str:
     """Returns ``950``, ``61k`` or ``1.3M``."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
+        # Rounded to three digits, 999,600 is 1M.
+        if number >= limit * (0.9995 if limit > 1e3 else 1):
             return f"{number / limit:.3g}{unit}"
     return f"{number:.0f}"
 

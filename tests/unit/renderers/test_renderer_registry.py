@@ -223,3 +223,10 @@ def test_chunks_of_the_sdk_are_pieces_too(tokenizer_folder):
 def test_the_documentation_of_get_renderer_lists_every_name():
     listed = re.findall(r"\w+", str(get_renderer.__doc__))
     assert set(BUILT_IN) <= set(listed)
+
+
+def test_a_position_of_the_official_cookbook_is_refused(tokenizer_folder):
+    """Its second argument is ``strip_thinking_from_history``, ours is ``image_processor``."""
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    with pytest.raises(RendererError, match="pass strip_thinking_from_history=False by its name"):
+        renderers.Qwen3Renderer(tokenizer, False)

@@ -54,7 +54,9 @@ def test_constant_groups_are_removed_and_the_rest_are_known_by_place():
     assert len(kept) == 2
     assert kept[0] is groups[1]
     assert kept[1] is groups[3]
-    assert remove_constant_reward_groups(groups[:1]) == []
+    constant = [groups[0], groups[2]]
+    assert [group is groups[0] for group in remove_constant_reward_groups(constant)] == [True]
+    assert remove_constant_reward_groups([]) == []
 
 
 def test_bad_rewards_and_settings_are_named():

@@ -170,7 +170,7 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
     says = Says(renderer, "x!", "a", "y…", "z!")
     wrapped = EnvFromMessageEnv(renderer, Echo(5), terminate_on_length=False)
     trajectory = play(wrapped, says, parse_errors=policy)
-    assert [t.reward for t in trajectory.transitions] == [-0.25, 1.0, -0.25, -2.25 + 10.0]
+    assert [t.reward for t in trajectory.transitions] == [-0.25, 1.0, -0.25, -2.0 + 10.0]
     assert [t.masked for t in trajectory.transitions] == [True, False, True, True]
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert "User: again: the message did not end properly" in says.prompts[1]
@@ -183,6 +183,20 @@ def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):
     trajectory = play(wrapped, Says(renderer, "x!", "y…"), parse_errors=retry)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert trajectory.transitions[-1].reward == -3 + 10
+
+
+def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer):
+    wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=False)
+    trajectory = play(wrapped, Says(renderer, "y…"))
+    assert trajectory.transitions[0].reward == -0.1 + 10
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+
+
+def test_the_wrapper_has_the_id_of_its_example(renderer):
+    env = Echo()
+    assert EnvFromMessageEnv(renderer, env).example_id is None
+    env.example_id = "mine_0"
+    assert EnvFromMessageEnv(renderer, env).example_id == "mine_0"
 
 
 def test_an_environment_may_take_what_was_cut_off(renderer):

@@ -105,7 +105,7 @@ def test_an_error_of_the_environment_is_shown(tokenizer):
 
 def test_a_prompt_that_is_not_the_last_one_grown_is_shown_whole(tokenizer):
     shown = []
-    policy = ManualPolicy(tokenizer, lambda _: "x", shown.append)
+    policy = ManualPolicy(tokenizer, read=lambda _: "x", show=shown.append)
 
     async def run():
         for text in ("abc", "other"):

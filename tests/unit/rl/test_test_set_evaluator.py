@@ -135,6 +135,10 @@ def test_the_whole_test_set_is_played_and_measured(sampler):
             for i, builder in enumerate(dataset.builders)
         ]
 
+    # Any policy can be evaluated.
+    policy = TinkerTokenCompleter(sampler, 5, seed=1)
+    assert asyncio.run(evaluator.eval_token_completer(policy)) == metrics
+
     groups = asyncio.run(play())
     tags = [builder.logging_tags() for builder in dataset.builders]
     expected = compute_trajectory_metrics(groups, tags)

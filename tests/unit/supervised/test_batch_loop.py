@@ -268,3 +268,10 @@ def stop_at(monkeypatch, step: int) -> None:
         return submit(self, client, batch)
 
     monkeypatch.setattr(CrossEntropy, "submit", counted)
+
+
+def test_counts_are_shown_with_three_digits():
+    from tinker_cookbook.training.estimate import short_count
+
+    shown = [short_count(n) for n in (950, 61_400, 999_499, 999_600, 1_250_000, 999_999_999)]
+    assert shown == ["950", "61.4k", "999k", "1M", "1.25M", "1B"]

@@ -96,6 +96,14 @@ def test_a_metric_of_choice_and_one_that_no_run_logs(runs):
         collect(runs, "train_mean_nl")
 
 
+def test_a_run_that_diverged_is_never_best(runs):
+    with (runs[0].log_path / "metrics.jsonl").open("ab") as file:
+        file.write(encode_row({"step": 3, "progress": 1.0, "test/nll": float("nan")}))
+    results = collect(runs, "test/nll")
+    assert results[0]["value"] != results[0]["value"]
+    assert best_of(results) is results[1]
+
+
 def test_failed_runs_are_listed_but_never_best_or_plotted(runs, tmp_path, plotted):
     runs[0].state = "failed"
     results = collect(runs, None)
@@ -153,6 +161,7 @@ def test_without_matplotlib_the_reason_is_printed(runs, tmp_path, monkeypatch):
         ("train_mean_nll", True),
         ("optim/kl_policy_base", True),
         ("test/env/all/reward/total", False),
+        ("test/brier", True),
         ("test/accuracy", False),
         ("env/all/skill", False),
     ],

@@ -170,7 +170,7 @@ def test_malformed_calls():
     )
     env, _ = make(parse_error_policy=policy)
     first, second, third, last = play(env, bad, called(("add", {"n": 3})), bad, bad)
-    assert [step.reward for step in (first, second, third, last)] == [-0.25, 0.0, -0.25, -2.25]
+    assert [step.reward for step in (first, second, third, last)] == [-0.25, 0.0, -0.25, -2.0]
     assert [step.episode_done for step in (first, third, last)] == [False, False, True]
     assert first.metrics["parse_error_masked"] == 1.0
 

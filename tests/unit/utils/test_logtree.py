@@ -184,6 +184,9 @@ def test_raw_html_and_formatters_with_one_style_sheet():
     html = trace.html()
     assert '<div class="mine"><em>kept</em></div>' in html
     assert html.count(".lt-message-assistant {") == 1
+    # Programs read the messages in the JSON report.
+    shown = [child["data"] for child in trace.to_dict()["root"]["children"] if "data" in child]
+    assert [data["messages"][0]["content"] for data in shown] == ["1 < 2?"] * 2
     texts = parsed(html).texts
     assert [text for text in texts if text.strip() in ("1 < 2?", "hm", "yes")] == [
         "1 < 2?", "hm", "yes", "1 < 2?", "hm", "yes",

@@ -326,6 +326,27 @@ def test_wandb_damaged_id_file_is_named(tmp_path):
         WandbLogger("p", log_dir=tmp_path)
 
 
+def test_wandb_loggers_without_a_folder_are_separate_runs(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.chdir(tmp_path)
+    ids = iter(["run-1", "run-2"])
+    given = []
+
+    class Run:
+        def __init__(self, **settings):
+            given.append(settings)
+            self.id = settings["id"] or next(ids)
+
+        def define_metric(self, *names, **axes):
+            pass
+
+    monkeypatch.setattr(wandb, "init", Run)
+    assert [WandbLogger("p").run_id, WandbLogger("p").run_id] == ["run-1", "run-2"]
+    assert [settings["id"] for settings in given] == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_importing_the_utilities_loads_nothing_heavy():
     program = (
         "import sys\n"

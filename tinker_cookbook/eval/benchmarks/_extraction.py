@@ -85,9 +85,10 @@ _END = r"(?=\s*(?:$|\n|[.,;:!?)\]]|because\b|since\b|and\b|[-–—]\s))"
 _NO_TAIL = r"(?![\w'’+#]|-\w|\s*=)"
 _NEGATED = re.compile(
     r"\s*(?:(?:is|are|was)\s*(?:not|n[o']t|incorrect|wrong|false)|isn['’]t|can(?:no|['’])t|"
-    r"(?:is|are) (?:eliminated|ruled)|or\s+(?:option\s+)?\(?[A-J]\b)",
+    r"(?:is|are) (?:eliminated|ruled)|no\b|wrong\b|or\s+(?:option\s+)?\(?[A-J]\b)",
     re.IGNORECASE,
 )
+_CONCLUSION = r"(?:so|choose|chose|pick|select|go with|therefore|thus|hence)"
 _REJECTED = re.compile(
     r"(?:\bnot|neither|nor|eliminat\w+|ruled? out|exclud\w+|rather than|instead of|than)\s+"
     r"(?:(?:option|choice|answer)\s+)?$",
@@ -164,16 +165,21 @@ def _letter_line(plain: str, letters: str) -> str:
         if (found := re.match(rf"(?:\(([{letters}])\)|([{letters}])[.):])(?:\s|$)", line))
     ]
     # Several lines that begin with letters are a list of the options.
-    one = len(set(openings)) == 1 and re.match(rf"\(?{openings[0]}[.):]", lines[0])
-    return openings[0] if one else ""
+    if len(set(openings)) != 1:
+        return ""
+    first = re.match(rf"\(?{openings[0]}[.):]+", lines[0])
+    if first is None or _NEGATED.match(lines[0], first.end()):
+        return ""
+    # "(A) stays constant. Therefore (C)" begins with an option and chooses another one.
+    concluded = re.findall(rf"\b(?i:{_CONCLUSION})\s+{_bare(letters)}", plain)
+    return "".join(concluded[-1]) if concluded else openings[0]
 
 
 def _named_letter(plain: str, letters: str) -> str:
-    heads = r"(?:so|be|choose|chose|pick|select|go with|therefore|thus|hence|[:→—]|=>)\s+"
     named = re.compile(
         rf"\(([{letters}])\)|\b(?i:option|choice|letter)\s+([{letters}]){_NO_TAIL}"
         rf"|\b([{letters}])\s+(?:is|seems)\s+(?:the\s+)?(?:only\s+)?(?:correct|right|best|true)\b"
-        rf"|(?i:{heads}){_bare(letters)}"
+        rf"|(?i:{_CONCLUSION}|be|[:→—]|=>)\s+{_bare(letters)}"
     )
     kept = [
         "".join(filter(None, found.groups()))

@@ -39,6 +39,7 @@ def plain_question(question: str, choices: Sequence[str]) -> str:
 class MultipleChoiceBenchmark(ExampleBenchmark):
     """Benchmark of questions with one right choice each."""
 
+    grader_version = "2"
     instruction = INSTRUCTION
 
     def make_example(

@@ -98,6 +98,7 @@ def _choices(question: str, target: str) -> list[str]:
 class BBHBenchmarkBuilder(ExampleBenchmark):
     """BIG-Bench Hard, or one of its tasks."""
 
+    grader_version = "2"
     shuffle_seed = 42
 
     def __init__(self, task: str | None = None) -> None:

@@ -119,6 +119,12 @@ class Renderer(ABC):
     def __post_init__(self) -> None:
         # Look up tokens now, so that the tokenizer of another family raises an error at once.
         name = type(self).__name__
+        if isinstance(self.image_processor, bool):
+            # The second positional argument of some classes of the official cookbook.
+            raise RendererError(
+                f"{name}: got {self.image_processor} as image_processor; pass "
+                f"strip_thinking_from_history={self.image_processor} by its name"
+            )
         if self.stop_token is not None:
             self._stop_token_id = special_token_id(self.tokenizer, self.stop_token, name)
         for token in self._special_tokens:

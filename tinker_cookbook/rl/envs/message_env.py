@@ -151,7 +151,8 @@ class EnvFromMessageEnv(Env):
         context_overflow_reward: Reward of the step if this limit is exceeded or an answer is
             truncated.
         terminate_on_length: Whether a truncated answer ends the episode; if not,
-            ``observe_truncated_response`` decides, and by default the answer is malformed.
+            ``observe_truncated_response`` decides. By default it ends the episode too, or with a
+            ``ParseErrorPolicy`` it is malformed.
         parse_error_policy: Used if the rollout has none.
         rollout_limits: Limits of ``run_rollout``, if it has none.
     """
@@ -168,6 +169,8 @@ class EnvFromMessageEnv(Env):
     rollout_limits: RolloutLimits | None = None
 
     def __post_init__(self) -> None:
+        # Stored answers of a benchmark are found by it.
+        self.example_id: str | None = getattr(self.message_env, "example_id", None)
         for name in ("max_trajectory_tokens", "max_generation_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -233,9 +236,7 @@ class EnvFromMessageEnv(Env):
         """Parses the answer and passes it to the environment if it is well-formed."""
         cut = (extra or {}).get("stop_reason") == "length"
         if cut and self.terminate_on_length:
-            return self._final(
-                self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED
-            )
+            return self._truncated()
         # Parse in a thread, so that a long answer does not delay other episodes.
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
         self._answered = ([*self._history.seen, message], action)
@@ -245,6 +246,8 @@ class EnvFromMessageEnv(Env):
                 observed = MessageStepResult(0.0, False, observed)
             if observed is not None:
                 return await self._after_step(observed, {})
+            if (self._config.parse_errors or self.parse_error_policy) is None:
+                return self._truncated()
         unparsed = message.get("unparsed_tool_calls", ())
         reads = self.message_env.handles_unparsed_tool_calls
         if not ending.is_clean or (unparsed and not reads):
@@ -326,7 +329,7 @@ class EnvFromMessageEnv(Env):
         else:
             ends = self._errors_in_a_row > policy.max_consecutive
             template = policy.retry_message_template
-            reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
+            reward = policy.terminal_reward if ends else -policy.penalty_per_error
         metrics: Metrics = {"parse_error": 1.0}
         # The metric shows an answer without an end, but not why a tool call is invalid.
         explained = policy is not None or "unparsed_tool_calls" in message
@@ -348,6 +351,9 @@ class EnvFromMessageEnv(Env):
             reward, reason = self.context_overflow_reward, StopReason.CONTEXT_OVERFLOW
             return self._final(reward, reason, metrics, logs)
         return StepResult(reward, False, ob, self._stop_condition, metrics=metrics, logs=logs)
+
+    def _truncated(self) -> StepResult:
+        return self._final(self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED)
 
     def _final(
         self, reward: float, reason: StopReason | None, metrics: Metrics, logs: Logs | None = None

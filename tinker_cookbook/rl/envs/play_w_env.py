@@ -69,10 +69,10 @@ class ManualPolicy(TokenCompleter):
     """
 
     tokenizer: Tokenizer
-    read: Callable[[str], str] = input
-    show: Callable[[str], None] = print
     multiline: bool = False
     show_observation: bool = True
+    read: Callable[[str], str] = input
+    show: Callable[[str], None] = print
     _seen: list[int] = field(default_factory=list, init=False, repr=False)
 
     async def __call__(
@@ -134,7 +134,7 @@ async def play_env(
     Rewards of the whole group (``compute_group_rewards``) are not included.
     """
     show(_HELP_MULTILINE if multiline else _HELP)
-    policy = ManualPolicy(tokenizer, read, show, multiline, show_observation)
+    policy = ManualPolicy(tokenizer, multiline, show_observation, read, show)
     try:
         return await run_rollout(policy, env, hooks=_PrintRewards(show))
     except Exception as error:

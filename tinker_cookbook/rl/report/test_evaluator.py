@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
@@ -112,13 +112,17 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         """
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Evaluates the weights of ``sampling_client``.
+        """Evaluates the weights of ``sampling_client``; see ``eval_token_completer``."""
+        return await self.eval_token_completer(self.policy(sampling_client))
+
+    async def eval_token_completer(self, policy: TokenCompleter) -> dict[str, float]:
+        """Evaluates any policy; the sampling settings of this evaluator do not apply to it.
 
         Raises:
             DataValidationError: The dataset has no group.
             AllTrajectoriesFailedError: Every group failed under a tolerant strategy.
         """
-        policy, place = self.policy(sampling_client), current_place()
+        place = current_place()
         builders, lock = self._numbered_builders(), asyncio.Lock()
         # By index, since groups finish in any order: sums, tags and errors of all groups, and a
         # few groups as a whole.

@@ -73,8 +73,8 @@ class RolloutLimits:
 class ParseErrorPolicy:
     """Handling of responses that cannot be parsed as a message.
 
-    The reward of an episode with n parse errors includes ``-n * penalty_per_error``, and
-    ``terminal_reward`` if the errors ended it.
+    The reward of an episode includes ``-penalty_per_error`` for each parse error that is retried,
+    and ``terminal_reward`` for the one that ends it.
     """
 
     max_consecutive: int = chz.field(
@@ -85,7 +85,7 @@ class ParseErrorPolicy:
         doc="Message to the model after a parse error; {details} is replaced by the error",
     )
     penalty_per_error: float = chz.field(
-        default=0.0, doc="Amount subtracted from the reward for each parse error"
+        default=0.0, doc="Amount subtracted from the reward for each parse error that is retried"
     )
     terminal_reward: float = chz.field(
         default=0.0, doc="Reward of the parse error that ends the episode"

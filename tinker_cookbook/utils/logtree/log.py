@@ -146,7 +146,10 @@ def log_formatter(formatter: Formatter) -> None:
     output = current_output()
     if output is not None:
         output.trace.add_css(formatter.get_css())
-        output.container.add(Node("div", {}, [Raw(formatter.to_html())]))
+        # Optional in the protocol: what programs read in the JSON report.
+        to_data = getattr(formatter, "to_data", None)
+        data = to_data() if callable(to_data) else None
+        output.container.add(Node("div", {}, [Raw(formatter.to_html())], data))
 
 
 def details(text: str, *, summary: str = "Details", pre: bool = True) -> None:

@@ -78,6 +78,9 @@ class Node:
         out: dict[str, Any] = {"tag": self.tag, "attrs": dict(self.attrs), "children": children}
         return out if self.data is None else {**out, "data": self.data}
 
+    to_dict = to_json
+    """Name of ``to_json`` in the official cookbook."""
+
     def text(self) -> str:
         """Returns the text without markup and without raw HTML."""
         shown = [child for child in list(self.children) if not isinstance(child, Raw)]

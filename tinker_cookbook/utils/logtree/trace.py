@@ -61,6 +61,9 @@ class Trace:
             return whole
         return whole[whole.index(">") + 1 : whole.rindex("</body>")].strip("\n")
 
+    get_html = body_html
+    """Name of ``body_html`` in the official cookbook."""
+
     def html(self) -> str:
         """Returns the whole page; it refers to no other file."""
         return _page_html(self.head_html(), self.body_html())
@@ -74,6 +77,9 @@ class Trace:
             "path": None if self.path is None else str(self.path),
             "root": self.root.to_json(),
         }
+
+    to_dict = to_json
+    """Name of ``to_json`` in the official cookbook."""
 
     def write(self) -> bool:
         """Writes the HTML, whole or not at all; returns False if there is no ``path``."""

@@ -46,6 +46,26 @@ class Logger(ABC):
             step: Optimizer updates done; 0 is before training.
         """
 
+    def enable_event_steps(self) -> None:
+        """Prepares for ``log_metrics_event``; rows need nothing."""
+
+    def log_metrics_event(
+        self,
+        metrics: Metrics,
+        step: int,
+        step_metric: str,
+        metric_axes: dict[str, str] | None = None,
+    ) -> None:
+        """Logs values of concurrent producers, possibly of an earlier step.
+
+        Args:
+            metrics: Name to value.
+            step: Step of the values.
+            step_metric: Name under which the row has this step, too.
+            metric_axes: Axes of plots by metric, for loggers that plot.
+        """
+        self.log_metrics({**metrics, step_metric: step}, step=step)
+
     def log_summary(self, metrics: Metrics) -> None:
         """Logs totals that belong to no step; by default a row without a step."""
         self.log_metrics(metrics)

@@ -26,7 +26,8 @@ class WandbLogger(Logger):
     Args:
         project: Project of the run.
         config: Its configuration.
-        log_dir: The run's folder.
+        log_dir: The run's folder, where the logger of a resumed run finds its id. ``None``: every
+            logger starts a new run.
         wandb_name: Its display name.
 
     Raises:
@@ -37,7 +38,7 @@ class WandbLogger(Logger):
         self,
         project: str | None = None,
         config: Any = None,
-        log_dir: str | os.PathLike[str] = ".",
+        log_dir: str | os.PathLike[str] | None = None,
         wandb_name: str | None = None,
     ) -> None:
         try:
@@ -48,12 +49,12 @@ class WandbLogger(Logger):
                 "wandb_project out"
             ) from error
         self._wandb = wandb
-        known = _known_run(Path(log_dir) / RUN_FILE)
+        known = None if log_dir is None else _known_run(Path(log_dir) / RUN_FILE)
         try:
             self._run = wandb.init(
                 project=project,
                 name=wandb_name,
-                dir=os.fspath(log_dir),
+                dir=None if log_dir is None else os.fspath(log_dir),
                 config=None if config is None else dump_config(config),
                 id=known,
                 resume="allow" if known else None,
@@ -66,9 +67,10 @@ class WandbLogger(Logger):
         # Plots over our own step: see the docstring of the class.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        # Written at the start, so that a run that is killed can be continued there.
-        record = {"id": self._run.id, "project": project, "name": wandb_name}
-        write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
+        if log_dir is not None:
+            # Written at the start, so that a run that is killed can be continued there.
+            record = {"id": self._run.id, "project": project, "name": wandb_name}
+            write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
 
     @property
     def run_id(self) -> str:
