@@ -147,8 +147,8 @@ def log_formatter(formatter: Formatter) -> None:
     if output is not None:
         output.trace.add_css(formatter.get_css())
         # Optional in the protocol: what programs read in the JSON report.
-        to_data = getattr(formatter, "to_data", None)
-        data = to_data() if callable(to_data) else None
+        to_data: Callable[[], dict[str, Any] | None] | None = getattr(formatter, "to_data", None)
+        data = None if to_data is None else to_data()
         output.container.add(Node("div", {}, [Raw(formatter.to_html())], data))
 
 
