@@ -88,12 +88,15 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
             # Runs on the worker in order of submission, like passes of built-in losses.
             trained_only = bool(getattr(loss_fn, "trained_only", False))
-            examples = convert.custom_examples_of(data, trained_only=trained_only)
             group_size = getattr(loss_fn, "group_size", None)
-            self._engine.begin_pass()
-            return convert.loss_output_of(
-                run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
-            )
+            # A datum that cannot be converted also makes the next step fail.
+            with run.refusing_step_after_failure(True):
+                examples = convert.custom_examples_of(data, trained_only=trained_only)
+                self._engine.begin_pass()
+                output = run.forward_backward_custom(
+                    examples, call, group_size, trained_only=trained_only
+                )
+            return convert.loss_output_of(output)
 
         return self._submit(work)
 
@@ -220,17 +223,22 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Runs ``forward_backward`` or ``forward``; ``examples`` is called on the worker."""
 
+        def prepared() -> Sequence[Example]:
+            self._engine.begin_pass()
+            return examples()
+
         def work() -> types.ForwardBackwardOutput:
             run = self._created.result()
-            self._engine.begin_pass()
-            output = run.forward_backward(examples(), loss_fn, loss_fn_config, backward=backward)
+            with run.refusing_step_after_failure(backward):
+                data = prepared()
+                output = run.forward_backward(data, loss_fn, loss_fn_config, backward=backward)
             return convert.loss_output_of(output)
 
         if not backward:
             return LocalFuture(self._engine.submit_in(self._run_id, work))
-        request = PassRequest(self._created.result, examples, loss_fn, loss_fn_config)
+        request = PassRequest(self._created.result, prepared, loss_fn, loss_fn_config)
         key = self._base_model, loss_fn, dict(loss_fn_config or {})
-        joinable = Joinable(key, request, partial(_together, self._engine))
+        joinable = Joinable(key, request, _together)
         return LocalFuture(self._engine.submit_joinable(self._run_id, work, joinable))
 
     def _save(
@@ -275,10 +283,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
 
 
 def _together(
-    engine: Engine, requests: Sequence[PassRequest]
+    requests: Sequence[PassRequest],
 ) -> Iterator[tuple[int, types.ForwardBackwardOutput | Exception]]:
     """Computes passes of several clients; yields the index and the result of each."""
-    engine.begin_pass()
     for number, output in run_together(requests):
         failed = isinstance(output, Exception)
         yield number, output if failed else convert.loss_output_of(output)

@@ -283,16 +283,15 @@ class Engine:
 
     def new_run(self, run_id: str, base: BaseModel, adapter: Adapter, step: int = 0) -> TrainingRun:
         """Returns a run of ``trained_base``, which shares its batches among the ranks."""
-        budget = self.token_budget(base)
+        budget, measure = self.token_budget(base), partial(self.token_budget, base)
         if self._followers is None:
-            measure = partial(self.token_budget, base)
             return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
         from tinker_cookbook.engine.parallel.run import DataParallelRun
 
         # Sampling in the middle of a pass would leave the ranks that are in step.
         pause = (lambda: None) if base.divided else self.pause
         return DataParallelRun(
-            run_id, base, adapter, budget, step, pause, followers=self._followers
+            run_id, base, adapter, budget, step, pause, measure, followers=self._followers
         )
 
     def token_budget(self, base: BaseModel) -> int:

@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -54,6 +55,23 @@ class KnownLimits:
     def note_failed(self, tokens: int, free: int) -> None:
         """Records that this many tokens did not fit into ``free`` bytes."""
         self.failed_tokens, self.failed_free = tokens, free
+
+    def learn(self, found: Iterable[KnownLimits], free: int) -> bool:
+        """Includes what ranks have found that began a pass with these limits, and returns whether
+        that is anything new; ``free`` as in ``budget``."""
+        new = [limits for limits in found if limits != self]
+        known = self.failed_tokens, self.failed_free
+        failed = [
+            limits.failed_tokens
+            for limits in new
+            if limits.failed_tokens and (limits.failed_tokens, limits.failed_free) != known
+        ]
+        if failed:
+            self.note_failed(min(failed), free)
+        for limits in new:
+            for tokens, share in limits.recomputed.items():
+                self.note_recomputed(tokens, share)
+        return bool(new)
 
     def recomputed_share(self, tokens: int) -> float:
         """Returns the share of layers to recompute for this many tokens: the share that as many or

@@ -211,7 +211,7 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 @atexit.register
-def _finish_operations() -> None:
+def finish_operations() -> None:
     """Completes queued operations at exit, for scripts that end right after submitting a save.
 
     The threads must end before the interpreter, because torch aborts the process if it is stopped

@@ -27,6 +27,9 @@ SHARD = os.environ.get("DATA_PARALLEL_SHARD") == "1"
 BASE_DTYPE = os.environ.get("DATA_PARALLEL_BASE_DTYPE", "auto")
 MARKS = {256: "before the layers", 257: "in a layer", 258: "in a layer's backward pass"}
 """A pass with one of these tokens fails there."""
+SCARCE = (254, 255)
+"""Micro-batches with one of these tokens fit into the memory of that rank only if they are small.
+"""
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -118,6 +121,21 @@ def break_marked_passes() -> None:
     MicroBatchPass.body, AdapterLinear.forward = body_or_fail, product_or_fail
 
 
+def limit_memory() -> None:
+    from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
+
+    body = MicroBatchPass.body
+    marks = SCARCE if ALONE else SCARCE[RANK : RANK + 1]
+
+    def body_in_memory(self: Any, *, grad: bool, checkpoint: float) -> Any:
+        scarce = any(mark in one.tokens for mark in marks for one in self._examples)
+        if scarce and self._batch.tokens.numel() > 42 * (1 + checkpoint):
+            raise torch.OutOfMemoryError("out of memory")
+        return body(self, grad=grad, checkpoint=checkpoint)
+
+    MicroBatchPass.body = body_in_memory
+
+
 def run_recipe(recipe: str, out: Path) -> None:
     """Runs a recipe in which rank 1 ends at its 8th pass, without warning."""
     if RANK:
@@ -184,7 +202,23 @@ class Program:
             self.out[f"{name} step"] = self.step()
         self.note("one datum", client.forward_backward(plain[:1], "ppo").result())
         self.out["one datum step"] = self.step()
+        self.train_short_of_memory()
         self.out["path"] = client.save_state("trained").result().path
+
+    def train_short_of_memory(self) -> None:
+        """Rows that fit when layers are recomputed, and micro-batches that fit when halved."""
+        client, rng = self.client, self.rng
+        # Rank 0 gets the longest datum, so some of the others go to rank 1.
+        plain = [datum(rng, 61), datum(rng, 20)]
+        self.note("before", client.forward_backward(plain, "ppo").result())
+        for rank, mark in enumerate(SCARCE):
+            long = [*plain, *[datum(rng, 55, [mark]) for _ in range(4)]]
+            short = [*plain, *[datum(rng, 18, [mark]) for _ in range(12)]]
+            self.note(f"long rows, rank {rank}", client.forward_backward(long, "ppo").result())
+            custom = client.forward_backward_custom(short, pairs)
+            self.note(f"short rows, rank {rank}", custom.result())
+        # The gradients of passes that were repeated count once, those of the first pass too.
+        self.out["short of memory step"] = self.step()
 
     def refuse(self) -> None:
         client, rng = self.client, self.rng
@@ -232,6 +266,15 @@ class Program:
             self.note(name, self.client.forward_backward(data, "ppo").result())
             self.out[f"{name} step"] = self.step()
 
+    def queue(self) -> None:
+        """Submits operations that are still queued when the script ends."""
+        rng = np.random.default_rng(2)
+        for _ in range(4):
+            self.client.forward_backward([datum(rng, 50) for _ in range(8)], "ppo")
+        self.client.optim_step(types.AdamParams(learning_rate=1e-3, eps=1e-3))
+        self.client.save_state("queued")
+        self.out["queued path"] = f"tinker://{self.client._run_id}/weights/queued"
+
     def count_kept(self) -> None:
         """Notes how many numbers of the layers' matrices this rank has, and how many there are."""
         modules = self.client._created.result().base._decoder.modules()
@@ -252,11 +295,12 @@ def main() -> None:
         note_weights(Path(out))
     if RANK or ALONE:
         break_marked_passes()
+    limit_memory()
     if SHARD:
         from tinker_cookbook.engine.engine import Engine
 
         # Several micro-batches on each rank, which follows the plan of rank 0.
-        Engine.token_budget = lambda self, base: 30 if RANK else 100
+        Engine.token_budget = lambda self, base: base.limits.budget(30 if RANK else 100)
     program = Program(model)
     if not checkpoint:
         program.train()
@@ -265,6 +309,7 @@ def main() -> None:
     program.go_on(checkpoint[0] if checkpoint else program.out["path"])
     if SHARD:
         program.count_kept()
+    program.queue()
     Path(out).write_bytes(pickle.dumps(program.out))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, bounds_k: Tensor, max_q: int,
-    max_k: int, is_causal: bool, scale: float, window_size: Any, enable_gqa: bool, *others: Any,
+    max_k: int, is_causal: bool, scale: float, window_size: Any, enable_gqa: bool = False, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``torch_attn::_varlen_attn``: attention, log-sum-exp and random state."""
     assert bounds.dtype == torch.int32

@@ -13,6 +13,8 @@ import torch
 
 from tinker_cookbook.engine import engine as engine_module
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.model import base_model
+from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import weights_bytes
 from tinker_cookbook.exceptions import OutOfMemoryError
 
@@ -31,6 +33,34 @@ def test_the_size_is_that_of_the_weights(tmp_path, kind):
         count += model.get_input_embeddings().weight.numel()
     assert weights_bytes(folder, torch.float32) == 4 * count
     assert weights_bytes(folder, torch.bfloat16) == 2 * count
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({}, {"": torch.device("cuda:1")}),
+        ({"base_dtype": "nf4"}, None),
+        ({"divided": True}, None),
+    ],
+)
+def test_only_a_plain_model_is_loaded_straight_to_the_card(tiny_base, monkeypatch, settings, where):
+    """A quantised or divided one may not fit the card in full precision."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_base("llama").folder
+
+    class LoadedError(Exception):
+        pass
+
+    def load(folder: Path, **arguments: Any) -> None:
+        assert arguments.get("device_map") == where
+        raise LoadedError
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    for name in ("quantized_layout", "divisible_layout"):  # needs no package for this
+        monkeypatch.setattr(base_model, name, lambda base_dtype: None)
+    with pytest.raises(LoadedError):
+        BaseModel("x", folder, torch.device("cuda:1"), torch.bfloat16, **settings)
 
 
 def test_the_size_of_other_files_stands_for_it(tmp_path):

@@ -5,6 +5,7 @@ The kernels are emulated by plain torch; the sparse one also runs as torch's own
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import emulated_attention
@@ -205,6 +206,48 @@ def test_a_packed_pass_equals_the_padded_one(tiny_base, emulated, kind, loss, sh
     assert ref.relative_error(gradients, expected) <= 1e-4
 
 
+def test_torch_2_11_has_no_grouped_heads_in_the_packed_kernel(emulated, monkeypatch):
+    from torch.nn.attention import varlen
+
+    usual = varlen.varlen_attn
+    rows = [lay_out([np.arange(length)]) for length in (30, 9)]
+    leaves = [torch.randn(39, heads, 16).requires_grad_() for heads in (4, 2, 2)]
+
+    def results() -> list[torch.Tensor]:
+        out = PackedLayout.of(rows, ref.CPU).attend(AttentionCall(0, *leaves, 0.2, 12, None, None))
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    def without_groups(*args, scale, window_size) -> Any:
+        return usual(*args, scale=scale, window_size=window_size)
+
+    expected = results()
+    monkeypatch.setattr(varlen, "varlen_attn", without_groups)
+    for found, want in zip(results(), expected, strict=True):
+        torch.testing.assert_close(found, want)
+    assert emulated == ["packed_attention"] * 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 64), (100, 100)])
+def test_torch_2_11_has_one_limit_of_compiled_kernels(monkeypatch, before, after):
+    config = SimpleNamespace(recompile_limit=before)
+    monkeypatch.setattr(torch._dynamo, "config", config)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: (function, dynamic))
+    _, dynamic = attention._flex_attention.__wrapped__("cuda")
+    assert dynamic
+    assert config.recompile_limit == after
+
+
+def test_a_row_of_equal_sequences_uses_the_kernel_of_shared_rows(emulated):
+    """The check at load may have refused the packed one."""
+    tokens = np.arange(100)
+    (micro,) = plan([tokens, tokens], 1000, shared_budget=1000)
+    layout = pad(micro, [tokens, tokens], ref.CPU, PackedLayout).layout
+    assert layout is not None
+    heads = [torch.randn(100, count, 16) for count in (4, 2, 2)]
+    layout.attend(AttentionCall(0, *heads, 0.2, None, None, None))
+    assert emulated == ["sparse_attention"]
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_the_check_finds_a_wrong_kernel(tiny_base, emulated, monkeypatch, kind):
     from tinker_cookbook.engine.model import attention_support
@@ -217,6 +260,47 @@ def test_the_check_finds_a_wrong_kernel(tiny_base, emulated, monkeypatch, kind):
         monkeypatch.setattr(packed_attention, "_visible", lambda places, window: _all_before)
         monkeypatch.setattr(PackedLayout, "_bounds", (torch.tensor([0, 19], dtype=torch.int32), 19))
         assert not attention_support._row_agrees(base, PackedLayout, [[tokens[:11]], [tokens[11:]]])
+
+
+@pytest.mark.parametrize("groups", [[[5], [9]], [[9, 14]]])
+def test_the_check_needs_a_backward_pass_and_memory(
+    tiny_base, emulated, monkeypatch, caplog, groups
+):
+    from tinker_cookbook.engine.model import attention_support
+
+    base = tiny_base("qwen3")
+    error = RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: 114688")
+    tokens = attention_support.probe_tokens(base.vocab_size, 19)
+    sequences = [[tokens[:length] for length in group] for group in groups]
+
+    def agrees() -> bool:
+        with torch.no_grad():
+            return attention_support._row_agrees(base, PackedLayout, sequences)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    def without_backward(kernel: Any) -> Any:
+        def attend(*args: Any) -> torch.Tensor:
+            out = kernel(*args)
+            if out.requires_grad:
+                out.register_hook(fail)
+            return out
+
+        return attend
+
+    assert agrees()
+    for name in ("packed_attention", "sparse_attention"):
+        monkeypatch.setattr(attention, name, without_backward(getattr(attention, name)))
+    with caplog.at_level("INFO"):
+        assert not agrees()
+    assert "PackedLayout is not used: No valid triton configs" in caplog.text
+    error = torch.OutOfMemoryError("out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        agrees()
+    monkeypatch.setattr(base, "hidden_of_batch", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        attention_support.check_batch_attention(base)
 
 
 def _all_before(batch, head, q, k) -> torch.Tensor:

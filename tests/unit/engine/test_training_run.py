@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import engine_reference as ref
 import numpy as np
 import pytest
@@ -286,6 +288,47 @@ def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
         *((20, 0), recomputed),
         *((50, 0.5), (50, 1), (50, 1)),
     ]
+
+
+@pytest.mark.usefixtures("unlearned_limits")
+def test_a_pass_in_step_with_other_ranks_fails_once_for_each_limit(stories_base, monkeypatch):
+    original, seen = MicroBatchPass.run, []
+
+    def short_of_memory(self, *args, checkpoint, **kwargs):
+        tokens = sum(len(example) for example in self._examples)
+        seen.append((tokens, checkpoint))
+        if tokens > 25 * (1 + checkpoint):
+            raise torch.OutOfMemoryError("out of memory")
+        original(self, *args, checkpoint=checkpoint, **kwargs)
+
+    monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
+    rng, run = np.random.default_rng(0), ref.make_run(stories_base)
+    run.in_step = 1
+    for data, reason in (
+        (ref.supervised(rng, stories_base, (37,)), "a sequence of 37 tokens"),
+        (ref.supervised(rng, stories_base, (8, 8, 8, 8)), "a micro-batch of 32 tokens"),
+    ):
+        with pytest.raises(OutOfMemoryError, match=reason):
+            run.forward_backward(data, "cross_entropy")
+        run.in_step = len(run._plan(data))
+        run.forward_backward(data, "cross_entropy")
+    assert seen == [(37, 0), (37, 0.5), (32, 0), (16, 0), (16, 0)]
+    assert run.token_budget == 16
+
+
+def test_limits_of_several_ranks_are_put_together():
+    def found(**changes) -> KnownLimits:
+        return replace(known, recomputed=dict(known.recomputed), **changes)
+
+    known = KnownLimits()
+    recomputing = found()
+    recomputing.note_recomputed(50, 0.5)
+    assert known.learn([found(failed_tokens=100, failed_free=7), recomputing, found()], free=20)
+    assert known == KnownLimits(100, 20, {50: 0.5})
+    assert not known.learn([found(), found()], free=30)
+    # With more free memory a larger micro-batch was tried, and failed.
+    assert known.learn([found(failed_tokens=300, failed_free=9), found()], free=60)
+    assert known == KnownLimits(300, 60, {50: 0.5})
 
 
 def test_recomputing_some_layers_gives_the_same_gradient(stories_base, monkeypatch):

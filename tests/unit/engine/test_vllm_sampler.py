@@ -27,6 +27,7 @@ from conftest import run_now
 from fake_vllm import FakeVLLM, Transformers
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -279,7 +280,7 @@ def test_what_answers_at_a_url_is_checked(fake, base):
         make(fake.url)
 
 
-def test_the_server_sleeps_while_the_trainer_works(fake, base):
+def test_the_server_sleeps_while_the_trainer_works(fake, base, caplog):
     vllm = VLLMSampler(SamplerSettings(sampler=fake.url), ref.CPU, torch.float32, run_now)
     object.__setattr__(vllm._settings, "vllm_args", "--enable-sleep-mode")
     sampler = Sampler(base, None)
@@ -298,6 +299,10 @@ def test_the_server_sleeps_while_the_trainer_works(fake, base):
     vllm.rest()
     going.set()
     assert future.result(SECONDS) == first
+    # Training goes on without an answer.
+    fake.close()
+    vllm.rest()
+    assert "vLLM keeps its memory during training: the vLLM server at" in caplog.text
     vllm.close()
 
 
@@ -320,9 +325,15 @@ def python_with_fake(folder: Path) -> Path:
 def test_a_process_is_started_ended_and_started_again(base, tmp_path, caplog):
     """2 s: three processes."""
     python = str(python_with_fake(tmp_path))
-    flags = "CUDA_VISIBLE_DEVICES=1 --tensor-parallel-size 2 --delay 0.02"
-    chosen = SamplerSettings("vllm", python, flags)
-    vllm = VLLMSampler(chosen, ref.CPU, torch.float32, run_now)
+    flags = "CUDA_VISIBLE_DEVICES=1 --tensor-parallel-size 2 --delay 0.02 --enable-sleep-mode"
+    chosen, released = SamplerSettings("vllm", python, flags), []
+
+    def submit(work, *arguments):
+        if work is release_cached_memory:
+            released.append([process.running for process in vllm._processes])
+        return run_now(work, *arguments)
+
+    vllm = VLLMSampler(chosen, ref.CPU, torch.float32, submit)
     sampler = Sampler(base, ref.random_adapter(base))
     first = ask(vllm, sampler).result(SECONDS)
     process = vllm._server.result().process
@@ -335,27 +346,62 @@ def test_a_process_is_started_ended_and_started_again(base, tmp_path, caplog):
     os.killpg(process._process.pid, signal.SIGKILL)
     with pytest.raises(BackendError, match=r"was ended by signal 9; log: .*server-"):
         future.result(SECONDS)
+    wait_until(lambda: not vllm._requests)
+    vllm.rest()  # there is nothing to put to sleep
+    assert "vLLM keeps its memory" not in caplog.text
     # The next request starts it again, with the adapter.
     assert ask(vllm, sampler).result(SECONDS) == first
+    assert released == [[], [False]]  # before each start
     assert "vLLM is started again" in caplog.text
     process = vllm._server.result().process
     vllm.close()
     assert not process.running
 
 
-def test_a_process_that_does_not_start_says_why(base, tmp_path):
-    python = str(python_with_fake(tmp_path))
-    chosen = SamplerSettings("vllm", python, "--crash")
-    vllm = VLLMSampler(chosen, ref.CPU, torch.float32, run_now)
-    for _ in range(2):  # the second request does not start it again
-        with pytest.raises(
-            BackendError,
-            match=r"did not start: its process ended with code 1.*\n.*"
-            "no kernel image is available",
-        ):
-            ask(vllm, Sampler(base, None)).result(SECONDS)
-    assert len(list((Path(os.environ["TINKER_COOKBOOK_HOME"]) / "vllm").glob("*.log"))) == 1
+def test_a_process_that_does_not_start_says_why_and_is_tried_again(base, tmp_path):
+    """At later requests, but not for ever."""
+    python, sampler = str(python_with_fake(tmp_path)), Sampler(base, None)
+
+    def made() -> VLLMSampler:
+        chosen = SamplerSettings("vllm", python, "--crash")
+        return VLLMSampler(chosen, ref.CPU, torch.float32, run_now)
+
+    def fails(vllm: VLLMSampler) -> None:
+        said = r"did not start: its process ended with code 1.*\n.*no kernel image is available"
+        with pytest.raises(BackendError, match=said):
+            ask(vllm, sampler).result(SECONDS)
+
+    def logs() -> int:
+        return len(list((Path(os.environ["TINKER_COOKBOOK_HOME"]) / "vllm").glob("*.log")))
+
+    vllm = made()
+    for count in (1, 2, 3, 3):
+        fails(vllm)
+        assert logs() == count
     vllm.close()
+    vllm = made()
+    fails(vllm)
+    object.__setattr__(vllm._settings, "vllm_args", "")
+    assert len(ask(vllm, sampler).result(SECONDS)) == 2
+    vllm.close()
+
+
+def test_the_server_is_started_on_the_trainers_gpu(base, monkeypatch):
+    def visible(index: int, flags: str = "") -> str | None:
+        chosen = SamplerSettings("vllm", "", flags)
+        vllm = VLLMSampler(chosen, torch.device("cuda", index), torch.bfloat16, run_now)
+        _, variables = vllm._command(Sampler(base, None))
+        vllm.close()
+        return variables.get("CUDA_VISIBLE_DEVICES")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert visible(0) is None
+    # The others follow, for flags that need several.
+    assert visible(2) == "2,0,1,3"
+    assert visible(2, "CUDA_VISIBLE_DEVICES=0,3 --tensor-parallel-size 2") == "0,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-1f,4")
+    assert visible(1) == "GPU-1f,6,4"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
@@ -61,6 +62,8 @@ def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
             return shapes
         reason = "its layers keep more than keys and values"
     except _UNSUPPORTED as error:
+        if out_of_memory(error):
+            raise
         reason = str(error)
     logger.info("%s: requests are sampled one at a time: %s", base.name, reason)
     return None
@@ -144,9 +147,13 @@ def _row_agrees(
         for parts in ([row.tokens for row in rows], [row.positions for row in rows])
     )
     try:
+        # A GPU may have a kernel for the forward pass alone (pytorch #198224).
+        compute = base.hidden_with_backward if kind is PackedLayout else base.hidden
         with base.attending(layout):
-            found = base.hidden(tokens, position_ids=positions)[0]
+            found = compute(tokens, position_ids=positions)[0]
     except _UNSUPPORTED as error:
+        if out_of_memory(error):
+            raise
         logger.info("%s: %s is not used: %s", base.name, kind.__name__, error)
         return False
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)])

@@ -180,6 +180,20 @@ class BaseModel:
         with self.with_ranks(), self._rotary.active():
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
 
+    def hidden_with_backward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+        """Returns ``hidden`` after a backward pass to the embeddings, whose result is dropped."""
+        embedded: list[Tensor] = []
+        hook = self._model.get_input_embeddings().register_forward_hook(
+            lambda module, inputs, output: embedded.append(output.requires_grad_())
+        )
+        with torch.enable_grad():
+            try:
+                hidden = self.hidden(tokens, **kwargs)
+            finally:
+                hook.remove()
+            torch.autograd.grad(hidden.sum(), embedded)
+        return hidden.detach()
+
     def hidden_of_batch(
         self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
     ) -> Tensor:
@@ -305,7 +319,7 @@ def _load(
     from transformers.masking_utils import sdpa_mask
 
     # On CUDA, load directly to the device: the host never holds the whole model.
-    where = {"device_map": {"": device}} if device.type == "cuda" else {}
+    where = {"device_map": {"": at}} if at.type == "cuda" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, **where, **dequantized(name, folder)
     )

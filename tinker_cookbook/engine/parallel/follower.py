@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.model.loading import import_library
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.resolve import ResolvedModel
@@ -176,7 +177,6 @@ class Follower:
         """Runs a pass, in step with the other ranks where they share a divided base model."""
         if steps is None:
             return work()
-        run.token_budget = steps.token_budget
 
         def tell(error: Exception) -> None:
             # Before this rank catches up: rank 0 may be waiting for its part of a custom loss.
@@ -234,6 +234,12 @@ class Follower:
                 data, loss_fn, group_size, trained_only=trained_only
             ),
         )
+
+    def _undo_pass(self, key: int) -> KnownLimits:
+        """Drops the gradients of a pass that will be repeated; returns the limits found by it."""
+        run = self._runs[key]
+        run.undo_pass()
+        return run.base.limits
 
     def _give_gradients(self, key: int) -> None:
         with in_step("summing gradients"):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tinker_cookbook.engine.device_names import check_device_name
 from tinker_cookbook.engine.parallel.messages import FAILING, QUESTION, Answer, Call, Channel
+from tinker_cookbook.engine.worker import finish_operations
 from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Followers:
         """Lets the other ranks end. Later losses of a rank are no error."""
         if os.getpid() != self._process:
             return
+        finish_operations()  # they need the other ranks
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             with suppress(OSError):
@@ -288,8 +290,6 @@ def _join() -> None:
     here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
     if 1 < place.world == here:
         from torch.distributed.rendezvous import rendezvous
-
-        import tinker_cookbook.engine.worker  # noqa: F401  that it exits before ``Followers.end``
 
         store, _, _ = next(rendezvous("env://"))
     # The children of this process are no ranks.

@@ -64,9 +64,18 @@ class Call:
 
     def wait(self) -> dict[int, Any]:
         """Returns the result of each rank; raises the error of the first rank that has one."""
+        results, errors = self.outcomes()
+        if errors:
+            raise errors[0]
+        return results
+
+    def outcomes(self) -> tuple[dict[int, Any], list[BaseException]]:
+        """Returns the results, and the errors of the ranks that failed."""
         # Wait for all ranks, even after an error: the next operation needs every rank idle.
         wait(self._futures.values())
-        return {rank: future.result() for rank, future in self._futures.items()}
+        errors = {rank: future.exception() for rank, future in self._futures.items()}
+        results = {rank: self._futures[rank].result() for rank in errors if errors[rank] is None}
+        return results, [error for error in errors.values() if error is not None]
 
     def on_error(self, act: Callable[[Any], None]) -> None:
         """Calls ``act`` with the first error that a rank reports."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch.utils.checkpoint import CheckpointError
 
+from tinker_cookbook.engine.devices import free_memory_bytes
+from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.parallel.launch import Followers, in_step
 from tinker_cookbook.engine.parallel.share import (
     BatchLoss,
@@ -23,9 +28,15 @@ from tinker_cookbook.engine.parallel.share import (
 )
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import CustomLossFn
+from tinker_cookbook.engine.training.micro_batch import plan_for
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+from tinker_cookbook.exceptions import OutOfMemoryError
 
+logger = logging.getLogger(__name__)
+
+_MOST_ATTEMPTS = 8
+"""Attempts of a pass over a divided base model before its error is raised."""
 _keys = itertools.count()
 
 
@@ -52,21 +63,24 @@ class DataParallelRun(TrainingRun):
         backward: bool = True,
     ) -> LossOutput:
         """See ``TrainingRun.forward_backward``; an error of any rank refuses the pass."""
-        with self._refusing_step_after_failure(backward):
+        with self.refusing_step_after_failure(backward):
             # The whole batch: messages number its datums, and no rank begins a batch that is wrong.
             _, data, _ = self._checked(data, loss_name, loss_config)
-            shares = self._shares(data)
-            steps = self._steps(data, shares, [backward])
             more = loss_name, loss_config, backward
-            return self._on_all_ranks(
-                "forward_backward",
-                shares,
-                {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
-                lambda own: super(DataParallelRun, self).forward_backward(
-                    own, loss_name, loss_config, backward=backward
-                ),
-                steps,
-            )
+
+            def attempt() -> LossOutput:
+                shares = self._shares(data)
+                return self._on_all_ranks(
+                    "forward_backward",
+                    shares,
+                    {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
+                    lambda own: super(DataParallelRun, self).forward_backward(
+                        own, loss_name, loss_config, backward=backward
+                    ),
+                    self._steps(data, shares, [backward]),
+                )
+
+            return self._with_repetition(attempt)
 
     def forward_backward_custom(
         self,
@@ -78,26 +92,31 @@ class DataParallelRun(TrainingRun):
     ) -> LossOutput:
         """See ``TrainingRun.forward_backward_custom``. ``loss_fn`` is called in rank 0 alone, one
         call at a time; with a ``group_size`` also on threads that wait for other ranks."""
-        with self._refusing_step_after_failure(True):
+        with self.refusing_step_after_failure(True):
             self._check_custom(data, group_size)
-            shares = self._shares(data, group_size or 1)
             kind = BatchLoss if group_size is None else GroupLoss
-            steps = self._steps(data, shares, [True], group_size or 1)
-            # A loss of the whole batch runs the layers twice if a rank has several micro-batches.
-            if steps is not None and steps.micro_batches > 1 and group_size is None:
-                steps = replace(steps, phases=[False, True])
-            loss = kind(loss_fn, shares, self.base.device, in_step=steps is not None)
             more = group_size, trained_only
-            return self._on_all_ranks(
-                "forward_backward_custom",
-                shares,
-                {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
-                lambda own: super(DataParallelRun, self).forward_backward_custom(
-                    own, loss.own, group_size, trained_only=trained_only
-                ),
-                steps,
-                loss,
-            )
+
+            def attempt() -> LossOutput:
+                shares = self._shares(data, group_size or 1)
+                steps = self._steps(data, shares, [True], group_size or 1)
+                # A loss of the whole batch runs the layers twice if a rank has several
+                # micro-batches.
+                if steps is not None and steps.micro_batches > 1 and group_size is None:
+                    steps = replace(steps, phases=[False, True])
+                loss = kind(loss_fn, shares, self.base.device, in_step=steps is not None)
+                return self._on_all_ranks(
+                    "forward_backward_custom",
+                    shares,
+                    {rank: ([data[i] for i in own], *more) for rank, own in enumerate(shares)},
+                    lambda own: super(DataParallelRun, self).forward_backward_custom(
+                        own, loss.own, group_size, trained_only=trained_only
+                    ),
+                    steps,
+                    loss,
+                )
+
+            return self._with_repetition(attempt)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
         """See ``TrainingRun.optim_step``."""
@@ -132,8 +151,40 @@ class DataParallelRun(TrainingRun):
         """Returns how a pass keeps the ranks in step; ``None`` if each has a whole base model."""
         if not self.base.divided:
             return None
-        plans = (self._plan([data[i] for i in share], group_size) for share in shares)
-        return Steps(max(len(plan) for plan in plans), self.token_budget, phases)
+        # With the budget of ``shares``, which is not measured again.
+        budget, base = self.token_budget, self.base
+        tokens = ([data[i].tokens for i in share] for share in shares)
+        count = max(len(plan_for(base, one, budget, group_size)) for one in tokens)
+        return Steps(count, budget, phases, base.limits)
+
+    def _with_repetition(self, attempt: Callable[[], LossOutput]) -> LossOutput:
+        """Runs a pass. If a rank that shares the base model is out of memory, repeats it on all
+        ranks with what that rank has found: they cannot halve a micro-batch each by itself."""
+        if not self.base.divided:
+            return attempt()
+        failure = self._failure
+        for left in reversed(range(_MOST_ATTEMPTS)):
+            known = deepcopy(self.base.limits)
+            try:
+                output = attempt()
+            except Exception as error:
+                self.undo_pass()
+                if not (left and isinstance(error, OutOfMemoryError) and self._learned(known)):
+                    raise
+                logger.warning("%s; the pass is repeated on all ranks.", error)
+            else:
+                self.keep_pass()
+                return output
+            self._failure = failure  # the repetition decides
+        raise AssertionError("unreachable")
+
+    def _learned(self, known: KnownLimits) -> bool:
+        """Undoes a pass on the other ranks; returns whether any rank found limits that were not
+        ``known``."""
+        others = self._followers.start("undo_pass", self._key).wait()
+        found = [self.base.limits, *others.values()]
+        self.base.limits = known
+        return known.learn(found, free_memory_bytes(self.base.device))
 
     def _on_all_ranks(
         self,
@@ -155,24 +206,25 @@ class DataParallelRun(TrainingRun):
         call = self._followers.start_each(name, others, None if loss is None else loss.answer)
         if loss is not None:
             call.on_error(loss.give_up)
-        error: BaseException | None = None
+        errors: list[BaseException] = []
         outputs = dict[int, LossOutput]()
         try:
             with self._keeping_step(steps, loss.give_up if loss is not None else lambda _: None):
                 outputs[0] = own(arguments[0][0])
         except Exception as caught:
-            error = caught
+            errors.append(caught)
             if loss is not None:
                 loss.give_up(caught)
         # Also after an error here: the others end first.
-        try:
-            outputs |= call.wait()
-        except Exception as caught:
-            error = error or caught
-        error = (None if loss is None else loss.error) or error
-        if error is not None:
-            raise error
-        return _joined(outputs, shares)
+        others, failed = call.outcomes()
+        errors += failed
+        if loss is not None and loss.error is not None:
+            raise loss.error
+        if errors:
+            # Without the weights of a rank that failed, others recompute different layers: that
+            # error is not the cause.
+            raise min(errors, key=lambda error: isinstance(error, CheckpointError))
+        return _joined(outputs | others, shares)
 
     @contextmanager
     def _keeping_step(

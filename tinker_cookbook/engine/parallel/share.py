@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.model.lora import Adapter
 from tinker_cookbook.engine.parallel.launch import keeping_step
 from tinker_cookbook.engine.training.losses import CustomLossFn, evaluate_custom
@@ -85,6 +86,8 @@ class Steps:
     """Tokens of one at most."""
     phases: Sequence[bool]
     """For each run over the micro-batches, whether it has a backward part."""
+    limits: KnownLimits
+    """Those of rank 0, which all ranks begin with."""
 
 
 @contextmanager
@@ -103,9 +106,14 @@ def pass_in_step(
             for place in gathers.of_pass(run.adapter.tensors, backward=backward)
         ]
 
-    run.in_step = steps.micro_batches
-    with keeping_step("a pass over the divided base model", gathers, expected, on_error):
-        yield
+    run.keep_pass()  # the one before was not undone
+    run.in_step, run.token_budget = steps.micro_batches, steps.token_budget
+    run.base.limits = steps.limits
+    try:
+        with keeping_step("a pass over the divided base model", gathers, expected, on_error):
+            yield
+    finally:
+        run.in_step = None
 
 
 Evaluated = tuple[float, dict[str, float], list[Tensor]]

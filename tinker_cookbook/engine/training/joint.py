@@ -119,8 +119,8 @@ def run_together(
 
 
 def _checked(number: int, request: PassRequest) -> _Pass:
-    run, data = request.run(), request.examples()
-    loss, data, config = run.checked_pass(data, request.loss_name, request.loss_config)
+    run = request.run()
+    loss, data, config = run.checked_pass(request.examples, request.loss_name, request.loss_config)
     return _Pass(number, request, run, loss, data, config)
 
 

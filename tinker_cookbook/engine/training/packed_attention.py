@@ -40,19 +40,22 @@ class _Segment:
 class PackedLayout:
     """A row [T] in which each token sees the earlier tokens of its own sequences."""
 
-    def __init__(self, segments: Sequence[_Segment], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[_Segment], device: torch.device, *, shared: bool) -> None:
         self.windows_seen: dict[int, int | None] = {}
         """Sliding window of each layer that was called. The check at load reads it."""
         self._device = device
         self._segments = segments
         self._length = segments[-1].end
-        self._shared = any(len(segment.path) > 1 for segment in segments)
+        self._shared = shared
         self._masks: dict[int | None, BlockMask] = {}
 
     @classmethod
     def of(cls, rows: Sequence[TreeRow], device: torch.device) -> PackedLayout:
         """Returns the layout of consecutive rows."""
-        return cls(_segments(rows), device)
+        # Equal sequences share one segment. They use the sparse kernel too, because the check at
+        # load may have refused the other one.
+        shared = any(len(row.where) > 1 for row in rows)
+        return cls(_segments(rows), device, shared=shared)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns attention [T, heads, D]."""

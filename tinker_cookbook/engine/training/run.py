@@ -98,6 +98,8 @@ class TrainingRun:
         self._shared_with_sampler = False
         self.in_step: int | None = None
         """Number of micro-batches that each rank runs in this pass over a divided base model."""
+        self._pending: dict[str, torch.Tensor] = {}
+        """Gradients of the last such pass, which is repeated if another rank is out of memory."""
 
     def forward_backward(
         self,
@@ -112,7 +114,7 @@ class TrainingRun:
 
         If any part of the batch fails, no gradient is added, and the next ``optim_step`` raises.
         """
-        with self._refusing_step_after_failure(backward):
+        with self.refusing_step_after_failure(backward):
             loss, data, config = self._checked(data, loss_name, loss_config)
 
             def run(micro: MicroBatchPass, checkpoint: float) -> None:
@@ -138,7 +140,7 @@ class TrainingRun:
         loss does not read log-probabilities of targets without weight: these are 0 and need no
         logits.
         """
-        with self._refusing_step_after_failure(True):
+        with self.refusing_step_after_failure(True):
             self._check_custom(data, group_size)
             if group_size is None:
                 return self._coupled(data, loss_fn, trained_only)
@@ -178,19 +180,20 @@ class TrainingRun:
     def take_gradients(self) -> dict[str, torch.Tensor]:
         """Returns the accumulated gradients and clears them, together with the note of a
         failure."""
+        self.keep_pass()
         gradients, self._gradients, self._failure = self._gradients, {}, None
         return gradients
 
     def checked_pass(
         self,
-        data: Sequence[Example],
+        examples: Callable[[], Sequence[Example]],
         loss_name: str,
         loss_config: Mapping[str, float | str] | None,
     ) -> tuple[Loss, list[Example], Mapping[str, float]]:
         """Returns the checked loss, data and settings of a ``forward_backward``; if one is invalid,
         raises an error and makes the next step fail."""
-        with self._refusing_step_after_failure(True):
-            return self._checked(data, loss_name, loss_config)
+        with self.refusing_step_after_failure(True):
+            return self._checked(examples(), loss_name, loss_config)
         raise AssertionError("unreachable")
 
     def compute_joint(
@@ -204,11 +207,22 @@ class TrainingRun:
 
     def add_gradients(self, gradients: TermGradients) -> None:
         """Adds a finished batch's gradients of the terms to the run's (overwrites the argument)."""
-        for name, gradient in self.adapter.parameter_gradients(gradients).items():
+        self._pending = self.adapter.parameter_gradients(gradients)
+        if self.in_step is None:
+            self.keep_pass()
+
+    def keep_pass(self) -> None:
+        """Adds the gradients of the last pass to those of earlier passes."""
+        pending, self._pending = self._pending, {}
+        for name, gradient in pending.items():
             if name in self._gradients:
                 self._gradients[name].add_(gradient)
             else:
                 self._gradients[name] = gradient
+
+    def undo_pass(self) -> None:
+        """Drops the gradients of the last pass, which another rank could not complete."""
+        self._pending = {}
 
     def idle(self, count: int, terms: Terms, *, backward: bool) -> None:
         """Runs ``count`` micro-batches that train nothing, so that the other ranks can run theirs
@@ -224,7 +238,7 @@ class TrainingRun:
 
     def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
         """Raises the ``error`` of a pass that could not start; the next step will raise too."""
-        with self._refusing_step_after_failure(backward):
+        with self.refusing_step_after_failure(backward):
             raise error
         raise AssertionError("unreachable")
 
@@ -273,7 +287,8 @@ class TrainingRun:
             )
 
     @contextmanager
-    def _refusing_step_after_failure(self, backward: bool) -> Iterator[None]:
+    def refusing_step_after_failure(self, backward: bool) -> Iterator[None]:
+        """Context in which a pass runs. If it fails and is ``backward``, the next step raises."""
         try:
             yield
         except Exception as error:
@@ -393,7 +408,8 @@ class TrainingRun:
         if backward and not halves:
             attempts += [share for share in _SHARES if share > attempts[0]]
         reason = ""
-        for checkpoint in attempts:
+        # A second attempt would leave the ranks that are in step: rank 0 repeats the pass instead.
+        for checkpoint in attempts if self.in_step is None else attempts[:1]:
             one = MicroBatchPass(self.base, terms(micro), data, micro)
             try:
                 run(one, checkpoint)
@@ -401,25 +417,32 @@ class TrainingRun:
                     self.base.limits.note_recomputed(micro.padded_tokens, checkpoint)
                 return [(micro, one)]
             except Exception as error:
-                # A second attempt would leave the ranks that are in step.
-                if not out_of_memory(error) or self.in_step is not None:
+                if not out_of_memory(error):
                     raise
                 reason = str(error)
             # Outside the except block, whose traceback would keep the activations alive.
             one.release()
             release_cached_memory(self.base.device)
         if not halves:
+            if self.in_step is not None and len(attempts) > 1:
+                self.base.limits.note_recomputed(micro.padded_tokens, attempts[1])
             count = micro.group_size
             what = "a sequence" if count == 1 else f"a group of {count} sequences in rows"
             raise OutOfMemoryError(
                 f"{what} of {micro.padded_length} tokens does not fit into the memory of "
                 f"{self.base.device}: {reason}; set max_length lower"
             )
-        logger.warning("Out of memory at %d tokens; halving.", micro.padded_tokens)
+        tokens = micro.padded_tokens
+        logger.warning("Out of memory at %d tokens; halving.", tokens)
         # Remember the limit for this and later runs on the same base model: another failure would
         # cost a pass.
-        self.base.limits.note_failed(micro.padded_tokens, free_memory_bytes(self.base.device))
+        self.base.limits.note_failed(tokens, free_memory_bytes(self.base.device))
         self.token_budget = self.base.limits.budget(self.token_budget)
+        if self.in_step is not None:
+            raise OutOfMemoryError(
+                f"a micro-batch of {tokens} tokens does not fit into the memory of "
+                f"{self.base.device}: {reason}"
+            )
         out = []
         for half in halves:
             out += self._with_retries(data, half, terms, run, backward)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.vllm import _serve
 
@@ -101,6 +103,14 @@ class VLLMProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def visible_devices(first: int) -> str:
+    """Returns ``CUDA_VISIBLE_DEVICES`` for a process that uses GPU number ``first`` of this one
+    before the others."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    return ",".join([names.pop(first), *names])
 
 
 def adapters_folder() -> Path:

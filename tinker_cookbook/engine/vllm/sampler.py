@@ -40,7 +40,7 @@ from tinker_cookbook.engine.vllm.client import (
     VLLMClient,
     probe_server,
 )
-from tinker_cookbook.engine.vllm.process import VLLMProcess
+from tinker_cookbook.engine.vllm.process import VLLMProcess, visible_devices
 from tinker_cookbook.engine.vllm.settings import (
     ARCHITECTURES_WITH_HEAD,
     CHECKED_VERSION,
@@ -60,6 +60,8 @@ _MOST_ADAPTERS, _MOST_ADAPTERS_CPU = 4, 32
 _MEMORY_SHARE = 0.45
 """Share of the GPU's memory for a server on the trainer's GPU; the trainer has the rest."""
 _SLEEP_FLAG = "--enable-sleep-mode"
+_MOST_STARTS = 3
+"""Failed starts in a row after which the server is not started again."""
 
 
 @dataclass
@@ -70,6 +72,11 @@ class _Server:
     model: ServedModel
     process: VLLMProcess | None = None
     asleep: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.process is not None and not self.process.running
 
 
 class VLLMSampler:
@@ -100,6 +107,7 @@ class VLLMSampler:
         self._base: BaseModel | None = None
         self._others: set[BaseModel] = set()
         self._server: asyncio.Task[_Server] | None = None
+        self._starts = 0
         self._requests: set[asyncio.Task[None]] = set()
         self._waking = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
@@ -216,14 +224,18 @@ class VLLMSampler:
         """Returns the server. The first request starts it; concurrent requests wait for the same
         start."""
         task = self._server
-        if task is not None and task.done() and not task.cancelled() and not task.exception():
-            process = task.result().process
-            if process is not None and not process.running:
-                logger.warning("vLLM is started again: %s", process.exit_reason())
-                await task.result().client.close()
+        if task is not None and task.done() and not task.cancelled():
+            if (error := task.exception()) is not None:
+                # Memory may be free by now. Other failures repeat themselves, each after minutes.
+                if self._starts < _MOST_STARTS:
+                    logger.warning("vLLM is started again: %s", error)
+                    task = None
+            elif (server := task.result()).ended and server.process is not None:
+                logger.warning("vLLM is started again: %s", server.process.exit_reason())
+                await server.client.close()
                 task = None
-        # A failed start is not repeated: it would only fail again minutes later.
         if task is None:
+            self._starts += 1
             task = self._server = self._loop.create_task(self._start(sampler))
         return await asyncio.shield(task)
 
@@ -233,6 +245,7 @@ class VLLMSampler:
             url = self._settings.url or ""
             return _Server(VLLMClient(url, self._key, timeout), self._given)
         arguments, variables = self._command(sampler)
+        await self._release_memory()
         process = VLLMProcess(
             self._settings.python(), str(sampler.base.folder), arguments, variables
         )
@@ -253,6 +266,7 @@ class VLLMSampler:
         except BaseException:
             process.end()
             raise
+        self._starts = 0
         logger.info("vLLM answers after %.0f s", time.monotonic() - began)
         return _Server(client, model, process)
 
@@ -274,6 +288,8 @@ class VLLMSampler:
             # steps.
             arguments += ["--no-enable-chunked-prefill"]
         variables, words = self._settings.words
+        if self._device.index:  # by itself vLLM uses the first visible GPU
+            variables = {"CUDA_VISIBLE_DEVICES": visible_devices(self._device.index), **variables}
         if _SLEEP_FLAG in words:
             variables = {"VLLM_SERVER_DEV_MODE": "1", **variables}
         return [*arguments, *words], variables
@@ -286,18 +302,26 @@ class VLLMSampler:
             return
         async with self._waking:
             server = task.result()
-            if not server.asleep:
+            if server.asleep or server.ended:
+                return
+            try:
                 await server.client.sleep()
+            except BackendError as error:  # the pass may fit nevertheless
+                logger.warning("vLLM keeps its memory during training: %s", error)
+            else:
                 server.asleep = True
 
     async def _wake(self, server: _Server) -> None:
         async with self._waking:
             if server.asleep:
-                # Runs after the training pass in progress: trainer and server cannot use the memory
-                # at once.
-                await asyncio.wrap_future(self._submit(release_cached_memory, self._device))
+                await self._release_memory()
                 await server.client.wake()
                 server.asleep = False
+
+    async def _release_memory(self) -> None:
+        """Frees the trainer's cached memory for the server."""
+        # After the training pass in progress: trainer and server cannot use the memory at once.
+        await asyncio.wrap_future(self._submit(release_cached_memory, self._device))
 
     async def _close(self) -> None:
         """Ends all requests and connections."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # imported where it is used, because torch's compiler takes s
 _WIDEST_HEAD = 256
 """Flash kernels keep a head in shared memory; wider heads do not fit."""
 
+_KERNELS = 64
+"""Maximum number of sparse kernels that are compiled."""
+
 
 def packs(query: Tensor, value: Tensor) -> bool:
     """Returns whether ``packed_attention`` supports these heads [T, heads, D]."""
@@ -48,10 +51,16 @@ def packed_attention(
 
     # Flash attention's window counts only the keys before the token.
     before = -1 if window is None else window - 1
-    grouped = query.shape[1] != key.shape[1]
+    options: dict[str, Any] = {}
+    if query.shape[1] != key.shape[1]:
+        if _takes(varlen_attn, "enable_gqa"):
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            group = query.shape[1] // key.shape[1]
+            key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
     return varlen_attn(
         query, key, value, bounds, bounds, longest, longest,
-        scale=scale, window_size=(before, 0), enable_gqa=grouped,
+        scale=scale, window_size=(before, 0), **options,
     )  # type: ignore[return-value]  # fmt: skip
 
 
@@ -92,9 +101,19 @@ def _flex_attention(device_type: str) -> Callable[..., Any]:
         return flex_attention
     # Lengths differ in each batch, so compile one kernel for all. Head shapes, windows and soft
     # caps need separate kernels; above torch's limit of 8 it would materialise all scores.
-    limited = "recompile_limit" in signature(torch.compile).parameters  # torch 2.13
-    options: dict[str, Any] = {"recompile_limit": 64} if limited else {}
+    options: dict[str, Any] = {}
+    if _takes(torch.compile, "recompile_limit"):
+        options["recompile_limit"] = _KERNELS
+    else:  # before torch 2.13 all functions have one limit
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, _KERNELS)
     return torch.compile(flex_attention, dynamic=True, **options)
+
+
+@cache
+def _takes(function: Callable[..., Any], parameter: str) -> bool:
+    """Returns whether this version of a function has a parameter."""
+    return parameter in signature(function).parameters
 
 
 @cache
