@@ -91,16 +91,21 @@ _FAMILIES = (
     _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", BASE, is_chat=False),
     _Family(r"qwen3-coder", "Qwen", "3", _TEMPLATE),
     _Family(r"qwen3-.*instruct", "Qwen", "3", QWEN3_INSTRUCT),
-    _Family(r"qwen3-.*thinking", "Qwen", "3", ("qwen3",)),
+    # The prompt always opens the thinking block, which the qwen3 renderer leaves to the model.
+    _Family(r"qwen3-.*thinking", "Qwen", "3", _TEMPLATE),
     _Family(r"qwen3-", "Qwen", "3", QWEN3),
     _Family(r"qwen3\.8-", "Qwen", "3.8", QWEN3_8, is_vl=True),
     _Family(r"qwen3\.6-", "Qwen", "3.6", QWEN3_5, is_vl=True),
     _Family(r"qwen3\.5-", "Qwen", "3.5", QWEN3_5, is_vl=True),
     _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),
-    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
+    # The default system prompt differs from that of the qwen2_5 renderer.
+    _Family(r"qwen2\.5-math-.*instruct", "Qwen", "2.5", _TEMPLATE),
+    _Family(r"qwen2\.5-.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
     _Family(r"qwen2\.5-", "Qwen", "2.5", BASE, is_chat=False),
     _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", DEEPSEEK_V4_1),
     _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", BASE, is_chat=False),
+    # V3.2-Exp calls tools in the form of V3.1.
+    _Family(r"deepseek-v3\.2-exp", "deepseek-ai", "3.2", _DEEPSEEK_V31),
     _Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", ("deepseekv3_2", "deepseekv3_2_thinking")),
     _Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
     _Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
@@ -133,6 +138,74 @@ _FAMILIES = (
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
 )
+
+
+@dataclass(frozen=True)
+class _TemplateRule:
+    """A rule on the chat template and the model type of a model with an unknown name."""
+
+    family: str
+    renderers: tuple[str, ...]
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    model_type: str = ""
+
+
+_CHATML, _XML_CALLS, _IMAGES = "<|im_start|>", "<function=", "<|vision_start|>"
+# In templates that think by default.
+_CAN_DISABLE = "enable_thinking is false"
+_TEMPLATE_RULES = (
+    _TemplateRule(
+        "Qwen3.6",
+        # Qwen3.6 writes numbers, booleans and null in tool calls as JSON.
+        ("qwen3_5?json_scalars=true", *QWEN3_5[1:]),
+        (_CHATML, _XML_CALLS, _CAN_DISABLE, "preserve_thinking"),
+        ("reasoning_effort",),
+        "qwen3_5",
+    ),
+    _TemplateRule(
+        "Qwen3.5",
+        QWEN3_5,
+        (_CHATML, _XML_CALLS, _CAN_DISABLE),
+        ("preserve_thinking", "reasoning_effort"),
+        "qwen3_5",
+    ),
+    # Qwen3-2507 Thinking cannot disable thinking; its prompt opens the block.
+    _TemplateRule(
+        "Qwen3", QWEN3, (_CHATML, "<think>", _CAN_DISABLE), (_XML_CALLS, _IMAGES), "qwen3"
+    ),
+    _TemplateRule(
+        "Qwen3-2507 Instruct",
+        QWEN3_INSTRUCT,
+        (_CHATML, "<tool_call>"),
+        ("<think>", _XML_CALLS, _IMAGES),
+        "qwen3",
+    ),
+    _TemplateRule(
+        "Qwen3-VL Thinking",
+        ("qwen3_vl",),
+        (_CHATML, "<think>", _IMAGES),
+        (_XML_CALLS, _CAN_DISABLE),
+        "qwen3_vl",
+    ),
+    _TemplateRule(
+        "Qwen3-VL Instruct",
+        QWEN3_VL_INSTRUCT,
+        (_CHATML, "<tool_call>", _IMAGES),
+        ("<think>", _XML_CALLS),
+        "qwen3_vl",
+    ),
+    _TemplateRule("SmolLM2", ("smollm2", "chatml"), (_CHATML, "named SmolLM"), ("<think>",)),
+    _TemplateRule(
+        "Qwen2.5",
+        ("qwen2_5", "chatml"),
+        (_CHATML, "You are Qwen, created by Alibaba Cloud"),
+        ("<think>",),
+    ),
+    _TemplateRule("Llama 3", LLAMA3, ("<|start_header_id|>",)),
+    _TemplateRule("Gemma 3", ("gemma3",), ("<start_of_turn>",), model_type="gemma3"),
+)
+
 # Renderers that write the current date into prompts.
 _DATED = re.compile(r"gpt_oss_(low|medium|high)_reasoning")
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?![a-z0-9])")
@@ -375,19 +448,13 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
         model_type = str(model_config(folder).get("model_type", ""))
     except TinkerCookbookError:
         model_type = ""
-    # Several families use ChatML's markers; the model type or other text distinguishes them.
-    if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
-        return QWEN3, "it has the chat template of Qwen3"
-    if "<|im_start|>" in template and "<think>" not in template:
-        if "named SmolLM" in template:
-            return ("smollm2", "chatml"), "it has the chat template of SmolLM2"
-        if "You are Qwen, created by Alibaba Cloud" in template:
-            return ("qwen2_5", "chatml"), "it has the chat template of Qwen2.5"
-        return ("chatml",), "its chat template is ChatML"
-    if "<|start_header_id|>" in template:
-        return LLAMA3, "it has the chat template of Llama 3"
-    if "<start_of_turn>" in template and model_type.startswith("gemma3"):
-        return ("gemma3",), "it has the chat template of Gemma 3"
+    for rule in _TEMPLATE_RULES:
+        if (
+            model_type.startswith(rule.model_type)
+            and all(text in template for text in rule.has)
+            and not any(text in template for text in rule.lacks)
+        ):
+            return rule.renderers, f"it has the chat template of {rule.family}"
     if template:
         return _TEMPLATE, "no renderer is known for its chat template, which defines the format"
     return BASE, "its tokenizer has no chat template, as is usual for base models"

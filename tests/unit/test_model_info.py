@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
@@ -18,7 +19,8 @@ from tinker_cookbook.model_info import (
     warn_if_renderer_not_recommended,
 )
 from tinker_cookbook.model_lineup import LINEUP
-from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name
+from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,10 @@ from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name
         ("Qwen/Qwen3.5-4B", ("Qwen", "3.5", "4B", True, "qwen3_5")),
         ("Qwen/Qwen3.6-35B-A3B", ("Qwen", "3.6", "35B-A3B", True, "qwen3_5")),
         ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
+        ("Qwen/Qwen3-4B-Thinking-2507", ("Qwen", "3", "4B", True, "template")),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", ("Qwen", "3", "80B-A3B", True, "template")),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", ("Qwen", "2.5", "7B", True, "template")),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", ("Qwen", "2.5", "7B", True, "qwen2_5")),
         ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "qwen2_5")),
         ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3", "671B-A37B", True, "deepseekv3")),
         ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3", "671B-A37B", False, "role_colon")),
@@ -52,6 +58,7 @@ from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name
         ("HuggingFaceTB/SmolLM2-135M-Instruct", ("HuggingFaceTB", "2", "135M", True, "smollm2")),
         ("deepseek-ai/DeepSeek-V3", ("deepseek-ai", "3", "", True, "deepseekv3?version=3")),
         ("deepseek-ai/DeepSeek-V3.2", ("deepseek-ai", "3.2", "", True, "deepseekv3_2")),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", ("deepseek-ai", "3.2", "", True, "deepseekv3")),
         ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "K2", "1T-A32B", True, "kimi_k2_instruct")),
         ("google/gemma-3-1b-it", ("google", "3", "1B", True, "gemma3")),
         ("google/gemma-3-1b-pt", ("google", "3", "1B", False, "role_colon")),
@@ -205,6 +212,48 @@ def test_an_unknown_folder_is_judged_by_its_template(
     assert len(said) == 1, "said once, not at every call"
     assert repr(renderer) in said[0]
     assert "set renderer_name" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "model_type", "renderer"),
+    [
+        ("qwen3/chat_template.qwen3_trl.jinja", "qwen3_moe", "qwen3"),
+        ("qwen3/chat_template.qwen3_instruct_2507.jinja", "qwen3", "qwen3_instruct"),
+        ("qwen3/chat_template.qwen3_vl.jinja", "qwen3_vl", "qwen3_vl_instruct"),
+        ("templates_only/Qwen3.5-4B.jinja", "qwen3_5", "qwen3_5"),
+        ("templates_only/trl_qwen3_6.jinja", "qwen3_5_moe", "qwen3_5?json_scalars=true"),
+        ("templates_only/trl_qwen3_5_nothink.jinja", "qwen3_5", "template"),
+        ("templates_only/Qwen3-Coder.jinja", "qwen3_moe", "template"),
+        ("templates_only/trl_qwen2_5_vl.jinja", "qwen2_5_vl", "template"),
+        ("templates_only/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.jinja", "nemotron_h", "template"),
+        ("templates_only/HuggingFaceTB-SmolLM3-3B.jinja", "smollm3", "template"),
+        # The end of the template of Qwen3-2507 Thinking.
+        ("qwen3/chat_template.qwen3_trl.jinja + <think>", "qwen3", "template"),
+    ],
+)
+def test_a_renamed_model_has_the_prompt_of_its_template(
+    tokenizer_folder, shared_dir: Path, tmp_path: Path, file: str, model_type: str, renderer: str
+):
+    file, thinks, _ = file.partition(" + ")
+    template = (shared_dir / "tokenizers" / file).read_text(encoding="utf-8")
+    if thinks:
+        template = template.partition("{%- if add_generation_prompt %}")[0] + (
+            "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+        )
+    for source in Path(tokenizer_folder("qwen3")).glob("tokenizer*.json"):
+        (tmp_path / source.name).symlink_to(source)
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    name, _ = resolve_renderer_name(str(tmp_path), None)
+    assert name == renderer
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("qwen3")))
+    tokenizer.chat_template = template
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = get_renderer(name, tokenizer).build_generation_prompt(messages).to_ints()
+    expected = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert prompt == expected
 
 
 def test_a_base_model_folder_is_role_colon(stories_model: str):

@@ -260,8 +260,14 @@ class DeepSeekV3Renderer(Renderer):
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         # The header of the next message depends on the one before it: render an empty one.
         *rendered, following = self._render_all([*messages, Message(role=role, content="")])
-        pieces = [piece for m in rendered for piece in (m.header, *m.output, m.footer)]
-        return [self._bos_tokens, *pieces, following.header]
+        return [*self._pieces(rendered), following.header]
+
+    def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
+        # The answer is the last message here, because history may have it in another form.
+        return self._pieces(self._render_all(messages))
+
+    def _pieces(self, rendered: Sequence[RenderedMessage]) -> list[Piece]:
+        return [self._bos_tokens, *(p for m in rendered for p in (m.header, *m.output, m.footer))]
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         # System messages are encoded in one piece, as the template joins them; a token that spans

@@ -21,6 +21,7 @@ from tinker_cookbook.renderers.core.tool_calls import (
     as_openai_tool,
     calls_with_arguments,
     read_calls_in_row,
+    read_json,
     to_json,
     tool_call,
 )
@@ -30,7 +31,6 @@ from tinker_cookbook.renderers.deepseek_v3 import (
     THINK,
     DeepSeekV3Renderer,
     Version,
-    check_arguments,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -38,7 +38,7 @@ _MARK = "｜DSML｜"
 _CALLS, _END_CALLS = f"<{_MARK}function_calls>", f"</{_MARK}function_calls>"
 _END_INVOKE, _END_PARAMETER = f"</{_MARK}invoke>", f"</{_MARK}parameter>"
 _INVOKE = re.compile(
-    rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*(.*?){_END_INVOKE}\s*', flags=re.DOTALL
+    rf'\s*+<{_MARK}invoke name="([^"\n]++)">\s*+(.*?){_END_INVOKE}\s*+', flags=re.DOTALL
 )
 _PARAMETER = re.compile(
     rf'<{_MARK}parameter name="(?P<name>[^"\n]*)" string="(?P<kind>true|false)">(?P<value>.*?)'
@@ -80,7 +80,7 @@ def _read_calls(body: str) -> list[ToolCall]:
             at = parameter.end()
         arguments = f"{{{', '.join(spelled)}}}"
         # JSON keeps the last of equal names, and a bare value may contain a comma and a name.
-        if len(check_arguments(arguments)) != len(spelled):
+        if len(read_json(arguments)) != len(spelled):
             raise ValueError("got a parameter twice, or two values in one, expected each once")
         return tool_call(found[1], arguments)
 

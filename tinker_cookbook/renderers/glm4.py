@@ -49,8 +49,8 @@ _DECLARATION = (
 )
 # A value ends at the first closing tag that another argument or the end of the call follows.
 _ARGUMENT = re.compile(
-    r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-    r"(?=\s*(?:<arg_key>|\Z))",
+    r"\s*+<arg_key>(?>(?P<name>.*?)</arg_key>)\s*+<arg_value>(?P<value>.*?)</arg_value>"
+    r"(?=\s*+(?:<arg_key>|\Z))",
     re.DOTALL,
 )
 

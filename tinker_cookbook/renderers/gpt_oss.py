@@ -65,7 +65,8 @@ class GptOssRenderer(Renderer):
     template drops all but the first, so ``tool_format=template`` raises RendererError, as do later
     system and developer messages and unknown roles. Thinking and text next to a call, and text
     between thinking, follow harmony where the template raises. ``arguments`` must be a JSON object
-    and are verbatim.
+    and are verbatim. A tool result has the name of its call, which is found by ``tool_call_id``, by
+    ``name`` or by order.
     """
 
     _encodes_with_codec = True
@@ -237,21 +238,8 @@ class GptOssRenderer(Renderer):
         )
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        # The author of a tool result is the tool that was called last.
-        normal = super()._normalize(messages)
-        called: str | None = None
-        for i, message in enumerate(normal):
-            if message["role"] == "assistant":
-                called = harmony.called_tool(message)
-            elif message["role"] == "tool":
-                name = message.get("name")
-                # Without a call before it, the result needs a name.
-                author = called or (
-                    harmony.FUNCTIONS + name.removeprefix(harmony.FUNCTIONS) if name else None
-                )
-                if author:
-                    normal[i] = Message(**{**message, "name": author})
-        return normal
+        # The author of a tool result is the called tool.
+        return harmony.name_results(super()._normalize(messages))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         if tag := harmony.tag_in(message):

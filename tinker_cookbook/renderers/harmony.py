@@ -135,12 +135,38 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_tool(message)
 
 
-def called_tool(message: Message) -> str | None:
-    """Returns the recipient of the message's call, None if it has no call."""
-    for call in message.get("tool_calls", []):
-        return FUNCTIONS + call.function.name
-    unparsed = message.get("unparsed_tool_calls", [])
-    return recipient(unparsed[0].raw_text) if unparsed else None
+def name_results(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the full name of the called tool on every tool result.
+
+    A result belongs to the call with its ``tool_call_id``, else to one with its name, else to the
+    first call of the last assistant message that has no result yet. A result after all others has
+    the tool of the result before it; without a call before it, it keeps its name.
+    """
+    named: list[Message] = []
+    waiting: list[tuple[str | None, str]] = []  # calls without a result: id, recipient
+    author: str | None = None
+    for message in messages:
+        if message["role"] == "assistant":
+            waiting, author = _called(message), None
+        elif message["role"] == "tool":
+            call_id, name = message.get("tool_call_id"), message.get("name", "")
+            name = name and FUNCTIONS + name.removeprefix(FUNCTIONS)
+            if waiting:
+                # Of equal calls, min returns the first.
+                best = min(waiting, key=lambda c: (not call_id or c[0] != call_id, c[1] != name))
+                waiting.remove(best)
+                author = best[1]
+            if author or name:
+                message = Message(**{**message, "name": author or name})
+        named.append(message)
+    return named
+
+
+def _called(message: Message) -> list[tuple[str | None, str]]:
+    """Returns id and recipient of each call of the message."""
+    calls = [(call.id, FUNCTIONS + call.function.name) for call in message.get("tool_calls", [])]
+    unparsed = (recipient(call.raw_text) for call in message.get("unparsed_tool_calls", []))
+    return [*calls, *((None, to) for to in unparsed if to)]
 
 
 def tag_in(message: Message) -> str | None:
@@ -199,7 +225,7 @@ def write_call(
         name, arguments = call.function.name, call.function.arguments
         try:
             is_object = isinstance(json.loads(arguments), dict)
-        except ValueError:
+        except (ValueError, RecursionError):  # too many digits, brackets without end
             is_object = False
         if not is_object:
             raise RendererError(

@@ -23,10 +23,10 @@ from tinker_cookbook.renderers.core.messages import (
     ensure_text,
     system_message,
 )
-from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
+from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader, unread
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, to_json, tool_call
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_json, to_json, tool_call
 
 _END = "<|eot_id|>"
 _WITH_TOOLS = "Environment: ipython\n"
@@ -96,8 +96,8 @@ class Llama3Renderer(Renderer):
             arguments = call.function.arguments
             try:
                 # Arguments are dumped again, as in the template.
-                parameters = to_json(json.loads(arguments))
-            except json.JSONDecodeError as error:
+                parameters = to_json(read_json(arguments))
+            except ValueError as error:
                 raise RendererError(
                     f"messages[{idx}].tool_calls[{i}].function.arguments: got {arguments!r}, "
                     f"expected JSON ({error})"
@@ -154,11 +154,17 @@ class _CallOrText(MessageReader):
         text, self._waiting = self._waiting or "", None
         try:
             call = json.loads(text) if text.lstrip().startswith("{") else None
-        except (json.JSONDecodeError, RecursionError):  # the latter: brackets without end
+        # Besides JSON errors: integers of too many digits, brackets without end.
+        except (ValueError, RecursionError):
             call = None
         # JSON with other keys is an answer in JSON, not a call.
         if not call or set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
             return self.add_text(text)
-        parameters = to_json(call["parameters"])
-        self.calls.append(tool_call(call["name"], parameters))
+        try:
+            # Rendering dumps the parameters again, which a lone surrogate does not allow.
+            parameters = to_json(read_json(text)["parameters"])
+        except ValueError as error:
+            self.unparsed.append(unread(text, error))
+        else:
+            self.calls.append(tool_call(call["name"], parameters))
         return []

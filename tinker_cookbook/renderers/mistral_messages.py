@@ -6,7 +6,6 @@ consecutive messages of one role joined, ids of nine letters or digits.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
-from tinker_cookbook.renderers.core.tool_calls import to_json, tool_call
+from tinker_cookbook.renderers.core.tool_calls import read_json, to_json, tool_call
 
 TOOLS_ROLE = "available_tools"
 """Role of the first message, which declares tools as JSON."""
@@ -29,7 +28,6 @@ _FOLLOWERS = {
     "assistant": ("assistant", "user", "tool"),
     "tool": ("assistant", "tool"),
 }
-_UNREADABLE = (ValueError, RecursionError)  # of json: no JSON, too many digits, nested too deeply
 
 
 def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
@@ -91,10 +89,8 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
         where = f"messages[{idx}].tool_calls[{i}].function"
         check_function_name(call.function.name, f"{where}.name")
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-            # Encoding raises for a lone surrogate, which has no UTF-8.
-            to_json(arguments).encode()
-        except _UNREADABLE as error:
+            arguments = read_json(call.function.arguments or "{}")
+        except ValueError as error:
             raise RendererError(
                 f"{where}.arguments: got {call.function.arguments!r}, expected JSON ({error})"
             ) from error
@@ -105,10 +101,7 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
 
 def read_calls(body: str) -> list[ToolCall]:
     """Returns the calls of a JSON list; raises ValueError for anything else."""
-    try:
-        entries = json.loads(body)
-    except RecursionError as error:
-        raise ValueError("tool calls: the JSON is nested too deeply") from error
+    entries = read_json(body)
     if not isinstance(entries, list) or not entries:
         raise ValueError("tool calls: expected a JSON list of calls")
     calls: list[ToolCall] = []
@@ -122,10 +115,9 @@ def read_calls(body: str) -> list[ToolCall]:
             raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
         # A string is JSON already and stays as it was sampled.
         if isinstance(arguments, str):
-            json.loads(arguments)
+            read_json(arguments)
         else:
             arguments = to_json(arguments)
-        arguments.encode()  # raises for a lone surrogate
         calls.append(tool_call(name, arguments, entry.get("id")))
     return calls
 
@@ -133,11 +125,9 @@ def read_calls(body: str) -> list[ToolCall]:
 def result_value(content: str) -> Any:
     """Returns the JSON value of a result, or its text if that is no JSON."""
     try:
-        value = json.loads(content) if content else {}
-        to_json(value).encode()  # raises for a lone surrogate
-    except _UNREADABLE:
+        return read_json(content) if content else {}
+    except ValueError:
         return content
-    return value
 
 
 def check_function_name(name: Any, where: str) -> None:

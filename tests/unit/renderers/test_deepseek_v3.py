@@ -282,6 +282,18 @@ def test_chains_of_calls_share_an_example_in_v3_2(make_renderer):
     assert len(renderer.build_merged_examples(turns, what)) == 2
 
 
+def test_a_merged_call_follows_the_prompt_from_which_it_is_sampled(make_renderer):
+    renderer = make_renderer("deepseekv3_thinking", "deepseek_v3_1")
+    messages = [QUESTION, called(call()), RESULT, {"role": "assistant", "content": "Hello"}]
+    split, merged = (
+        [text_of(renderer, example) for example, _ in build(messages, "all_assistant_messages")]
+        for build in (renderer.build_supervised_examples, renderer.build_merged_examples)
+    )
+    # History closes the thinking that the prompt of the call opens.
+    assert merged == split
+    assert "<｜Assistant｜><think></think>" in merged[0]
+
+
 def test_names_are_as_the_models_are_called(make_renderer):
     tokenizer = make_renderer("deepseekv3", "deepseek_v3_1").tokenizer
     assert get_renderer("deepseekv3", tokenizer).disables_thinking

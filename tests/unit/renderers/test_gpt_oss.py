@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from datetime import date
 
 import pytest
@@ -219,6 +220,25 @@ def test_calls_and_results_as_harmony_writes_them(tokenizer):
     as_template = get_renderer("gpt_oss_no_sysprompt?tool_format=template", tokenizer)
     with pytest.raises(RendererError, match="got 2 calls, expected one"):
         as_template.build_generation_prompt(messages)
+
+
+@pytest.mark.parametrize(
+    ("results", "authors"),
+    [
+        ([{}, {}], ["f", "g"]),
+        ([{"tool_call_id": "2"}, {"tool_call_id": "1"}], ["g", "f"]),
+        ([{"name": "g"}, {"name": "f"}], ["g", "f"]),
+        ([{"name": "g", "tool_call_id": "1"}, {"tool_call_id": "unknown"}], ["f", "g"]),
+        ([{}, {"name": "unknown"}, {}], ["f", "g", "g"]),
+    ],
+)
+def test_each_result_has_the_name_of_its_call(tokenizer, results, authors):
+    renderer = get_renderer("gpt_oss_no_sysprompt", tokenizer)
+    calls = [{"id": i, "function": {"name": n, "arguments": "{}"}} for i, n in ("1f", "2g")]
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages += [{"role": "tool", "content": "x", **result} for result in results]
+    written = re.findall(r"functions\.(\w) to=assistant", prompt_text(renderer, messages))
+    assert written == authors
 
 
 def test_effort_and_system_prompt_belong_together(tokenizer):

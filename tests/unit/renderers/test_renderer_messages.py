@@ -127,6 +127,31 @@ def test_what_is_no_conversation(messages, error):
         normalize_messages(messages)
 
 
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": "a\ud83d b"}, "content"),
+        (
+            {"role": "user", "content": [TEXT, {"type": "text", "text": "\ud83d"}]},
+            "content[1].text",
+        ),
+        ({"role": "tool", "content": "a", "name": "\ud83d"}, "name"),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": {"\ud83d": 1}}}],
+            },
+            "tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_half_of_a_character_is_refused_with_its_place(make_renderer, message, field):
+    messages = [{"role": "user", "content": "Hi 🙂"}, message]
+    with pytest.raises(RendererError) as raised:
+        make_renderer("qwen3", "qwen3").build_generation_prompt(messages)
+    assert str(raised.value).startswith(f"messages[1].{field}: got half of a character")
+
+
 def test_wrong_train_on_what_names_the_right_one():
     with pytest.raises(RendererError, match="did you mean 'all_messages'"):
         TrainOnWhat("all_message")

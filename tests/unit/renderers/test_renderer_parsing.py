@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,12 +19,15 @@ from tinker_cookbook.renderers import (
     ToolCall,
     UnparsedToolCall,
     classify_parse_failure,
+    deepseek_v3_2,
     detect_unterminated_tool_block,
     get_renderer,
+    glm4,
     parse_content_blocks,
     parse_response_for_stop_token,
     parse_think_blocks,
 )
+from tinker_cookbook.renderers.core.tool_calls import read_json_call, read_xml_call
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 examples = settings(
@@ -217,6 +221,88 @@ def test_call_in_another_spelling_and_text_around_it(make_renderer):
     message, _ = renderer.parse_response(encode(renderer, text))
     assert message["content"] == "a\nb"
     assert message["tool_calls"][0].function.model_dump() == {"name": "f", "arguments": '{"x": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "f", "arguments": {"x":1}, "id": "7"}', '{"x": 1}'),
+        (r'{"name": "f", "arguments": "{\"x\":1}"}', '{"x":1}'),
+        ('{"name": "f", "arguments": {"x":1}}', '{"x":1}'),
+        ('{"name": "f", "arguments": [1,2]}', "[1,2]"),
+    ],
+)
+def test_a_call_with_its_name_first_has_the_same_forms(make_renderer, body, arguments):
+    renderer = make_renderer("qwen3_instruct", "qwen3")
+    message, _ = renderer.parse_response(
+        encode(renderer, f"<tool_call>\n{body}\n</tool_call><|im_end|>")
+    )
+    assert message["tool_calls"][0].function.model_dump() == {"name": "f", "arguments": arguments}
+
+
+def test_numbers_of_too_many_digits_are_no_call(make_renderer):
+    digits = "1" * 5000
+    renderer = make_renderer("llama3", "llama3")
+    text = f'{{"name": "f", "parameters": {{"a": {digits}}}}}'
+    tokens = renderer.codec.encode(f"{text}<|eot_id|>")
+    message, _ = renderer.parse_response(tokens)
+    assert message == {"role": "assistant", "content": text}
+    assert [*renderer.parse_response_streaming(tokens)][-1] == message
+    function = ToolCall.FunctionBody(name="f", arguments=f'{{"a": {digits}}}')
+    calling = {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
+    for spec, family in (("llama3", "llama3"), ("gpt_oss_no_sysprompt", "gptoss")):
+        with pytest.raises(RendererError, match=r"tool_calls\[0\].function.arguments: got"):
+            make_renderer(spec, family).build_generation_prompt([QUESTION, calling])
+
+
+@pytest.mark.parametrize(
+    ("spec", "family", "text"),
+    [
+        ("llama3", "llama3", r'{"name": "f", "parameters": {"a": "\ud800"}}'),
+        ("qwen3", "qwen3", r'<tool_call>{"arguments": {"\ud800": 1}, "name": "f"}</tool_call>'),
+        (
+            "deepseekv3_2",
+            "deepseek_v3_1",
+            '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
+            r'string="false">"\ud800"</｜DSML｜parameter>' + "\n</｜DSML｜invoke>\n"
+            "</｜DSML｜function_calls>",
+        ),
+    ],
+)
+def test_a_call_with_half_of_a_character_is_unparsed(make_renderer, spec, family, text):
+    renderer = make_renderer(spec, family)
+    tokens = [*renderer.codec.encode(text), *renderer.get_stop_sequences()[:1]]
+    message, _ = renderer.parse_response(tokens)
+    assert "half of a character" in message["unparsed_tool_calls"][0].error
+    prompt = renderer.build_generation_prompt([QUESTION, message]).to_ints()
+    assert text in renderer.codec.decode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("read", "begin", "end"),
+    [
+        (read_json_call, '{"name": "f", "arguments": ', "}x"),
+        (read_xml_call, "<function=f>", "x</function>"),
+        (glm4._read_call, "f\n<arg_key>a</arg_key>", "x"),
+        (deepseek_v3_2._read_calls, '<｜DSML｜invoke name="f">', ""),
+    ],
+)
+def test_white_space_in_a_call_takes_linear_time(read, begin, end):
+    started = time.process_time()
+    with pytest.raises(ValueError, match=r"expected|Expecting"):
+        read(begin + " " * 40_000 + end)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("text", ["�" * 500, "🙂�🙂" * 200])
+def test_replacement_characters_are_streamed(make_renderer, text):
+    renderer = make_renderer("qwen3_instruct", "qwen3")
+    parser = renderer.response_parser()
+    tokens = encode(renderer, text)
+    deltas = [delta for token in tokens for delta in parser.feed([token])]
+    assert text.startswith("".join(delta.text for delta in deltas))
+    assert len(deltas) > 100, "all but the last tokens are written while the response is sampled"
+    assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
 
 
 def test_thinking_that_is_cut_off_is_thinking(make_renderer):

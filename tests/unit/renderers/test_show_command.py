@@ -56,7 +56,7 @@ def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
     [
         ({"file": "absent.jsonl"}, DataValidationError, "there is no such file"),
         ({"index": 3}, DataFormatError, "rows.jsonl:5: .*columns nope; expected .* messages"),
-        ({"index": 2}, DataFormatError, "rows.jsonl:4: got half of a character"),
+        ({"index": 2}, DataFormatError, r"rows.jsonl:4: messages\[0\].content: got half"),
         ({"index": 9}, DataValidationError, "has 4 conversations; expected 0 to 3"),
         ({"index": -1}, ConfigurationError, "index: got -1"),
         ({"file": None, "index": 1}, ConfigurationError, "index: got 1 without a file"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import lru_cache
 
 import pytest
 from families.template import one_call_a_message
@@ -14,6 +15,7 @@ from rendering_cases import checked, cut_conversations, dialogues, qwen_conversa
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
 from tinker_cookbook.renderers.template.text import argument
+from tinker_cookbook.renderers.template.transcript import Answer, AnswerCache
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Why?"}
@@ -359,6 +361,29 @@ def test_renderings_are_few_and_remembered(make, monkeypatch):
         messages += [ANSWER | {"content": f"Because of {turn}."}, QUESTION]
     # Each turn: its prompt and, once, the text with the answer to the one before.
     assert len(made) <= 2 * 6 + 2
+
+
+def test_answers_of_long_conversations_are_located_once(make, monkeypatch):
+    renderer = make("template", "smollm2")
+    # As in a conversation with more texts than this cache has.
+    monkeypatch.setattr(
+        renderer._template, "render_keys", lru_cache(8)(renderer._template._render_keys)
+    )
+    renderings = []
+    render = renderer._template.render
+    monkeypatch.setattr(
+        renderer._template, "render", lambda *a, **kw: renderings.append(a) or render(*a, **kw)
+    )
+    messages = [QUESTION, ANSWER] * 10
+    prompt = renderer.build_generation_prompt([*messages, QUESTION]).to_ints()
+    before = len(renderings)
+    longer = renderer.build_generation_prompt([*messages, QUESTION, ANSWER, QUESTION]).to_ints()
+    assert longer[: len(prompt)] == prompt
+    assert len(renderings) - before <= 4
+    cache = AnswerCache(most=10)
+    for i in range(9):
+        cache.add(bytes([i % 4]), Answer("four", 0, ""))
+    assert [cache.get(bytes([i])) is not None for i in range(4)] == [True, False, False, True]
 
 
 def test_pickled_by_name(tokenizer_folder):

@@ -105,6 +105,7 @@ class Message(TypedDict):
 
 
 _PART_TYPES = ("text", "thinking", "image", "audio")  # each is also the name of the part's field
+_TEXT_FIELDS = ("role", "content", "tool_calls", "unparsed_tool_calls", "tool_call_id", "name")
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
@@ -286,7 +287,28 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
         thinking = ThinkingPart(type="thinking", thinking=reasoning)
         text = [part for part in ensure_list(result["content"]) if part.get("text") != ""]
         result["content"] = [thinking, *text]
+    for field in _TEXT_FIELDS:
+        _check_encodable(result.get(field), f"{where}.{field}")
     return cast(Message, _NormalMessage(result))
+
+
+def _check_encodable(value: Any, where: str) -> None:
+    """Raises RendererError for a lone surrogate in the text of ``value``."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise RendererError(
+                f"{where}: got half of a character (the lone surrogate {value[error.start]!r}), "
+                "which no tokenizer can encode, expected text; replace it with "
+                "text.encode('utf-8', 'replace').decode()"
+            ) from error
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_encodable(item, f"{where}[{i}]")
+    elif isinstance(value, (Mapping, BaseModel)):
+        for key, item in dict(value).items():
+            _check_encodable(item, f"{where}.{key}")
 
 
 def _check_content(content: Any, where: str) -> None:

@@ -161,6 +161,13 @@ class Utf8TokenDecoder:
             if text and not text.endswith("\ufffd"):
                 self._pending = self._pending[len(ready) :]
                 return text
+        # The text itself may end in U+FFFD. Only the last three tokens can belong to an incomplete
+        # character; one that is complete may still span the cut, which changes the text.
+        ready, rest = self._pending[: max(most - 3, 0)], self._pending[max(most - 3, 0) : most]
+        text = self._codec.decode(ready)
+        if text and text + self._codec.decode(rest) == self._codec.decode([*ready, *rest]):
+            self._pending = self._pending[len(ready) :]
+            return text
         return None
 
     def flush(self) -> str:

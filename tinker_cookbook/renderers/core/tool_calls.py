@@ -24,8 +24,10 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINKING_OR_CALL = re.compile(
     r"<think>(?P<thinking>.*?)</think>|<tool_call>(?P<call>.*?)</tool_call>", re.DOTALL
 )
+# Possessive quantifiers, so that long runs of white space take linear time.
 _NAME_FIRST = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*(?P<arguments>.*)\}\s*',
+    r'\s*+\{\s*+"name"\s*+:\s*+"(?P<name>[^"\\]*+)"\s*+,\s*+"arguments"\s*+:\s*+'
+    r"(?P<arguments>.*)\}\s*+",
     re.DOTALL,
 )
 
@@ -61,6 +63,22 @@ def format_tool_calls(message: Message) -> list[str]:
     return calls + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
 
 
+def read_json(text: str) -> Any:
+    """Returns the value of JSON text.
+
+    Raises ValueError for other text, for JSON that is nested beyond Python's stack, and for text
+    with a lone surrogate, which no tokenizer can encode.
+    """
+    try:
+        value = json.loads(text)
+        to_json(value).encode()
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("the JSON contains half of a character (a lone surrogate)") from error
+    return value
+
+
 def tool_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
     """Returns a call with its arguments as a JSON string."""
     function = ToolCall.FunctionBody(name=name, arguments=arguments)
@@ -71,19 +89,23 @@ def read_json_call(body: str) -> list[ToolCall]:
     """Returns the call in a block of JSON; raises ValueError for anything else."""
     # Most models write the name first; then the arguments stay verbatim, so that the call renders
     # to the sampled tokens.
-    match = _NAME_FIRST.fullmatch(body)
-    text = match["arguments"].rstrip() if match else body
+    if match := _NAME_FIRST.fullmatch(body):
+        text = match["arguments"].rstrip()
+        try:
+            # A string is JSON that was encoded twice; other text has more fields or is no JSON.
+            if not isinstance(json.loads(text), str):
+                return [tool_call(match["name"], text)]
+        except (ValueError, RecursionError):
+            pass
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = read_json(body)
+    except json.JSONDecodeError as error:
         raise ValueError(f"Invalid JSON: {error}") from error
-    if match:
-        return [tool_call(match["name"], text)]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('tool call: expected an object {"name": …, "arguments": …}')
     arguments = value.get("arguments", {})
     if isinstance(arguments, str):
-        json.loads(arguments)
+        read_json(arguments)
     else:
         arguments = to_json(arguments)
     return [tool_call(value["name"], arguments)]
@@ -168,7 +190,8 @@ _FUNCTION = re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<inside>.*)</function
 # A value ends at the first closing tag that another parameter or the end of the function follows:
 # values may contain closing tags.
 _PARAMETER = re.compile(
-    r"\s*<parameter=(?P<name>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))",
+    r"\s*+<parameter=(?P<name>[^>\n]++)>\n?(?P<value>.*?)\n?</parameter>"
+    r"(?=\s*+(?:<parameter=|\Z))",
     re.DOTALL,
 )
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -215,8 +238,8 @@ def calls_with_arguments(message: Message, idx: int) -> Iterator[tuple[ToolCall,
     for i, call in enumerate(message.get("tool_calls", [])):
         written = call.function.arguments
         try:
-            arguments = json.loads(written)
-        except (ValueError, RecursionError):  # the latter: brackets without end
+            arguments = read_json(written)
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             raise RendererError(
@@ -244,9 +267,8 @@ def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> s
     """
     arguments: dict[str, Any] = {}
     end = 0
-    for match in pattern.finditer(text):
-        if match.start() != end:
-            break
+    # Matched at one position only: a search would try every white space again.
+    while match := pattern.match(text, end):
         if match["name"] in arguments:
             raise ValueError(f"tool call: argument {match['name']!r} is given twice")
         arguments[match["name"]] = _read_bare_value(match["value"])
@@ -272,8 +294,8 @@ def _typed(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
     candidates = [value]
     if isinstance(value, str):
         try:
-            candidates.append(_WORDS[value] if value in _WORDS else json.loads(value))
-        except (ValueError, RecursionError):
+            candidates.append(_WORDS[value] if value in _WORDS else read_json(value))
+        except ValueError:
             return value
     else:
         candidates.append(to_json(value))

@@ -24,7 +24,6 @@ from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import (
     Message,
     ToolSpec,
-    message_to_jsonable,
     normalize_messages,
     system_message,
 )
@@ -147,14 +146,6 @@ def _check(config: ShowConfig) -> dict[str, Any]:
 
 def _read_row(file: str, index: int) -> Conversation:
     messages, tools, where = read_conversation(file, index)
-    try:
-        # encode() finds a lone surrogate, which UTF-8 cannot express.
-        json.dumps([message_to_jsonable(m) for m in messages], ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataFormatError(
-            f"{where}: got half of a character (a lone surrogate such as \\ud83d), expected text "
-            "that is Unicode; it was cut in the middle of an emoji: repair or remove the line"
-        ) from error
     return Conversation(messages, where, messages, tuple(tools))
 
 

@@ -40,7 +40,7 @@ from tinker_cookbook.renderers.template.probe import (
     probe_conversations,
 )
 from tinker_cookbook.renderers.template.text import TemplateText, plain
-from tinker_cookbook.renderers.template.transcript import Transcript
+from tinker_cookbook.renderers.template.transcript import AnswerCache, Transcript
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class TemplateRenderer(Renderer):
         self._facts = probe(self._template, tokenizer, stop)
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
+        self._answers = AnswerCache()
         # The longest first, so that a token is not mistaken for one that is its end.
         self._controls = tuple(control_names(tokenizer, special=True))
         # Warn if the model's own generation config stops at other tokens.
@@ -186,7 +187,9 @@ class TemplateRenderer(Renderer):
         return held > 0
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
-        return Transcript(self._template, self._facts, messages, self.tokenizer, self._warn_once)
+        return Transcript(
+            self._template, self._facts, messages, self.tokenizer, self._warn_once, self._answers
+        )
 
     def _encode(self, text: str, begin: int, end: int) -> Sequence[int]:
         """Returns the tokens of a run of text as the continuation of the text before it."""

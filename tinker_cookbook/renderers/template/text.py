@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.checks import check_caller, check_parts
 from tinker_cookbook.renderers.core.messages import Message, has_thinking, openai_message
+from tinker_cookbook.renderers.core.tool_calls import read_json
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
@@ -79,7 +80,8 @@ class TemplateText:
             lambda call: json.dumps(day.strftime(call["format"])), _template(tokenizer, name)
         )
         # A template renders whole conversations only, so the contribution of a message is found by
-        # rendering prefixes. With the cache a growing conversation needs two renderings a turn.
+        # rendering prefixes. With this cache and that of answers, a growing conversation needs two
+        # renderings a turn.
         self.render_keys = lru_cache(256)(self._render_keys)
 
     def render(
@@ -194,7 +196,7 @@ def _convert_arguments(calls: list[dict[str, Any]], form: Form, idx: int) -> Non
     for at, call in enumerate(calls if form.arguments == "object" else ()):
         arguments = call["function"]["arguments"]
         try:
-            call["function"]["arguments"] = json.loads(arguments)
+            call["function"]["arguments"] = read_json(arguments)
         except ValueError as error:
             raise RendererError(
                 f"messages[{idx}].tool_calls[{at}].function.arguments: got {arguments!r}, expected "

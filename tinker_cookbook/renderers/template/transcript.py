@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -41,10 +43,41 @@ class Answer:
     """Stop token, if the template writes none after the answer."""
 
 
+class AnswerCache:
+    """Cache of answers by a digest of their conversation.
+
+    ``most`` limits the characters of their texts; the least recently used answer is dropped first.
+    """
+
+    def __init__(self, most: int = 2**26) -> None:
+        self._most, self._characters = most, 0
+        self._answers: dict[bytes, Answer] = {}
+        self._lock = Lock()
+
+    def get(self, digest: bytes) -> Answer | None:
+        """Returns an answer, None if it is not cached."""
+        with self._lock:
+            answer = self._answers.pop(digest, None)
+            if answer is not None:
+                self._answers[digest] = answer  # the most recently used is last
+            return answer
+
+    def add(self, digest: bytes, answer: Answer) -> None:
+        """Adds an answer, and drops others if there is no space."""
+        with self._lock:
+            if digest not in self._answers:
+                self._answers[digest] = answer
+                self._characters += len(answer.text)
+            while self._characters > self._most:
+                oldest = self._answers.pop(next(iter(self._answers)))
+                self._characters -= len(oldest.text)
+
+
 class Transcript:
     """Conversation in the template's form, with the positions of its answers.
 
-    ``warn`` receives the differences from sampling.
+    ``warn`` receives the differences from sampling. ``cache`` holds the answers of earlier
+    conversations, so that a growing conversation needs renderings of its last answer only.
     """
 
     def __init__(
@@ -54,6 +87,7 @@ class Transcript:
         messages: Sequence[Message],
         tokenizer: Tokenizer,
         warn: Callable[[str], None],
+        cache: AnswerCache,
     ) -> None:
         self._template, self._facts, self._messages = template, facts, messages
         self._tokenizer, self._warn = tokenizer, warn
@@ -65,10 +99,14 @@ class Transcript:
         """Answers with a known position, by the index of the message."""
         self.lost: dict[int, RendererError] = {}
         """Answers without a known position, with the error for training on them."""
+        digest = blake2b()
         for idx, message in enumerate(messages):
+            digest.update(self._keys[idx].encode())
             if message["role"] == "assistant":
+                answer = cache.get(digest.digest())
                 try:
-                    self.answers[idx] = self._locate(idx, "tool_calls" in message)
+                    self.answers[idx] = answer or self._locate(idx, "tool_calls" in message)
+                    cache.add(digest.digest(), self.answers[idx])
                 # Only an answer that is trained needs its position, so this is not an error yet.
                 except RendererError as error:
                     self.lost[idx] = error
