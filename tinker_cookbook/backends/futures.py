@@ -81,6 +81,20 @@ class SampleFuture(LocalFuture[T]):
         return self._future
 
 
+def once(callback: Callable[[ConcurrentFuture[Any]], object]) -> Callable[..., None]:
+    """Returns a callback for a future that calls ``callback`` once and then releases it.
+
+    A future keeps its callbacks after the call. One that refers to the owner of the future is a
+    reference cycle, and its weights and results stay until the garbage collector runs.
+    """
+    kept = [callback]
+
+    def call(future: ConcurrentFuture[Any]) -> None:
+        kept.pop()(future)
+
+    return call
+
+
 def chain(
     first: ConcurrentFuture[Any],
     then: Callable[[], ConcurrentFuture[T]],
@@ -101,7 +115,7 @@ def chain(
             # concurrent.futures only logs the error of a callback, so ``out`` would never end.
             settle(out, error=error)
             return
-        out.add_done_callback(lambda _: inner.cancel())  # no effect once it is done
+        out.add_done_callback(once(lambda _: inner.cancel()))  # no effect once it is done
         inner.add_done_callback(end)
 
     def end(inner: ConcurrentFuture[T]) -> None:
@@ -114,7 +128,8 @@ def chain(
         else:
             settle(out, result)
 
-    first.add_done_callback(begin)
+    # ``first`` may be the creation of the client to which ``then`` refers.
+    first.add_done_callback(once(begin))
     return out
 
 
@@ -190,7 +205,7 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
             else:
                 settle(ready, self, creation.exception())
 
-        self._creation.add_done_callback(pass_on)
+        self._creation.add_done_callback(once(pass_on))
         return ready
 
 

@@ -7,10 +7,11 @@ runs in a separate thread, so that archiving gigabytes does not block the event 
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from tinker_cookbook.backends.futures import LocalFuture, async_twin
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointInfo,
     CheckpointStore,
+    RunInfo,
     RunRecord,
     TinkerPath,
 )
@@ -40,6 +42,11 @@ _TYPE_OF_KIND: dict[str, types.CheckpointType] = {
     "sampler_weights": "sampler",
     "external_weights": "external",
 }
+
+
+_FLAGS = ("train_mlp", "train_attn", "train_unembed")
+# Before the last year, because a client may convert the time to a later time zone.
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,7 @@ class LocalRestClient:
         """Returns base model and adapter shape of a checkpoint."""
 
         def work() -> types.WeightsInfoResponse:
-            # The run's record has all of this, so no weights are read.
-            checkpoint = self._store.get_checkpoint(tinker_path)
-            info = self._store.get_run(checkpoint.path.run_id).info
+            info = self._run_info(tinker_path)
             return types.WeightsInfoResponse(
                 base_model=info.base_model,
                 is_lora=True,
@@ -195,7 +200,7 @@ class LocalRestClient:
         def work() -> Path:
             # The adapter itself is exact; only merging would also change tied embeddings.
             copied = self._store.copy_out(tinker_path, Path(folder))
-            info = self._store.get_run(TinkerPath.parse(tinker_path).run_id).info
+            info = self._run_info(tinker_path)
             if note := merge_note(info.base_model, info.train_unembed):
                 logger.warning("%s: %s", copied, note)
             return copied
@@ -222,6 +227,16 @@ class LocalRestClient:
             + ("; it is a feature of the hosted API (backend=tinker)" if hosted else "")
         )
 
+    def _run_info(self, tinker_path: str) -> RunInfo:
+        """Returns the run of a checkpoint, with the checkpoint's adapter shape; reads no weights.
+
+        The shapes differ if the run has loaded a checkpoint of another shape.
+        """
+        checkpoint = self._store.get_checkpoint(tinker_path)
+        info, state = self._store.get_run(checkpoint.path.run_id).info, checkpoint.state
+        flags = {name: state[name] for name in _FLAGS if name in state}
+        return replace(info, lora_rank=state.get("rank", info.lora_rank), **flags)
+
     def _training_run(self, run: RunRecord) -> types.TrainingRun:
         # Checkpoints are sorted oldest first, so the newest of each kind remains.
         last: dict[str, types.Checkpoint] = {}
@@ -236,7 +251,7 @@ class LocalRestClient:
             last_request_time=datetime.fromtimestamp(run.last_used_at, UTC),
             last_checkpoint=last.get("weights"),
             last_sampler_checkpoint=last.get("sampler_weights"),
-            user_metadata=run.info.user_metadata,
+            user_metadata=_encodable(run.info.user_metadata),
         )
 
     def _submit(self, work: Callable[[], T]) -> LocalFuture[T]:
@@ -250,14 +265,20 @@ def _checkpoint(info: CheckpointInfo) -> types.Checkpoint:
         time=datetime.fromtimestamp(info.created_at, UTC),
         tinker_path=str(info.path),
         size_bytes=info.size_bytes,
-        user_metadata=info.user_metadata,
+        user_metadata=_encodable(info.user_metadata),
         expires_at=_time(info.expires_at),
         public=info.public,
     )
 
 
 def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    # Older versions stored times after the year 9999, which cannot be represented.
+    return None if seconds is None else datetime.fromtimestamp(min(_LATEST, seconds), UTC)
+
+
+def _encodable(metadata: dict[str, str]) -> dict[str, str]:
+    # Older versions stored lone surrogates, which a response cannot contain.
+    return json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
 
 
 def _cursor(limit: int, offset: int, found: Sequence[object]) -> types.Cursor:

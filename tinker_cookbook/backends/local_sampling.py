@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from tinker_cookbook.backends.futures import (
     ReadyClient,
     SampleFuture,
     chain,
+    once,
 )
 from tinker_cookbook.engine.checkpoints.save_load import load_adapter
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
@@ -38,6 +39,8 @@ from tinker_cookbook.exceptions import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tinker_cookbook.renderers.core.codec import TextCodec
+
 T = TypeVar("T")
 
 
@@ -45,7 +48,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     """Samples from one fixed version of the weights."""
 
     def __init__(
-        self, engine: Engine, base_model: str, make: Callable[[], Sampler], lane: str | None = None
+        self, engine: Engine, base_model: str, make: Callable[[], Sampler], lane: Hashable
     ) -> None:
         self._engine = engine
         self._base_model = base_model
@@ -80,7 +83,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
                 adapter = load_adapter(base, loaded, model_path)
             return Sampler(base, adapter, model_path, store.owner)
 
-        return cls(engine, name, make)
+        # Loading waits neither for the scores nor for the samplers of other owners.
+        return cls(engine, name, make, ("samplers", store.owner))
 
     def sample(
         self,
@@ -115,6 +119,12 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
+        targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
+        if target_prompt_logprobs is not None:
+            targets = target_prompt_logprobs.to_torch(pad_value=-1).long().numpy()
+        scores_prompt = bool(include_prompt_logprobs or topk_prompt_logprobs or targets is not None)
+        # A single token needs no decode step, so the scoring pass samples it too.
+        in_one_pass = scores_prompt and sampling_params.max_tokens == 1
         # Created lazily, because it needs the sampler; cached, because scoring and sampling may
         # share it.
         request = cache(
@@ -126,15 +136,11 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
                 topk_sample_logprobs,
                 on_token,
                 sampling_options,
+                in_one_pass,
             )
         )
-        targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
-        if target_prompt_logprobs is not None:
-            targets = target_prompt_logprobs.to_torch(pad_value=-1).long().numpy()
         scored = None
-        # A single token needs no decode step, so the scoring pass samples it too.
-        in_one_pass = sampling_params.max_tokens == 1
-        if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:
+        if scores_prompt:
             scored = self._score(
                 tokens,
                 lambda scores: scores,
@@ -172,6 +178,12 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         """Returns the engine's sampler, for requests that the SDK cannot express; blocks until the
         weights are loaded, and raises errors of loading."""
         return self._made.result()
+
+    def release_terms(self) -> None:
+        """Frees what the next request computes again from the weights."""
+        made = self._made
+        if made.done() and not made.cancelled() and made.exception() is None:
+            made.result().release_terms()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Returns the tokenizer of the base model."""
@@ -224,7 +236,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         # In sequence: first the prompt's scores, or at least the weights, then the samples.
         future = chain(scored or self._made, submit, finish)
         if scored is not None:
-            future.add_done_callback(lambda _: scored.cancel())  # no effect if it is done
+            future.add_done_callback(once(lambda _: scored.cancel()))  # no effect if it is done
         return SampleFuture(future)
 
     def _request(
@@ -235,13 +247,20 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         topk: int,
         on_token: Callable[[int, Sample], None] | None,
         options: LogitOptions | None,
+        in_scoring_pass: bool,
     ) -> SampleRequest:
         sampler = self._made.result()
         settings = convert.sampling_settings_of(params, sampler.base.eos_ids, options)
         # Only stop strings need the text of a growing sample.
         decode = self._decode if settings.stop_strings else None
         request = sample_request(
-            sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
+            sampler,
+            tokens,
+            num_samples,
+            settings,
+            decode=decode,
+            topk_sample=topk,
+            scored=in_scoring_pass,
         )
         request.on_token = on_token
         return request
@@ -266,7 +285,14 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         return chain(self._made, submit, finish)
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self.get_tokenizer().decode(tokens, skip_special_tokens=False))
+        return self._codec.decode(tokens)
+
+    @cached_property
+    def _codec(self) -> TextCodec:
+        """Keeps the leading space of a text, which some tokenizers drop."""
+        from tinker_cookbook.renderers.core.codec import TextCodec
+
+        return TextCodec(self.get_tokenizer())
 
 
 def _response(

@@ -1,8 +1,9 @@
 """The engine: one worker thread that owns the device, the base models on it, and the runs.
 
-Operations are functions that run on the worker, one at a time. Operations of one lane (a run) run
-in the order of submission, and lanes alternate. Sampling requests are not operations: they join the
-running batch of their base model (``scheduler``), which shares the time with operations.
+Operations are functions that run on the worker, one at a time. Operations of one lane (a run, or
+the scores of an owner) run in the order of submission, and lanes alternate. Sampling requests are
+not operations: they join the running batch of their base model (``scheduler``), which shares the
+time with operations.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tinker_cookbook.engine.parallel.launch import (
     joined,
     local_device,
 )
+from tinker_cookbook.engine.sampling.fair_queue import owner_of
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     ExternalSampler,
@@ -165,11 +167,13 @@ class Engine:
     def score(self, request: ScoreRequest) -> Future[PromptScores]:
         """Scores a text, in one batch with other waiting requests of its sampler.
 
+        Requests of different owners alternate, so that one owner's queue does not delay others.
         Cancelling the future, at any time, cancels the request.
         """
         # Registered before it is queued: the batch of an earlier request can then include it.
         self._scorer.add(request)
-        self.submit(self._scorer.serve, request).add_done_callback(request.follow)
+        lane = "scores", owner_of(request)
+        self.submit_in(lane, self._scorer.serve, request).add_done_callback(request.follow)
         return request.future
 
     def resolve(self, name: str) -> ResolvedModel:

@@ -70,7 +70,8 @@ class Config(SamplerOptions, ShardOptions):
     )
     max_request_mb: int = chz.field(default=256, doc="Largest request in MiB")
     max_queued_samples: int = chz.field(
-        default=8192, doc="Maximum queued samples; further requests get status 429 and are retried"
+        default=8192,
+        doc="Maximum queued samples of an owner; further requests get status 429 and are retried",
     )
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Annotated, Any
@@ -33,6 +34,8 @@ MAX_HEAD_BYTES = 512 << 10
 OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz", *page.FILES})
 # Paths with a signature instead of a key; the route checks the signature.
 SIGNED_PREFIX = "/api/v1/files/"
+# Routes that bound the body themselves, because they need the first bytes of a refused one.
+PASS_PATHS = frozenset({"/api/v1/forward", "/api/v1/forward_backward"})
 # Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme.
 BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 
@@ -68,10 +71,11 @@ class AccessMiddleware:
                 await self._refuse(unauthorized(key, path), path)(scope, receive, send)
                 return
             request.state.owner = owner
+        max_bytes = math.inf if path in PASS_PATHS else self._max_bytes
         # A body with a too large declared size is refused without reading it.
         declared = request.headers.get("content-length", "")
         # Twenty digits are enough for any size; Python refuses to parse very long numbers.
-        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+        if declared.isdecimal() and int(declared[:20]) > max_bytes:
             error = HTTPException(413, str(body_too_large(self._max_bytes)))
             await self._refuse(error, path)(scope, receive, send)
             return
@@ -94,7 +98,7 @@ class AccessMiddleware:
             # A body may be larger than its declared size, or declare none.
             ended = not message.get("more_body", False)
             size += len(message.get("body", b""))
-            if size > self._max_bytes:
+            if size > max_bytes:
                 raise HTTPException(413, str(body_too_large(self._max_bytes)))
             return message
 

@@ -8,6 +8,7 @@ that number is limited too, and counted before the body is parsed.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 from fastapi import Body as BodyField
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, body_too_large
+from tinker_cookbook.server.errors import BodyTooLargeError, body_too_large
 
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
@@ -35,6 +37,8 @@ MAX_CONTROL_CONTAINERS = 20_000
 MAX_DATA_CONTAINERS = 200_000
 # Maximum nesting of lists and objects in bodies that are stored and returned.
 MAX_DEPTH = 100
+# Bytes at the start of a pass, and at its end, that contain its model and sequence id.
+HEAD_BYTES = 1024
 # Peak memory of a request as a multiple of its body's size: pieces, body, message, arrays.
 _MEMORY_FACTOR = 6
 
@@ -230,6 +234,7 @@ class JsonRoute(APIRoute):
                     413, f"body: got more than {limit >> 10} KiB, the limit of this path"
                 ) from None
             check_containers(body, MAX_CONTROL_CONTAINERS, MAX_DEPTH)
+            check_text(body)
             request._body = body  # Starlette's cache, which FastAPI reads
             return await handler(request)
 
@@ -275,32 +280,56 @@ def check_containers(body: bytes, most: int, max_depth: int | None = None) -> No
             )
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+def check_text(body: bytes) -> None:
+    """Raises ``RequestValidationError`` if a text of a JSON body has a lone surrogate.
+
+    It could be stored, but a response that contains it could not be sent.
+    """
+    if b"\\" not in body and body.isascii():
+        return
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return  # FastAPI reports it
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = f"not valid Unicode text: {error.object[error.start]!r} is half of a character"
+        problem = {"type": "string_unicode", "loc": ("body",), "msg": message}
+        raise RequestValidationError([problem], body=parsed) from error
+
+
+async def read_body(request: Request, limit: int, head: bytearray | None = None) -> bytes:
     """Reads the body of a request in pieces.
+
+    ``head`` receives the first bytes, also of a body that is refused.
 
     Raises:
         BodyTooLargeError: The body is larger than ``limit``; the rest is not read.
-        BodyMemoryError: The body does not fit into memory. It is still read to its end, because
+        MemoryError: The body does not fit into memory. It is still read to its end, because
             clients that get an early response would send it again and again.
     """
-    # With a declared size, a client gets the error before it has sent the body.
-    header = request.headers.get("content-length", "")
+    # Twenty digits are enough for any size; Python refuses to parse very long numbers.
+    header = request.headers.get("content-length", "")[:20]
     declared = int(header) if header.isdecimal() else 0
-    if declared > limit:
+    # With a declared size, a client gets the error before it has sent the body.
+    if declared > limit and head is None:
         raise body_too_large(limit)
     # Check by allocating in one piece, before other requests run out of memory.
     shortage = _memory_shortage(_MEMORY_FACTOR * declared) if declared > MAX_CONTROL_BYTES else ""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
+        if head is not None:
+            head += piece[: HEAD_BYTES - len(head)]
+            if declared > limit and len(head) == HEAD_BYTES:
+                raise body_too_large(limit)
         if size > limit:
             raise body_too_large(limit)
-        # Without memory, keep only the first piece, which has the ids of the request.
-        if not shortage or not pieces:
+        if not shortage:
             pieces.append(piece)
-    # The first bytes of a pass contain its model and sequence id.
     if shortage:
-        raise BodyMemoryError(shortage, bytes(pieces[0][:1024]))
+        raise MemoryError(shortage)
     return b"".join(pieces)
 
 

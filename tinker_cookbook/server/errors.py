@@ -30,14 +30,6 @@ class BodyTooLargeError(BackendError):
     """A request body above the limit: 413."""
 
 
-class BodyMemoryError(MemoryError):
-    """A request body that does not fit into memory; ``head`` holds its first bytes."""
-
-    def __init__(self, message: str, head: bytes) -> None:
-        super().__init__(message)
-        self.head = head
-
-
 def body_too_large(limit: int) -> BodyTooLargeError:
     """Returns the error for a body of more than ``limit`` bytes."""
     return BodyTooLargeError(

@@ -26,7 +26,7 @@ from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.access import OwnerDep, StateDep, is_same_machine, owner_of, state_of
 from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
-from tinker_cookbook.server.errors import BodyMemoryError, NotFoundError
+from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.requests import (
     FIRST_SEQ_ID,
@@ -151,6 +151,7 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
 
     def sample() -> Future[Any]:
         target = body.target_prompt_logprobs
+        budget = wire.SparseBudget(request.app.state.max_request_bytes)
         return client.sample(
             types.ModelInput.from_ints(wire.prompt_tokens(body.prompt, "prompt")),
             body.num_samples,
@@ -158,19 +159,19 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
             include_prompt_logprobs=bool(body.prompt_logprobs),
             topk_prompt_logprobs=body.topk_prompt_logprobs,
             topk_sample_logprobs=body.topk_sample_logprobs,
-            target_prompt_logprobs=None if target is None else wire.tensor_of(target),
+            target_prompt_logprobs=None if target is None else wire.tensor_of(target, budget),
             prompt_alt_tokens_k=body.prompt_alt_tokens_k,
             prompt_logprobs_last_n=body.prompt_logprobs_last_n,
         ).future()
 
     # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
-        size = body.num_samples
+        size, quota = body.num_samples, state.sample_quota(owner)
         # Acquire before registering the request: a refused request is repeated and must run then.
-        state.sample_quota.acquire(size)
+        quota.acquire(size)
         pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
         # Release also if the request fails or is cancelled.
-        pending.future.add_done_callback(lambda _: state.sample_quota.release(size))
+        pending.future.add_done_callback(lambda _: quota.release(size))
         state.requests[request_id] = pending
         pending.start(sample)
     return {
@@ -281,8 +282,13 @@ async def get_info(
     # The client sends this right after create_model, which may still run.
     pending = state.requests.get(f"{model_id}:create")
     if pending is not None:
-        # Shielded, because a disconnecting client must not cancel the creation.
-        await asyncio.shield(asyncio.wrap_future(pending.future))
+        try:
+            # Shielded, because a disconnecting client must not cancel the creation.
+            await asyncio.shield(asyncio.wrap_future(pending.future))
+        except asyncio.CancelledError:
+            if not pending.future.cancelled():
+                raise  # this request was cancelled
+            raise BackendError(f"model {model_id}: its creation was cancelled") from None
     info = _client(model, state).get_info().model_dump(mode="json", exclude_none=True)
     if not is_same_machine(request):
         # A local folder is useless to a remote client and would reveal this machine's layout. With
@@ -306,19 +312,7 @@ async def forward(request: Request, owner: OwnerDep, state: StateDep) -> Json:
 async def _submit_pass(
     request: Request, owner: Owner, state: ServerState, *, forward: bool
 ) -> Json:
-    limit = request.app.state.max_request_bytes
-    content_type = request.headers.get("content-type", "")
-    encoding = request.headers.get("content-encoding", "")
-    try:
-        body = await bodies.read_body(request, limit)
-    except BodyMemoryError as error:
-        # The error becomes the operation's result, so that the sequence ids have no gap.
-        batch = wire.pass_without_memory(error)
-    else:
-        read = partial(wire.read_pass, body, content_type, encoding, limit, forward=forward)
-        # Decode compressed bodies in a thread, because they may unpack to much more data.
-        small = len(body) <= bodies.SMALL_BYTES and not encoding
-        batch = read() if small else await asyncio.to_thread(read)
+    batch = await wire.receive_pass(request, forward=forward)
     # Count now, so that the callback does not keep the data in memory.
     tokens = sum(map(len, batch.data))
 

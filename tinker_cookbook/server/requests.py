@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.engine.memory import out_of_memory
-from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError
 from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_full_message
 
 logger = logging.getLogger(__name__)
@@ -108,18 +108,26 @@ def _is_user_error(error: BaseException) -> bool:
 
 
 class SampleQuota:
-    """Thread-safe count of unfinished samples of both APIs."""
+    """Thread-safe count of an owner's unfinished samples of both APIs."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self.count = 0
 
+    def check(self, samples: int) -> None:
+        """Raises ``DataValidationError`` if one request has more samples than the limit."""
+        if samples > self._limit:
+            raise DataValidationError(
+                f"n: got a request for {samples} samples, the limit is {self._limit} "
+                "(max_queued_samples=); send several requests"
+            )
+
     def acquire(self, samples: int) -> None:
         """Counts new samples; raises ``BusyError`` above the limit."""
+        self.check(samples)
         with self._lock:
-            # An idle server accepts a request above the limit, which would otherwise never run.
-            if self.count and self.count + samples > self._limit:
+            if self.count + samples > self._limit:
                 raise BusyError(
                     f"{self.count} samples are already queued, the limit is {self._limit} "
                     "(max_queued_samples=); try again"

@@ -21,7 +21,7 @@ from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import OwnerDep, StateDep
+from tinker_cookbook.server.access import OwnerDep, StateDep, key_of
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
@@ -30,6 +30,8 @@ from tinker_cookbook.server.state import ServerState, Session
 router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
 
 URL_SECONDS = 3600
+# The SDK's default limit for the data of one pass; it divides larger batches.
+_MAX_PASS_BYTES = 5_000_000
 
 _CHECKPOINT = "training_runs/{run_id}/checkpoints/{kind}/{name}"
 _ARCHIVE = "archive.tar"
@@ -173,9 +175,12 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(owner: OwnerDep, body: Json) -> Json:
+async def client_config(request: Request, owner: OwnerDep, body: Json) -> Json:
     """Returns the server's features; the SDK uses its defaults for the others."""
+    # Half of the limit, because the SDK counts only the data and not the fields around them.
+    half = request.app.state.max_request_bytes // 2
     return {
+        "fwdbwd_max_chunk_bytes_count": min(_MAX_PASS_BYTES, half),
         "proto_compress_fwdbwd": False,
         "parallel_fwdbwd_chunks": True,
         "pjwt_auth_enabled": True,  # clients read the owner's name from the token
@@ -349,7 +354,7 @@ async def telemetry(owner: OwnerDep) -> dict[str, str]:
 async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str, str]:
     """Returns a token that replaces the key for some hours and contains the owner's name."""
     # A token must not be exchanged for a new one, or it would never expire.
-    if request.headers.get("x-api-key", "").startswith(TOKEN_PREFIX):
+    if key_of(request).startswith(TOKEN_PREFIX):
         raise BackendError("auth/token: got a token, expected a key: send the key of the token")
     return {"jwt": state.keys.token_of(owner)}
 
@@ -398,7 +403,7 @@ class _Collector:
                 gauge,
                 "samples_waiting",
                 "Requested samples that have not ended",
-                state.sample_quota.count,
+                state.samples_waiting(),
             ),
             (gauge, "free_memory_bytes", "Free memory of the device", free),
             (gauge, "uptime_seconds", "Seconds since the start", time.time() - state.started_at),

@@ -83,11 +83,15 @@ class Session:
         return f"{self.session_id}:sample:{number}"
 
     def evict_idle_samplers(self, now: float) -> None:
-        """Frees the weights of idle samplers except the ``MAX_IDLE_SAMPLERS`` most recent ones."""
+        """Frees memory of all samplers except the ``MAX_IDLE_SAMPLERS`` most recent ones.
+
+        At once what the next request computes again, and after ``IDLE_SECONDS`` the weights.
+        """
         # Clients cannot close samplers, and a training run creates one at every step.
-        loaded = [sampler for sampler in self.samplers.values() if sampler.client is not None]
-        loaded.sort(key=lambda sampler: sampler.used_at, reverse=True)
-        for sampler in loaded[MAX_IDLE_SAMPLERS:]:
+        loaded = [(one, one.client) for one in self.samplers.values() if one.client is not None]
+        loaded.sort(key=lambda pair: pair[0].used_at, reverse=True)
+        for sampler, client in loaded[MAX_IDLE_SAMPLERS:]:
+            client.release_terms()
             if now - sampler.used_at < IDLE_SECONDS:
                 continue
             sampler.client = None
@@ -116,7 +120,8 @@ class ServerState:
         self.engine, self.models, self.keys = engine, tuple(models), keys
         self.requests: dict[str, PendingRequest] = {}
         """By id, until their results are fetched or their session ends."""
-        self.sample_quota = SampleQuota(max_queued_samples)
+        self._max_queued_samples = max_queued_samples
+        self._sample_quotas: dict[str, SampleQuota] = {}
         self.stopping = asyncio.Event()
         self.trained_tokens = 0
         self.started_at = time.time()
@@ -223,6 +228,14 @@ class ServerState:
         """Returns the base model of a checkpoint if it is served. Does not read weights."""
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
+
+    def sample_quota(self, owner: Owner) -> SampleQuota:
+        """Returns the quota of an owner, which does not depend on other owners. Thread-safe."""
+        return self._sample_quotas.setdefault(owner.name, SampleQuota(self._max_queued_samples))
+
+    def samples_waiting(self) -> int:
+        """Returns the number of unfinished samples of all owners."""
+        return sum(quota.count for quota in list(self._sample_quotas.values()))
 
     def count_trained(self, tokens: int) -> None:
         """Adds to the counter of trained tokens. Thread-safe."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import zstandard
+from fastapi import HTTPException, Request
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
@@ -19,7 +25,7 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.bodies import Json
-from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, drop_tracebacks
+from tinker_cookbook.server.errors import BodyTooLargeError, drop_tracebacks
 from tinker_cookbook.server.requests import Encoder
 
 _DTYPES: dict[int, tuple[str, type]] = {
@@ -27,6 +33,30 @@ _DTYPES: dict[int, tuple[str, type]] = {
     pb.DTYPE_INT64: ("int64", np.int64),
 }
 _RECORD = "ArrayRecord"
+# The ids in JSON. A number at the end of the bytes may be cut off.
+_JSON_MODEL = re.compile(rb'"model_id"\s*:\s*"([^"\\]+)"')
+_JSON_SEQ = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})[\s,}]')
+
+
+@dataclass
+class SparseBudget:
+    """Bytes that the sparse tensors of a request may still take as dense arrays.
+
+    A small request can describe a large sparse tensor.
+    """
+
+    bytes_left: int
+
+    def take(self, shape: list[int]) -> None:
+        """Counts a tensor of this shape; raises ``DataValidationError`` if it is too large."""
+        # Python's integers, because NumPy's overflow. Both dtypes take at most eight bytes.
+        self.bytes_left -= math.prod(shape) * 8
+        if self.bytes_left < 0:
+            raise DataValidationError(
+                f"sparse tensor: got the shape {shape}; the dense form of all sparse tensors must "
+                "not be larger than the largest request that this server accepts "
+                "(max_request_mb=); send fewer datums per request"
+            )
 
 
 @dataclass
@@ -47,9 +77,33 @@ class PassRequest:
         """Sets ``data``, or ``error`` at the first invalid datum; returns the request."""
         try:
             self.data = list(examples)
-        except (DataValidationError, ValueError, MemoryError) as error:
+        except (DataValidationError, ValueError, MemoryError, RuntimeError) as error:
             self.error = drop_tracebacks(error)
         return self
+
+
+async def receive_pass(request: Request, *, forward: bool) -> PassRequest:
+    """Reads a pass. The error of a refused body becomes the result of the operation.
+
+    Raises the error if the body does not contain the operation's ids.
+    """
+    limit = request.app.state.max_request_bytes
+    content_type = request.headers.get("content-type", "")
+    encoding = request.headers.get("content-encoding", "")
+    part = bytearray()
+    try:
+        body = await bodies.read_body(request, limit, part)
+        # SDKs before 0.25 write the ids at the end.
+        part += body[-bodies.HEAD_BYTES :]
+        read = partial(read_pass, body, content_type, encoding, limit, forward=forward)
+        # Decode compressed bodies in a thread, because they may unpack to much more data.
+        small = len(body) <= bodies.SMALL_BYTES and not encoding
+        return read() if small else await asyncio.to_thread(read)
+    except (HTTPException, ClientDisconnect):
+        raise  # the body did not arrive, so the client sends it again
+    except Exception as error:
+        # Otherwise the sequence ids would have a gap, and the next step would not fail.
+        return refused_pass(bytes(part), error, backward=not forward)
 
 
 def read_pass(
@@ -75,7 +129,7 @@ def read_pass(
     elif encoding not in ("", "identity"):
         raise DataValidationError(f"Content-Encoding: got {encoding!r}, expected zstd or none")
     if "json" in content_type:
-        return _pass_of_json(body, forward)
+        return _pass_of_json(body, forward, limit)
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -89,41 +143,57 @@ def read_pass(
         config[name] = value.text if value.HasField("text") else value.number
     # Newer SDKs send both kinds of pass to one route, with a flag.
     backward = not (message.forward_only or forward)
-    ids = message.model_id, message.seq_id
+    ids, budget = (message.model_id, message.seq_id), SparseBudget(limit)
     return PassRequest(*ids, message.loss_fn, config or None, backward).read_data(
-        _example(datum, f"datum {i}") for i, datum in enumerate(message.data)
+        _example(datum, f"datum {i}", budget) for i, datum in enumerate(message.data)
     )
 
 
-def pass_without_memory(error: BodyMemoryError) -> PassRequest:
-    """Returns a failed pass for a body that does not fit into memory.
+def refused_pass(part: bytes, error: Exception, *, backward: bool) -> PassRequest:
+    """Returns a failed pass for a body that is refused with ``error``.
 
-    Raises ``error`` if the first bytes do not contain model id and sequence id.
+    ``part`` has the first bytes of the body, and may have the last ones. Raises ``error`` if it
+    does not contain model id and sequence id.
     """
+    ids = _ids_of(part)
+    if ids is None:
+        raise error
+    return PassRequest(*ids, "", None, backward, error=drop_tracebacks(error))
+
+
+def _ids_of(part: bytes) -> tuple[str, int] | None:
+    """Returns the model id and the sequence id in a part of a body, or None."""
+    model, seq = _JSON_MODEL.search(part), _JSON_SEQ.search(part)
+    if model and seq:
+        return model[1].decode(errors="replace"), int(seq[1])
     # The message starts with these two fields. A prefix that cuts a field cannot be parsed.
-    for end in range(len(error.head) + 1):
+    for end in range(min(len(part), bodies.HEAD_BYTES) + 1):
         message = pb.ForwardBackwardRequest()
         with contextlib.suppress(DecodeError):
-            message.ParseFromString(error.head[:end])
+            message.ParseFromString(part[:end])
             if message.model_id and message.seq_id:
-                return PassRequest(message.model_id, message.seq_id, "", None, True, error=error)
-    raise error
+                return message.model_id, message.seq_id
+    return None
 
 
-def _pass_of_json(body: bytes, forward: bool) -> PassRequest:
+def _pass_of_json(body: bytes, forward: bool, limit: int) -> PassRequest:
     bodies.check_containers(body, bodies.MAX_DATA_CONTAINERS)
     name = "forward_input" if forward else "forward_backward_input"
     try:
         request = bodies.JsonPass.model_validate_json(body)
         batch: bodies.PassInput | None = getattr(request, name)
         if batch is not None:
+            budget = SparseBudget(limit)
             fields = request.model_id, request.seq_id, batch.loss_fn, batch.loss_fn_config
             return PassRequest(*fields, not forward).read_data(
                 Example(
                     np.asarray(
                         prompt_tokens(datum.model_input, f"datum {i}: model_input"), np.int64
                     ),
-                    {name: tensor_of(t).to_numpy() for name, t in datum.loss_fn_inputs.items()},
+                    {
+                        name: tensor_of(tensor, budget).to_numpy()
+                        for name, tensor in datum.loss_fn_inputs.items()
+                    },
                 )
                 for i, datum in enumerate(batch.data)
             )
@@ -142,7 +212,7 @@ def _pass_of_json(body: bytes, forward: bool) -> PassRequest:
     return PassRequest(ids.model_id, ids.seq_id, "", None, not forward, error=invalid)
 
 
-def _example(datum: pb.Datum, where: str) -> Example:
+def _example(datum: pb.Datum, where: str, budget: SparseBudget) -> Example:
     # Use NumPy arrays, not the SDK's types: those need ten times the memory, and their checks,
     # written in Rust, abort the process if memory runs out.
     # Never an empty list, because np.concatenate would fail.
@@ -151,11 +221,14 @@ def _example(datum: pb.Datum, where: str) -> Example:
         if not chunk.HasField("encoded_text"):
             raise _not_text(f"{where}: model_input", chunk.WhichOneof("chunk"))
         tokens.append(_array(chunk.encoded_text.tokens, np.int32, f"{where}: model_input"))
-    inputs = {name: _tensor(t, f"{where}: {name}") for name, t in datum.loss_fn_inputs.items()}
+    inputs = {
+        name: _tensor(tensor, f"{where}: {name}", budget)
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
     return Example(np.concatenate(tokens), inputs)
 
 
-def _tensor(message: pb.Tensor, where: str) -> np.ndarray:
+def _tensor(message: pb.Tensor, where: str, budget: SparseBudget) -> np.ndarray:
     if message.dtype not in _DTYPES:
         raise DataValidationError(f"{where}: dtype {message.dtype}, expected float32 or int64")
     name, dtype = _DTYPES[message.dtype]
@@ -170,7 +243,7 @@ def _tensor(message: pb.Tensor, where: str) -> np.ndarray:
             sparse_crow_indices=_array(rows.crow_indices, np.int64, where),
             sparse_col_indices=_array(rows.col_indices, np.int64, where),
         )
-        return tensor_of(sparse).to_numpy()
+        return tensor_of(sparse, budget).to_numpy()
     data = _array(message.dense, dtype, where)
     if shape is not None and np.prod(shape) != data.size:
         raise DataValidationError(f"{where}: {data.size} numbers do not have the shape {shape}")
@@ -201,16 +274,19 @@ def _not_text(where: str, kind: object) -> DataValidationError:
     )
 
 
-def tensor_of(body: bodies.Tensor) -> types.TensorData:
+def tensor_of(body: bodies.Tensor, budget: SparseBudget) -> types.TensorData:
     """Returns the tensor of a JSON body; raises ``DataValidationError`` if it is invalid."""
     rows, columns, shape = body.sparse_crow_indices, body.sparse_col_indices, body.shape
     try:
         if rows is not None or columns is not None:
-            if rows is None or columns is None or shape is None or len(shape) != 2:
+            # The shape in a protobuf message may be negative.
+            shape = shape if shape and min(shape) >= 0 else []
+            if rows is None or columns is None or len(shape) != 2:
                 raise DataValidationError(
                     "sparse tensor: expected sparse_crow_indices, sparse_col_indices and a shape "
                     "of two dimensions, all three"
                 )
+            budget.take(shape)
             # Check the indices before they are used to create a dense tensor.
             steps = np.diff(np.asarray(rows, dtype=np.int64))
             column = np.asarray(columns, dtype=np.int64)
@@ -221,6 +297,12 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
                     f"sparse tensor: sparse_crow_indices must rise from 0 to {count}, the number "
                     f"of elements, in {shape[0] + 1} steps, and sparse_col_indices must be {count} "
                     f"columns below {shape[1]}"
+                )
+            # torch requires rising columns within each row.
+            place = np.repeat(np.arange(shape[0]), steps) * shape[1] + column
+            if (np.diff(place) <= 0).any():
+                raise DataValidationError(
+                    "sparse tensor: sparse_col_indices must rise within each row"
                 )
         data = np.asarray(body.data, dtype=np.int64 if body.dtype == "int64" else np.float32)
         return types.TensorData(**{**dict(body), "data": data})

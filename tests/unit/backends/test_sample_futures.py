@@ -6,12 +6,16 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 import tinker
 import torch
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
+from tinker_cookbook.engine.sampling.scoring import Scorer
 
 SHORT = tinker.SamplingParams(max_tokens=1, seed=0)
 LONG = tinker.SamplingParams(max_tokens=400, seed=0, stop=[])
@@ -140,6 +144,17 @@ def test_a_single_token_is_drawn_in_the_pass_that_scores(service, client, ids, m
             assert found.stop_reason == "length"
 
 
+def test_a_prompt_that_fills_the_context_is_scored(client):
+    """The SDK scores a prompt by asking for one token after it."""
+    prompt = tinker.ModelInput.from_ints([1, 5] * 256)
+    response = client.sample(prompt, 1, SHORT, include_prompt_logprobs=True).result(60)
+    assert response.prompt_logprobs == client.compute_logprobs(prompt).result(60)
+    assert len(response.sequences[0].tokens) == 1
+    for params, wanted in ((SHORT, False), (LONG, True)):
+        with pytest.raises(ValueError, match="512 tokens leave no room"):
+            client.sample(prompt, 1, params, include_prompt_logprobs=wanted).result(60)
+
+
 def test_without_its_scores_a_sample_is_not_drawn(client):
     bad = client.sample(
         tinker.ModelInput.from_ints([1, 5]),
@@ -152,6 +167,27 @@ def test_without_its_scores_a_sample_is_not_drawn(client):
         bad.result(60)
 
 
+def test_a_client_is_made_beside_the_queue_of_another_owner(
+    service, client, stories_model, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        Scorer, "_groups", lambda self, base, asked: [[i] for i in range(len(asked))]
+    )
+    held = threading.Event()
+    service.engine.submit(held.wait, 60)
+    prompt = tinker.ModelInput.from_ints([1, 5])
+    queued = [client.compute_logprobs(prompt).future() for _ in range(20)]
+    clients = [service.create_sampling_client(base_model=str(stories_model)) for _ in range(20)]
+    queued += [one.future() for one in clients]
+    store = CheckpointStore(tmp_path, owner="ann")
+    made = LocalSamplingClient.open(service.engine, store, None, str(stories_model)).future()
+    left: list[int] = []
+    made.add_done_callback(lambda _: left.append(sum(not one.done() for one in queued)))
+    held.set()
+    made.result(60)
+    assert left[0] > 30
+
+
 def test_a_client_that_goes_away_takes_its_scores_back(service, client):
     held = threading.Event()
     service.engine.submit(held.wait, 60)
@@ -161,6 +197,51 @@ def test_a_client_that_goes_away_takes_its_scores_back(service, client):
     gc.collect()
     assert kept.cancelled()
     held.set()
+
+
+def test_a_stop_string_may_begin_with_the_space_of_the_first_token(client):
+    """The tokenizer drops the leading space of a text that it decodes."""
+    params = tinker.SamplingParams(max_tokens=3, temperature=0.0, stop=[" little"])
+    response = client.sample("Once upon a time, there was a", 1, params).result(60)
+    (sequence,) = response.sequences
+    assert client.get_tokenizer().decode(sequence.tokens) == "little"
+    assert sequence.stop_reason == "stop"
+
+
+def test_weights_are_freed_without_the_garbage_collector(service, stories_model):
+    """Also if requests were sent before the client was made."""
+    held = threading.Event()
+    gc.collect()
+    gc.disable()
+    try:
+        service.engine.submit(held.wait, 60)
+        client = service.create_sampling_client(base_model=str(stories_model))
+        prompt = tinker.ModelInput.from_ints([1, 5])
+        ready = client.future()
+        asked = [client.sample(prompt, 1, SHORT, include_prompt_logprobs=i > 0) for i in range(2)]
+        asked.append(client.compute_logprobs(prompt))
+        held.set()
+        answers = [weakref.ref(future.result(60)) for future in asked[:2]]
+        asked[2].result(60)
+        freed = [weakref.ref(client), weakref.ref(client.sampler()), *answers]
+        del client, ready, asked
+        wait_until(lambda: not any(one() for one in freed))
+    finally:
+        held.set()
+        gc.enable()
+
+
+def test_terms_are_released_once_the_weights_are_loaded(service, client, stories_model):
+    client.weights_digest()
+    client.release_terms()
+    assert client.sampler()._terms is None
+    assert ask(client).result(60).sequences
+    held = threading.Event()
+    service.engine.submit_in(("samplers", None), held.wait, 60)
+    late = service.create_sampling_client(base_model=str(stories_model))
+    late.release_terms()  # nothing is loaded yet
+    held.set()
+    assert ask(late).result(60).sequences
 
 
 def test_a_prompt_may_be_a_text(client):

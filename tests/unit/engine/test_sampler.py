@@ -6,6 +6,7 @@ Tests with the fixture ``draw`` run for the built-in sampler and for vLLM's (its
 from __future__ import annotations
 
 import copy
+import weakref
 
 import engine_reference as ref
 import numpy as np
@@ -128,6 +129,15 @@ def test_seeds_repeat_and_do_not_depend_on_the_number_of_samples(stories_base, d
     assert [s.tokens for s in draw(sampler, [1], 4, free)] != [
         s.tokens for s in draw(sampler, [1], 4, free)
     ]
+
+
+def test_released_terms_are_computed_again(stories_base):
+    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
+    before = ref.draw(sampler, [1], 2, settings())
+    terms = weakref.ref(next(iter(sampler.terms().values())))
+    sampler.release_terms()
+    assert terms() is None
+    assert ref.draw(sampler, [1], 2, settings()) == before
 
 
 def test_stop_tokens_end_a_sample_and_stay_in_it(stories_base, draw):

@@ -173,6 +173,23 @@ def test_what_waits_is_scored_together_and_bad_requests_fail_alone(
     assert all(f.result(SECONDS).logprobs[2] < 0 for i, f in enumerate(futures) if i != 2)
 
 
+def test_scores_of_owners_alternate(engine, stories_base, monkeypatch):
+    """However many scores of however many samplers an owner has queued."""
+    monkeypatch.setattr(
+        Scorer, "_groups", lambda self, base, asked: [[i] for i in range(len(asked))]
+    )
+    samplers = [Sampler(stories_base, None, owner=name) for name in ("ann", "ann", "bob")]
+    done: list[str] = []
+    go_on = blocked(engine)
+    for sampler, count in zip(samplers, (4, 4, 2), strict=True):
+        for i in range(5, 5 + count):
+            future = engine.score(score_request(sampler, [1, 5, i], logprobs=True))
+            future.add_done_callback(lambda _, owner=sampler.owner: done.append(owner))
+    go_on.set()
+    future.result(SECONDS)
+    assert done[:3] == ["ann", "bob", "ann"]
+
+
 def test_out_of_memory_halves_and_then_says_so(stories_base, monkeypatch, caplog):
     sampler = Sampler(stories_base, None)
     texts = [ref.text(stories_base, np.random.default_rng(i), 20 + i) for i in range(5)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from store_samples import (
     store_fixture,
 )
 
+from tinker_cookbook.backends.local_rest import LocalRestClient
+from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import CheckpointError
@@ -231,10 +235,52 @@ def test_expire_at_a_given_time_names_what_it_deleted(store, clock: Clock) -> No
     assert store.expire(clock.now + 61) == []
 
 
-@pytest.mark.parametrize("ttl", [0, -1, True])
+@pytest.mark.parametrize("ttl", [0, -1, True, 10**12, 2**62])
 def test_a_ttl_that_is_no_duration_is_refused(store: CheckpointStore, ttl: int) -> None:
     with pytest.raises(CheckpointError, match="ttl_seconds: got"):
         save(store, ttl_seconds=ttl)
+    path = save(store)
+    with pytest.raises(CheckpointError, match="ttl_seconds: got"):
+        store.set_ttl(path, ttl)
+
+
+def test_a_hundred_years_are_a_ttl(store: CheckpointStore) -> None:
+    path = save(store, ttl_seconds=fmt.MAX_TTL_SECONDS)
+    assert store.get_checkpoint(path).expires_at == store.clock() + fmt.MAX_TTL_SECONDS
+
+
+@pytest.mark.parametrize("metadata", [{"a": "x\ud800"}, {"\udfff": "x"}])
+def test_metadata_with_half_a_character_are_refused(store: CheckpointStore, metadata) -> None:
+    with pytest.raises(CheckpointError, match=r"user_metadata: '.*ud.*' is not valid Unicode"):
+        save(store, user_metadata=metadata)
+    with pytest.raises(CheckpointError, match="user_metadata"):
+        store.create_run("run-2", replace(INFO, user_metadata=metadata))
+    assert store.run_ids() == ["run-1"]
+    assert store.list_checkpoints("run-1") == []
+
+
+def test_stores_of_older_versions_are_listed(store: CheckpointStore, monkeypatch) -> None:
+    """They may have dates after the year 9999 and metadata with half a character."""
+    monkeypatch.setattr(fmt, "check_metadata", lambda metadata: None)
+    store.create_run("run-2", replace(INFO, user_metadata={"a": "\ud800"}))
+    path = save(store, user_metadata={"\udfff": "b"})
+    for seconds in ("1e12", "inf", "1e300", "nan"):
+        (folder_of(store, path) / "expires_at").write_text(seconds)
+        rest = LocalRestClient(store)
+        (found,) = rest.list_user_checkpoints().result().checkpoints
+        assert found.expires_at == datetime(9999, 1, 1, tzinfo=UTC)
+        assert found.user_metadata == {"?": "b"}
+        found.model_dump_json().encode()
+        runs = rest.list_training_runs().result().training_runs
+        assert [run.user_metadata for run in runs] == [{"a": "b"}, {"a": "?"}]
+
+
+def test_the_shape_of_a_checkpoint_is_its_own(store: CheckpointStore) -> None:
+    """A run that has loaded a checkpoint of another shape saves that shape."""
+    shape = {"rank": 16, "train_mlp": True, "train_attn": False, "train_unembed": False}
+    info = LocalRestClient(store).get_weights_info_by_tinker_path(save(store, state=shape)).result()
+    assert (info.base_model, info.lora_rank) == (INFO.base_model, 16)
+    assert (info.train_mlp, info.train_attn, info.train_unembed) == (True, False, False)
 
 
 def test_an_expired_name_is_free(store: CheckpointStore, clock: Clock) -> None:

@@ -17,6 +17,7 @@ import pytest
 from fastapi.responses import JSONResponse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinker.proto import tinker_public_pb2 as pb
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import access
@@ -84,6 +85,40 @@ def test_every_body_is_bounded(serving, path):
         assert "got more than 1" in answer.text
 
 
+def _passes_to_refuse(model: str):
+    """Bodies of pass 2 with what is said of each: a declared size, none, and too many lists."""
+    message = pb.ForwardBackwardRequest(model_id=model, seq_id=2).SerializeToString()
+    yield message + b" " * (2 << 20), "got more than 1 MiB"
+    yield iter([message[:9], message[9:], *[b" " * (1 << 20)] * 2]), "got more than 1 MiB"
+    ids = f'"model_id": "{model}", "seq_id": 2'.encode()
+    yield b"{" + ids + b', "x": "' + b" " * (2 << 20), "got more than 1 MiB"
+    yield b'{"x": [' + b"[]," * 250_000 + b"[]], " + ids + b"}", "250003 lists and objects"
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_the_step_after_a_refused_pass_fails_at_once(serving, caller, stories_model, which):
+    mine = caller()
+    model = mine.model(stories_model)
+    body, said = list(_passes_to_refuse(model))[which]
+    assert "metrics" in mine.result(mine.train(model, 1))
+    kind = "application/json" if which > 1 else "application/x-protobuf"
+    answer = mine.http.post("forward_backward", content=body, headers={"Content-Type": kind})
+    refused = mine.result((answer.status_code, answer.json()))
+    assert (refused["category"], said in refused["error"]) == ("user", True)
+    start = time.monotonic()
+    step = mine.result(mine.step(model, 3))
+    assert "a forward_backward since the last step failed" in step["error"]
+    assert time.monotonic() - start < 20
+    # Nobody else's refused body is taken for one of this model's.
+    body = next(_passes_to_refuse(model))[0]
+    assert _posted(serving, "/api/v1/forward_backward", body, serving.key("ann")).status_code == 404
+
+
+def test_clients_divide_a_batch_that_is_above_the_limit(caller):
+    limit = caller().post("client/config")[1]["fwdbwd_max_chunk_bytes_count"]
+    assert limit == 1 << 19
+
+
 def test_what_holds_too_many_or_too_deep_lists_is_refused_in_words(serving, caller):
     for path in ("asample", "create_session"):
         answer = _posted(serving, f"/api/v1/{path}", b'{"x":[' + b"[]," * 300_000 + b"[]]}",
@@ -97,6 +132,49 @@ def test_what_holds_too_many_or_too_deep_lists_is_refused_in_words(serving, call
     assert (answer.status_code, answer.json()["detail"][0]["msg"]) == (422, "JSON decode error")
     status, said = caller().post("asample", prompt={"chunks": 3}, sampling_params={})
     assert (status, said["detail"][0]["loc"]) == (422, ["body", "prompt", "chunks"])
+
+
+def test_half_a_character_is_refused_and_gives_up_its_turn(serving, caller, stories_model):
+    for text in (b'"\\ud800"', b'"\xed\xa0\x80"', b'"x\\uDFFF"'):
+        body = b'{"user_metadata": {"a": ' + text + b'}, "display_name": ' + text + b"}"
+        answer = _posted(serving, "/api/v1/create_session", body, serving.key())
+        assert answer.status_code == 422
+        assert "half of a character" in answer.json()["detail"][0]["msg"]
+    whole = {"user_metadata": {"a": "\U0001f600 \\ud800"}}
+    session = caller().post("create_session", **whole)[1]["session_id"]
+    assert caller().get(f"sessions/{session}")[1]["user_metadata"] == whole["user_metadata"]
+    mine = caller()
+    model = mine.model(stories_model)
+    save = f'{{"model_id": "{model}", "seq_id": 1, "path": "\\ud800"}}'.encode()
+    assert _posted(serving, "/api/v1/save_weights", save, serving.key()).status_code == 422
+    start = time.monotonic()
+    assert "metrics" in mine.result(mine.train(model, 2))
+    assert time.monotonic() - start < 20
+
+
+def test_the_shape_of_a_checkpoint_is_that_of_the_loaded_one(caller, stories_model):
+    mine = caller()
+    first, second = mine.model(stories_model), mine.session()
+    small = mine.result(mine.post("save_weights", model_id=first, seq_id=1, path="a"))["path"]
+    lora = {"rank": 8, "train_unembed": False}
+    made = {"session_id": second, "model_seq_id": 0, "base_model": stories_model}
+    model = mine.result(mine.post("create_model", **made, lora_config=lora))["model_id"]
+    mine.result(mine.post("load_weights", model_id=model, seq_id=1, path=small))
+    path = mine.result(mine.post("save_weights", model_id=model, seq_id=2, path="b"))["path"]
+    info = mine.post("weights_info", tinker_path=path)[1]
+    assert (info["lora_rank"], info["train_unembed"]) == (4, True)
+
+
+def test_a_cancelled_creation_is_said_in_words(caller, stories_model):
+    mine = caller()
+    made = {"session_id": mine.session(), "base_model": stories_model}
+    for number in range(50):  # a creation may be faster than its cancellation
+        said = mine.post("create_model", model_seq_id=number, **made)[1]
+        mine.post("cancel_future", request_id=said["request_id"])
+        if "cancelled" in mine.result((200, said)).get("error", ""):
+            break
+    status, said = mine.post("get_info", model_id=said["model_id"])
+    assert (status, "creation was cancelled" in said["detail"]) == (400, True)
 
 
 def test_brackets_in_texts_do_not_count():

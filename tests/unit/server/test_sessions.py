@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import time
+from functools import partial
 from types import SimpleNamespace
 
 from tinker_cookbook.engine.checkpoints.store import RunInfo
@@ -23,10 +24,15 @@ from tinker_cookbook.server.state import (
 
 def test_old_snapshots_go_and_checkpoints_can_be_opened_again():
     session = Session("s", SimpleNamespace(name="ann"), SimpleNamespace())
+    released: list[int] = []
     for i in range(MAX_IDLE_SAMPLERS + 4):
         path = None if i % 2 else f"tinker://r/sampler_weights/{i}"
-        sampler = OpenSampler(str(i), SimpleNamespace(), "m", path, path is None, used_at=float(i))
+        client = SimpleNamespace(release_terms=partial(released.append, i))
+        sampler = OpenSampler(str(i), client, "m", path, path is None, used_at=float(i))
         session.samplers[str(i)] = sampler
+    session.evict_idle_samplers(now=MAX_IDLE_SAMPLERS + 4.5)
+    assert sorted(released) == [0, 1, 2, 3]  # at once, because they can be computed again
+    assert all(sampler.client is not None for sampler in session.samplers.values())
     session.evict_idle_samplers(now=IDLE_SECONDS + 1.5)  # 0 and 1 are idle for long enough
     assert session.samplers["0"].client is None
     assert "1" not in session.samplers

@@ -11,12 +11,13 @@ from tinker.proto import response_conv, tinker_public_pb2
 from tinker.types.topk_logprobs import TopkLogprobs
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError
+from tinker_cookbook.server.errors import BodyTooLargeError
 from tinker_cookbook.server.wire import (
     PassEncoder,
+    PassRequest,
     SampleEncoder,
-    pass_without_memory,
     read_pass,
+    refused_pass,
 )
 
 
@@ -119,15 +120,42 @@ def test_the_beginning_of_a_body_says_whose_it_is():
     row = {"model_input": [{"encoded_text": {"tokens": b"\0" * 4000}}]}
     for name, number in (("m", 3), ("20261122-094501-1f0e2a7c:train:0", 1234567), ("é" * 140, 1)):
         message = tinker_public_pb2.ForwardBackwardRequest(model_id=name, seq_id=number, data=[row])
-        error = BodyMemoryError("full", message.SerializeToString()[:1024])
-        found = pass_without_memory(error)
+        error = MemoryError("full")
+        found = refused_pass(message.SerializeToString()[:1024], error, backward=True)
         assert (found.model_id, found.seq_id, found.error) == (name, number, error)
-    for head in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3}'):
-        with pytest.raises(BodyMemoryError):
-            pass_without_memory(BodyMemoryError("full", head))
+    for part in (b'{"model_id": "m", "seq_id": 3, "x"', b'[1]}, "seq_id":3,"model_id":"m"}'):
+        found = refused_pass(part, MemoryError("full"), backward=False)
+        assert (found.model_id, found.seq_id, found.backward) == ("m", 3, False)
+    for part in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3'):
+        with pytest.raises(MemoryError):
+            refused_pass(part, MemoryError("full"), backward=True)
+
+
+def test_the_sparse_tensors_of_a_pass_have_one_bound():
+    rows = {"crow_indices": b"\0" * 16, "col_indices": b"", "values": b""}
+    wide = {"sparse_csr": rows, "dtype": 2, "shape": [1, 50_000]}
+    datum = {"model_input": [], "loss_fn_inputs": {"weights": wide}}
+    assert [one.inputs["weights"].shape for one in request(data=[datum] * 2).data] == [
+        (1, 50_000)
+    ] * 2
+    error = request(data=[datum] * 3).error
+    assert isinstance(error, DataValidationError)
+    assert "must not be larger" in str(error)
+    wide["shape"] = [1, -50_000]
+    assert isinstance(request(data=[datum]).error, DataValidationError)
+
+
+def test_memory_that_torch_does_not_get_fails_the_pass_in_its_turn():
+    def examples():
+        raise RuntimeError("not enough memory: you tried to allocate")
+        yield
+
+    found = PassRequest("m", 3, "", None, True).read_data(examples())
+    assert isinstance(found.error, RuntimeError)
 
 
 GOOD = {"data": [1, 2], "shape": [2, 3], "sparse_crow_indices": [0, 1, 2]}
+EMPTY = {"data": [], "sparse_crow_indices": [0, 0], "sparse_col_indices": []}
 
 
 def json_pass(**tensor):
@@ -149,6 +177,10 @@ def test_sparse_rows_become_dense_ones():
         ({**GOOD, "sparse_col_indices": [2, 3]}, "columns below 3"),
         ({**GOOD, "sparse_col_indices": [2, -1]}, "columns below 3"),
         ({**GOOD, "sparse_col_indices": [2]}, "must be 2 columns"),
+        ({**GOOD, "sparse_crow_indices": [0, 2, 2], "sparse_col_indices": [2, 0]}, "must rise"),
+        ({**GOOD, "sparse_crow_indices": [0, 2, 2], "sparse_col_indices": [2, 2]}, "must rise"),
+        ({**EMPTY, "shape": [1, 10**13]}, "must not be larger"),
+        ({**EMPTY, "shape": [1, 2**61]}, "must not be larger"),
         ({**GOOD, "sparse_crow_indices": [0, 3, 2], "sparse_col_indices": [0, 0]}, "rise from 0"),
         ({**GOOD, "sparse_crow_indices": [0, 2**70, 2], "sparse_col_indices": [0, 0]}, "beyond"),
         ({"data": [float("inf")], "dtype": "int64"}, "beyond int64"),

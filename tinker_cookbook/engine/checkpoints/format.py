@@ -21,6 +21,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -44,6 +45,9 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 EXPIRES_AT = "expires_at"
 PUBLIC = "public"
+
+MAX_TTL_SECONDS = 100 * 365 * 24 * 3600
+"""A hundred years; dates after the year 9999 cannot be represented."""
 
 _FORMAT = 1
 
@@ -146,6 +150,15 @@ def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None)
         ) from error
 
 
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises ``CheckpointError`` for a lone surrogate, which a response cannot contain."""
+    for text in chain.from_iterable(metadata.items()):
+        try:
+            str(text).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"user_metadata: {text!r} is not valid Unicode text") from error
+
+
 def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Returns the safetensors file of ``tensors``: the same names and values give the same
     bytes."""
@@ -167,7 +180,11 @@ def encode_checkpoint(
     user_metadata: Mapping[str, str],
     created_at: float,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields ``(name, content)`` of each file, ``state.json`` last."""
+    """Yields ``(name, content)`` of each file, ``state.json`` last.
+
+    Raises ``CheckpointError`` for metadata that are not text; see ``check_metadata``.
+    """
+    check_metadata(user_metadata)
     # One file at a time, so that adapter and optimizer are never in memory together as bytes.
     seals: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
@@ -254,6 +271,11 @@ def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
         raise CheckpointError(
             f"ttl_seconds: got {ttl_seconds!r}, expected a positive number of seconds, or None to "
             "keep the checkpoint for good"
+        )
+    if ttl_seconds > MAX_TTL_SECONDS:
+        raise CheckpointError(
+            f"ttl_seconds: got {ttl_seconds}, expected at most {MAX_TTL_SECONDS} (100 years), or "
+            "None to keep the checkpoint for good"
         )
     return {EXPIRES_AT: repr(float(now + ttl_seconds)).encode()}
 

@@ -29,13 +29,7 @@ from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import files
 from tinker_cookbook.engine.checkpoints import format as fmt
-from tinker_cookbook.engine.checkpoints.format import (
-    KINDS,
-    Kind,
-    TinkerPath,
-    check_name,
-    is_safe_name,
-)
+from tinker_cookbook.engine.checkpoints.format import KINDS, Kind, TinkerPath, check_name
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import (
     CheckpointError,
@@ -99,6 +93,8 @@ class CheckpointInfo:
     """Damage detected from the file sizes; ``None`` if there is none."""
     public: bool = False
     """Whether every owner of a server may read it."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """JSON values as passed to ``write_checkpoint``."""
 
 
 class CheckpointStore:
@@ -140,6 +136,7 @@ class CheckpointStore:
     def create_run(self, run_id: str, info: RunInfo) -> RunRecord:
         """Registers a run; raises ``CheckpointError`` if the id exists."""
         folder = self._run_folder(run_id)
+        fmt.check_metadata(info.user_metadata)
         with files.explain_disk_errors(f"creating run {run_id!r}", self.root):
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / _RUN).exists():
@@ -194,7 +191,7 @@ class CheckpointStore:
         """Returns the sorted ids of all runs; other folders are ignored."""
         # A folder without ``run.json`` is not a run, or its ``create_run`` has not finished.
         folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
-        return sorted(filter(is_safe_name, folders))
+        return sorted(filter(fmt.is_safe_name, folders))
 
     def write_checkpoint(
         self,
@@ -405,6 +402,7 @@ class CheckpointStore:
             user_metadata=state.user_metadata if state else {},
             problem=problem,
             public=(folder / fmt.PUBLIC).exists(),
+            state=state.state if state else {},
         )
 
     def _delete(self, path: TinkerPath) -> None:
@@ -480,7 +478,7 @@ class CheckpointStore:
     def _names(self, run_id: str, kind: Kind) -> list[str]:
         try:
             with os.scandir(self._run_folder(run_id) / kind) as entries:
-                return sorted(e.name for e in entries if e.is_dir() and is_safe_name(e.name))
+                return sorted(e.name for e in entries if e.is_dir() and fmt.is_safe_name(e.name))
         except FileNotFoundError:
             return []
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
+from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest, ScoreRequest
 from tinker_cookbook.engine.sampling.sampler import Sampler
 
 
@@ -42,7 +42,7 @@ Place: TypeAlias = tuple[Hashable, Sampler]
 """An owner and one of its samplers."""
 
 
-def owner_of(request: SampleRequest) -> Hashable:
+def owner_of(request: SampleRequest | ScoreRequest) -> Hashable:
     """Returns the owner for the fair share."""
     sampler = request.sampler
     return sampler if sampler.owner is None else sampler.owner

@@ -272,15 +272,21 @@ def sample_request(
     *,
     decode: Callable[[list[int]], str] | None = None,
     topk_sample: int = 0,
+    scored: bool = False,
 ) -> SampleRequest:
-    """Returns a checked request for ``num_samples`` completions of ``prompt``."""
+    """Returns a checked request for ``num_samples`` completions of ``prompt``.
+
+    ``scored``: the pass that scores the prompt samples one token, also if the prompt fills the
+    context.
+    """
     # Check before queueing, so that the error reaches the caller and not the running batch.
     tokens = _checked(sampler, prompt)
     if num_samples < 1:
         raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
     if settings.stop_strings and decode is None:
         raise ConfigurationError("stop: strings need a tokenizer; give decode")
-    room = sampler.base.context_length - len(tokens)
+    # The pass computes the state of the prompt's last token, so one token needs no position.
+    room = 1 if scored else sampler.base.context_length - len(tokens)
     if settings.logit_bias:
         check_token_range("logit_bias", settings.bias[0], sampler.base.vocab_size)
     limit = room if settings.max_tokens is None else min(settings.max_tokens, room)

@@ -55,9 +55,16 @@ class Sampler:
 
     def terms(self) -> Terms:
         """Returns the adapter's terms for the layers."""
-        if self._terms is None:
-            self._terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
-        return self._terms
+        # A local variable, because another thread may release the terms at any time.
+        terms = self._terms
+        if terms is None:
+            terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
+            self._terms = terms
+        return terms
+
+    def release_terms(self) -> None:
+        """Frees the terms; the next call of ``terms`` computes equal ones. Thread-safe."""
+        self._terms = None
 
     def unembed_pair(self) -> LoraPair | None:
         """Returns the part of ``terms`` for the unembedding layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -64,6 +65,9 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     mask = completion_mask(body, model)
     options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs, mask=mask)
     options = replace(options, best_of=_best_of(body, options.num_samples))
+    quota = loader.state.sample_quota(owner)
+    # Before the work for each prompt and choice, which would delay other requests.
+    quota.check((options.best_of or options.num_samples) * len(prompts))
     # The tokenizer adds its BOS token to a string.
     encode = model.codec.tokenizer.encode
     tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
@@ -74,7 +78,7 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
         text = prompt if isinstance(prompt, str) else ""
         for _ in range(options.num_samples):
             choices.append(CompletionChoice(len(choices), options, ids, text, bool(body.echo)))
-    samples = SampleStream(loader.state.sample_quota, options, tokens, score)
+    samples = SampleStream(quota, options, tokens, score)
     names = "cmpl", "text_completion", "text_completion"
     return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
 
@@ -220,7 +224,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     choices = [
         ChatChoice(i, options, renderer.message_reader(), calls) for i in range(options.num_samples)
     ]
-    samples = SampleStream(loader.state.sample_quota, options, [prompt])
+    samples = SampleStream(loader.state.sample_quota(owner), options, [prompt])
     names = "chatcmpl", "chat.completion", "chat.completion.chunk"
     first = {"prompt_token_ids": prompt} if options.token_ids else {}
     return ResponseWriter(body, *names, choices, samples, first_fields=first)
@@ -239,7 +243,9 @@ def prompt_tokens(
     for message in converted:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else []:
-            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+            if not isinstance(call, Mapping) or isinstance(call.get("id"), (list, dict)):
+                continue  # ``normalize_messages`` refuses it
+            if isinstance(call.get("function"), Mapping):
                 names[call.get("id")] = call["function"].get("name")
         if message.get("role") == "tool" and names.get(message.get("tool_call_id")) is not None:
             message.setdefault("name", names[message.get("tool_call_id")])
@@ -262,6 +268,11 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
     converted = {
         field: message[field] for field in _MESSAGE_FIELDS if message.get(field) is not None
     }
+    for field, kind in (("tool_call_id", str), ("tool_calls", list)):
+        if not isinstance(converted.get(field, kind()), kind):
+            got, expected = converted[field], "a string" if kind is str else "a list"
+            problem = f"{where}.{field}: got {json.dumps(got)[:80]}, expected {expected}"
+            raise ApiError(problem, param=f"{where}.{field}")
     if converted.get("role") == "developer":
         converted["role"] = "system"  # the newer name of the role
     content = converted.setdefault("content", None)

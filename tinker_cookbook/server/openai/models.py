@@ -32,6 +32,8 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[str, str, float | None]
 
 MAX_MODELS = 16
+# Parameters of ``get_renderer`` that are not options of a chat format.
+_RESERVED_OPTIONS = ("name", "tokenizer", "image_processor", "model_name")
 
 router = APIRouter()
 
@@ -189,6 +191,12 @@ def renderer_of(
 
 
 def _renderer_with(base_model: str, name: str | None, options: dict[str, Any]) -> Renderer:
+    for option in options:
+        if option in _RESERVED_OPTIONS:
+            raise ApiError(
+                f"chat_template_kwargs: got {option!r}, which is no option of a chat format",
+                param="chat_template_kwargs",
+            )
     name, _ = resolve_renderer_name(base_model, name)
     base = name.partition("?")[0]
     quiet = base.replace("_disable_thinking", "") + "_disable_thinking"

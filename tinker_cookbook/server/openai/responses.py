@@ -113,6 +113,9 @@ def _messages(body: ResponsesBody) -> list[Json]:
 
     for i, item in enumerate(body.input):
         where, kind = f"input[{i}]", item.get("type", "message")
+        if not isinstance(call_id := item.get("call_id") or "", str):
+            problem = f"{where}.call_id: got {json.dumps(call_id)[:80]}, expected a string"
+            raise ApiError(problem, param=f"{where}.call_id")
         if kind == "message" and item.get("role") == "assistant":
             # A new text starts a new answer, unless the last answer has only reasoning.
             if messages and messages[-1].get("content"):

@@ -135,7 +135,7 @@ class SampleStream:
     _score_futures: list[Future[types.SampleResponse]] = field(default_factory=list)
     _num_queued: int = 0
 
-    def start(self, *, streamed: bool) -> None:
+    async def start(self, *, streamed: bool) -> None:
         """Submits the requests; raises ``BusyError`` if too many samples are queued."""
         options = self.options
         num_samples = options.best_of or options.num_samples
@@ -162,6 +162,7 @@ class SampleStream:
         score = self.score_prompts and not scores_apart
         sample = options.model.client.sample
         for index, prompt in enumerate(self.prompts):
+            await asyncio.sleep(0)  # other requests run between two prompts
             tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
                 # The engine samples at least one token, and also scores the prompt in that pass.
@@ -331,7 +332,7 @@ class ResponseWriter:
         """Samples and returns the response."""
         samples = self.samples
         try:
-            samples.start(streamed=bool(self.body.stream))
+            await samples.start(streamed=bool(self.body.stream))
             if self.body.stream:
                 chunks = self._begin(await until_disconnect(request, samples.prompt_scores()))
                 batches = samples.token_batches()

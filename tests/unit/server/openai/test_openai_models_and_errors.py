@@ -243,7 +243,7 @@ def test_closing_cancels_in_the_engine(stories_model, monkeypatch, tmp_path):
 
     async def leave():
         samples = SampleStream(SampleQuota(8), options, [[5]])
-        samples.start(streamed=True)
+        await samples.start(streamed=True)
         first = await anext(samples.token_batches())
         samples.close()
         return submitted[0], first
@@ -264,6 +264,47 @@ def _check_left(engine, request, first):
         assert time.monotonic() < until
         time.sleep(0.01)
     assert max(len(row.sample.tokens) for row in request.rows) < request.limit
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "a", "tool_call_id": ["c"]}, "messages[1].tool_call_id"),
+        ({"role": "tool", "content": "a", "tool_call_id": {}}, "messages[1].tool_call_id"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": []}]}, "messages[1].tool_calls[0]"),
+    ],
+)
+def test_ids_and_calls_of_another_type_are_refused(oai, scripted_model, message, param):
+    messages = [{"role": "user", "content": "Hi"}, message]
+    with pytest.raises(openai.BadRequestError) as error:
+        oai.chat.completions.create(model=scripted_model, messages=messages, max_tokens=1)
+    assert said(error) == (400, None, param)
+
+
+@pytest.mark.parametrize("kind", ["function_call", "function_call_output"])
+def test_a_call_id_that_is_no_text_is_refused(oai, scripted_model, kind):
+    item = {"type": kind, "call_id": ["c"], "name": "f", "arguments": "{}", "output": "o"}
+    with pytest.raises(openai.BadRequestError) as error:
+        oai.responses.create(model=scripted_model, input=[item])
+    assert said(error) == (400, None, "input[0].call_id")
+
+
+@pytest.mark.parametrize("option", ["name", "tokenizer", "image_processor", "model_name"])
+def test_parameters_that_are_no_options_of_a_format_are_refused(oai, scripted_model, option):
+    with pytest.raises(
+        openai.BadRequestError, match=f"got '{option}', which is no option"
+    ) as error:
+        oai.chat.completions.create(
+            model=scripted_model,
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=1,
+            extra_body={"chat_template_kwargs": {option: "x"}},
+        )
+    assert said(error) == (400, None, "chat_template_kwargs")
 
 
 def test_the_health_address_and_the_other_errors_are_as_they_were(oai_serving):

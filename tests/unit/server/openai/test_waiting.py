@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import openai
 import pytest
 from serving import Caller
 
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server.errors import BusyError
 from tinker_cookbook.server.requests import SampleQuota
 
@@ -73,13 +76,31 @@ def test_training_passes_are_no_samples(sdk):
     assert "metrics" in caller.result(asked[-1])
 
 
-def test_one_request_may_ask_for_more_than_may_wait():
+def test_one_request_has_no_more_samples_than_may_wait(sdk, oai, stories_model):
     quota = SampleQuota(4)
-    quota.acquire(9)
-    with pytest.raises(BusyError, match="9 samples are already queued, the limit is 4"):
+    with pytest.raises(DataValidationError, match="got a request for 5 samples, the limit is 4"):
+        quota.acquire(5)
+    quota.acquire(4)
+    with pytest.raises(BusyError, match="4 samples are already queued, the limit is 4"):
         quota.acquire(1)
-    quota.release(9)
+    quota.release(4)
     quota.acquire(4)
     with pytest.raises(BusyError):
         quota.acquire(1)
     assert quota.count == 4
+    begin = time.monotonic()
+    with pytest.raises(openai.BadRequestError, match="for 128000 samples, the limit is 64") as said:
+        oai.completions.create(model=stories_model, prompt=[[1]] * 1000, n=128, max_tokens=1)
+    assert said.value.param == "n"
+    assert time.monotonic() - begin < 3  # 15 s where all of them were created
+    assert sdk(0, 65)[0] == 400
+
+
+def test_the_samples_of_one_owner_leave_room_for_another(sdk, oai, other, stories_model):
+    status, first = sdk(0, 60)
+    assert status == 200
+    ask = {"model": stories_model, "prompt": "Once", "n": 60, "max_tokens": 1}
+    with pytest.raises(openai.RateLimitError):
+        oai.completions.create(**ask)
+    assert len(other.completions.create(**ask).choices) == 60
+    sdk.cancel(first)
