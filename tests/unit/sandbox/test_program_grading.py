@@ -28,7 +28,8 @@ from tinker_cookbook.sandbox import (
     same_output,
     split_check,
 )
-from tinker_cookbook.sandbox.grading_types import StdioJob
+from tinker_cookbook.sandbox.grading_runs import CallsRun
+from tinker_cookbook.sandbox.grading_types import CallsJob, StdioJob
 from tinker_cookbook.sandbox.inside import values
 from tinker_cookbook.sandbox.inside.remote import Connection, UnsupportedValueError
 
@@ -409,3 +410,14 @@ def _is_alive(pid: int) -> bool:
 )
 def test_outputs_are_compared_by_words_and_numbers(printed, expected, same):
     assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cpu_seconds", "late"),
+    [(137, 4.2, True), (137, 0.1, False), (1, 4.2, False), (1, 5.0, True)],
+)
+def test_the_kernels_limit_of_cpu_time_may_come_early(exit_code, cpu_seconds, late):
+    """On a busy machine a limit of 6 s has killed the tests' process after 5.2 reported seconds."""
+    run = CallsRun.__new__(CallsRun)
+    run._job = CallsJob("", [], "", None, 5.0)
+    assert run._used_its_time({"exit_code": exit_code, "cpu_seconds": cpu_seconds}) is late
