@@ -130,7 +130,7 @@ FORMATS = [
     pytest.param("deepseekv3_thinking", "deepseek_v3_1", marks=pytest.mark.slow),
     pytest.param("gpt_oss_low_reasoning", "gptoss", marks=pytest.mark.slow),
 ]
-"""Each vocabulary takes the library 1 to 7 s; slow: 10 to 20 s each."""
+"""Each vocabulary takes the library 1 to 7 s; slow: 5 to 10 s each."""
 
 
 def made(name, family, tokenizer_folder):
@@ -152,8 +152,10 @@ def test_answers_are_read_back_as_what_was_demanded(name, family, tokenizer_fold
     renderer, tokenizer = made(name, family, tokenizer_folder)
     likely = [*tokenizer.get_added_vocab().values()]
     tools = list(TOOLS.items())
+    # Large vocabularies take seconds for each answer.
+    few = 8 if family == "smollm2" else 4
 
-    def answers(rule, count=8):
+    def answers(rule, count=few):
         for seed in range(count):
             tokens, ended = walk(answer_mask(renderer, rule), tokenizer, seed, 400, likely)
             if ended:  # thinking and free text have no end
@@ -172,10 +174,12 @@ def test_answers_are_read_back_as_what_was_demanded(name, family, tokenizer_fold
     assert found
     assert all(check_calls(message) == 1 for message in found)
     assert all(not text_of(message).strip() for message in found)
-    assert all(check_calls(m) == 0 for m in answers(AnswerRule(tools=tools, tool_use="none"), 4))
-    counts = [check_calls(m) for m in answers(AnswerRule(tools=tools), 12)]
+    assert all(
+        check_calls(m) == 0 for m in answers(AnswerRule(tools=tools, tool_use="none"), few - 2)
+    )
+    counts = [check_calls(m) for m in answers(AnswerRule(tools=tools))]
     assert counts
-    for message in answers(AnswerRule(json_rule(FLAG), tools), 6):
+    for message in answers(AnswerRule(json_rule(FLAG), tools), few - 2):
         if not check_calls(message):
             jsonschema.validate(json.loads(text_of(message)), FLAG)
 
