@@ -202,6 +202,9 @@ _TEMPLATE_RULES = (
         (_CHATML, "You are Qwen, created by Alibaba Cloud"),
         ("<think>",),
     ),
+    _TemplateRule(
+        "ChatML", ("chatml",), (_CHATML,), ("<think>", "<tool_call>", _XML_CALLS, _IMAGES)
+    ),
     _TemplateRule("Llama 3", LLAMA3, ("<|start_header_id|>",)),
     _TemplateRule("Gemma 3", ("gemma3",), ("<start_of_turn>",), model_type="gemma3"),
 )
