@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
-from tinker_cookbook.backends import connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.resume import newest_saved
@@ -102,12 +101,5 @@ def _steps_of(checkpoint: CheckpointRecord | None) -> int:
 
 def _connect(settings: Any) -> Connection:
     name = settings.session_name
-    return connect(
-        settings.backend,
-        base_url=settings.base_url,
-        device=settings.device,
-        dtype=settings.dtype,
-        sampler=SamplerSettings.of(settings),
-        engine_settings=EngineSettings.of(settings),
-        user_metadata={} if name is None else {"session_name": name},
-    )
+    metadata = {} if name is None else {"session_name": name}
+    return connect_with(settings, sampler=SamplerSettings.of(settings), user_metadata=metadata)

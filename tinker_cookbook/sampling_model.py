@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.backends.connect import Connection, connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import Connection, connect_with
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
@@ -73,14 +72,7 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
 
     def connect(self) -> Connection:
         """Connects to the backend of the settings."""
-        return connect(
-            self.backend,
-            base_url=self.base_url,
-            device=self.device,
-            dtype=self.dtype,
-            engine_settings=EngineSettings.of(self),
-            sampler=SamplerSettings.of(self),
-        )
+        return connect_with(self, sampler=SamplerSettings.of(self))
 
 
 @dataclass(frozen=True)

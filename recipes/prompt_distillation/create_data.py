@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.backends.connect import check_backend, connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import check_backend, connect_with
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.statistics import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -360,13 +359,7 @@ async def _answer(
         _print(f"  {name} = {getattr(config, name)}")
     if output.kept or output.dropped:
         _print(f"continuing: {len(output.kept)} answers kept, {len(output.dropped)} dropped so far")
-    with connect(
-        config.backend,
-        base_url=config.base_url,
-        device=config.device,
-        dtype=config.dtype,
-        engine_settings=EngineSettings.of(config),
-    ) as connection:
+    with connect_with(config) as connection:
         _print(connection.describe())
         if config.teacher_path is not None:
             # The checkpoint knows its base model.

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 
 import chz
 
-from tinker_cookbook.backends import connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.judges.agreement import Agreement
 from tinker_cookbook.judges.settings import JudgeSettings, LazyJudge
 from tinker_cookbook.recipes.rubric.data import load_labelled
@@ -40,14 +39,7 @@ async def main(config: CLIConfig) -> Agreement:
     with ExitStack() as stack:
         if config.url is None:
             # The judge uses the open connection, which is closed at the end.
-            connection = connect(
-                config.backend,
-                base_url=config.base_url,
-                device=config.device,
-                dtype=config.dtype,
-                engine_settings=EngineSettings.of(config),
-            )
-            stack.enter_context(connection)
+            stack.enter_context(connect_with(config))
         agreement = await judge_agreement(LazyJudge(config), labelled)
     print_agreement(agreement, config)
     return agreement

@@ -10,8 +10,7 @@ from typing import Literal
 
 import chz
 
-from tinker_cookbook.backends import connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.recipes.rubric.data import (
     PrometheusDatapointListBuilder,
@@ -60,13 +59,7 @@ def get_prometheus_datapoint() -> RubricBasedDatapoint:
 async def main(datapoint: RubricBasedDatapoint, config: CLIConfig | None = None) -> None:
     """Samples an answer and has it graded, by default by the demo model."""
     config = config or CLIConfig()
-    with connect(
-        config.backend,
-        base_url=config.base_url,
-        device=config.device,
-        dtype=config.dtype,
-        engine_settings=EngineSettings.of(config),
-    ) as connection:
+    with connect_with(config) as connection:
         client = await connection.service.create_sampling_client(base_model=config.model_name)
         policy = TinkerTokenCompleter(client, config.max_tokens, config.temperature)
         renderer = get_renderer(config.renderer, get_tokenizer(config.model_name))

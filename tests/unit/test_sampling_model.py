@@ -10,7 +10,6 @@ import pytest
 from recipes.harbor_rl import eval as harbor_eval
 from recipes.multiplayer_rl.text_arena import play
 from recipes.multiplayer_rl.text_arena.pool import PoolSettings
-from tinker_cookbook import sampling_model
 from tinker_cookbook.chat.__main__ import Config as ChatConfig
 from tinker_cookbook.chat.__main__ import main as chat_main
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -84,7 +83,7 @@ class Connected(Exception):
     """Raised where a program would connect."""
 
 
-def options_of_connect(monkeypatch, module, open_it):
+def options_of_connect(monkeypatch, open_it):
     """Returns the sampler and the dtype of the base model that ``open_it()`` connects with."""
     found = {}
 
@@ -92,7 +91,7 @@ def options_of_connect(monkeypatch, module, open_it):
         found.update(options)
         raise Connected
 
-    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(backends, "connect", connect)
     with pytest.raises(Connected):
         open_it()
     sampler, engine = found["sampler"], found["engine_settings"]
@@ -122,7 +121,7 @@ def test_the_sampler_of_a_program_reaches_the_backend(
 ):
     def connected(**settings):
         config = config_class(model_name=stories_model, **LOCAL, **settings)
-        return options_of_connect(monkeypatch, sampling_model, lambda: run(config))
+        return options_of_connect(monkeypatch, lambda: run(config))
 
     assert connected(**OPTIONS) == GIVEN
     assert connected() == (default, 1800.0, "auto")
@@ -140,4 +139,4 @@ def test_the_sampler_of_an_opponent_pool_reaches_the_backend(monkeypatch, storie
     )
     monkeypatch.setattr(backends, "_open", {})
     monkeypatch.setattr(backends, "_kept", {})
-    assert options_of_connect(monkeypatch, backends, pool.pool) == GIVEN
+    assert options_of_connect(monkeypatch, pool.pool) == GIVEN

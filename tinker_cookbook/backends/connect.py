@@ -192,6 +192,28 @@ def connect(
 
 _making = threading.Lock()
 _made: WeakKeyDictionary[Connection, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def connect_with(
+    settings: Any,
+    *,
+    sampler: SamplerSettings | None = None,
+    user_metadata: dict[str, str] | None = None,
+) -> Connection:
+    """Connects with the options of a program: ``backend``, ``base_url``, ``device``, ``dtype``, and
+    those of ``EngineSettings`` that ``settings`` has. The other arguments are those of
+    ``connect``."""
+    return connect(
+        settings.backend,
+        base_url=settings.base_url,
+        device=settings.device,
+        dtype=settings.dtype,
+        user_metadata=user_metadata,
+        sampler=sampler,
+        engine_settings=EngineSettings.of(settings),
+    )
+
+
 _kept: dict[Target, Connection] = {}
 
 
@@ -208,23 +230,16 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
             is opened.
         make: creates the value from a service client.
     """
-    backend, base_url = config.backend, config.base_url
     # One at a time, so that two threads with equal configs do not load the model twice.
     with _making:
-        kind, url, _ = check_backend(backend, base_url, config.device, config.dtype)
+        kind, url, _ = check_backend(config.backend, config.base_url, config.device, config.dtype)
         target = _target(kind, url, config.device, config.dtype)
         # The run's connection comes first: its engine holds the base model already.
         connection = _open.get(target) or _kept.get(target)
         if connection is None:
-            connection = _kept[target] = connect(
-                backend,
-                base_url=base_url,
-                device=config.device,
-                dtype=config.dtype,
-                # Judges have no such settings: vLLM would start for minutes for a few answers.
-                sampler=SamplerSettings.of(config) if hasattr(config, "sampler") else None,
-                engine_settings=EngineSettings.of(config),
-            )
+            # Judges have no such settings: vLLM would start for minutes for a few answers.
+            sampler = SamplerSettings.of(config) if hasattr(config, "sampler") else None
+            connection = _kept[target] = connect_with(config, sampler=sampler)
         # Values belong to a connection and are freed with it.
         made = _made.setdefault(connection, {})
         if config not in made:

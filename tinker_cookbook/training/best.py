@@ -12,8 +12,10 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY
 
 MetricMode = Literal["min", "max"]
-_LOWER_IS_BETTER = {"nll", "loss", "bpb", "kl", "perplexity", "error", "errors"}
-_LOWER_IS_BETTER |= {"brier", "mse", "mae", "rmse", "ece", "wer", "cer"}
+_LOWER_IS_BETTER = {
+    "nll", "loss", "bpb", "kl", "perplexity", "error", "errors",
+    "brier", "mse", "mae", "rmse", "ece", "wer", "cer",
+}  # fmt: skip
 
 
 def lower_is_better(metric: str) -> bool:

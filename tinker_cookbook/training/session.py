@@ -20,9 +20,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
-from tinker_cookbook.backends.connect import is_interruption
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient
+from tinker_cookbook.backends.connect import connect_with, is_interruption
 from tinker_cookbook.checkpoint_utils import (
     CheckpointRecord,
     RunCheckpoints,
@@ -131,14 +130,8 @@ class TrainingSession:
             metadata["renderer_name"] = config.renderer_name
         if config.session_name is not None:
             metadata["session_name"] = config.session_name
-        self.connection: Connection = connect(
-            config.backend,
-            base_url=config.base_url,
-            device=config.device,
-            dtype=config.dtype,
-            user_metadata=metadata,
-            sampler=SamplerSettings.of(config),
-            engine_settings=EngineSettings.of(config),
+        self.connection: Connection = connect_with(
+            config, sampler=SamplerSettings.of(config), user_metadata=metadata
         )
         # Remote backends check models themselves.
         source = ""

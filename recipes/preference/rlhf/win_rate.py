@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from tinker_cookbook import model_info
-from tinker_cookbook.backends import connect
-from tinker_cookbook.backends.engine_options import EngineSettings
+from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
@@ -52,13 +51,7 @@ async def measure_win_rate(
         answer_tokens=cli.rl_max_tokens,
     )
     comparisons = [labeled.comparison for labeled in judgeable]
-    with connect(
-        cli.backend,
-        base_url=cli.base_url,
-        device=cli.device,
-        dtype=cli.dtype,
-        engine_settings=EngineSettings.of(cli),
-    ) as connection:
+    with connect_with(cli) as connection:
         service = connection.service
         baseline = await service.create_sampling_client(model_path=sft.sampler_path)
         policy = await service.create_sampling_client(model_path=rl.sampler_path)

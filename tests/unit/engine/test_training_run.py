@@ -259,20 +259,26 @@ def unlearned_limits(stories_base):
     stories_base.limits = KnownLimits()
 
 
-@pytest.mark.usefixtures("unlearned_limits")
-def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
-    """By later passes, and by other runs of the model; shorter rows are not recomputed, and longer
-    ones begin with what is known."""
+def short_of_memory(monkeypatch):
+    """25 tokens fit, or 50 recomputed; returns the list of (tokens, recomputed share) tried."""
     original, seen = MicroBatchPass.run, []
 
-    def short_of_memory(self, *args, checkpoint, **kwargs):
+    def run(self, *args, checkpoint, **kwargs):
         tokens = sum(len(example) for example in self._examples)
         seen.append((tokens, checkpoint))
         if tokens > 25 * (1 + checkpoint):
             raise torch.OutOfMemoryError("out of memory")
         original(self, *args, checkpoint=checkpoint, **kwargs)
 
-    monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
+    monkeypatch.setattr(MicroBatchPass, "run", run)
+    return seen
+
+
+@pytest.mark.usefixtures("unlearned_limits")
+def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
+    """By later passes, and by other runs of the model; shorter rows are not recomputed, and longer
+    ones begin with what is known."""
+    seen = short_of_memory(monkeypatch)
     rng = np.random.default_rng(0)
     long, short, longest = (ref.supervised(rng, stories_base, (n,)) for n in (37, 20, 50))
     run = ref.make_run(stories_base)
@@ -292,16 +298,7 @@ def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
 
 @pytest.mark.usefixtures("unlearned_limits")
 def test_a_pass_in_step_with_other_ranks_fails_once_for_each_limit(stories_base, monkeypatch):
-    original, seen = MicroBatchPass.run, []
-
-    def short_of_memory(self, *args, checkpoint, **kwargs):
-        tokens = sum(len(example) for example in self._examples)
-        seen.append((tokens, checkpoint))
-        if tokens > 25 * (1 + checkpoint):
-            raise torch.OutOfMemoryError("out of memory")
-        original(self, *args, checkpoint=checkpoint, **kwargs)
-
-    monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
+    seen = short_of_memory(monkeypatch)
     rng, run = np.random.default_rng(0), ref.make_run(stories_base)
     run.in_step = 1
     for data, reason in (

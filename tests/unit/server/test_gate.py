@@ -86,7 +86,7 @@ def test_every_body_is_bounded(serving, path):
 
 
 def _passes_to_refuse(model: str):
-    """Bodies of pass 2 with what is said of each: a declared size, none, and too many lists."""
+    """Bodies of pass 2 and their kinds: a declared size, none, and too many lists."""
     message = pb.ForwardBackwardRequest(model_id=model, seq_id=2).SerializeToString()
     yield message + b" " * (2 << 20), "got more than 1 MiB"
     yield iter([message[:9], message[9:], *[b" " * (1 << 20)] * 2]), "got more than 1 MiB"

@@ -76,7 +76,7 @@ class Run:
 
     @abstractmethod
     async def prepare(self) -> dict[str, Any]:
-        """Loads the problems; returns what belongs into the key, besides model and sampling."""
+        """Loads the problems; returns further parts of the key, besides model and sampling."""
 
     @abstractmethod
     async def run(self) -> list[StoredTrajectory]:
