@@ -92,11 +92,6 @@ class Engine:
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
         self.base_dtype = check_base_dtype_name(base_dtype)
         self.replay_router = replay_router
-        if replay_router and followers is not None:
-            raise ConfigurationError(
-                "replay_router=true: the choices are known to the process that samples, and "
-                "torchrun started several; start one, or leave replay_router out"
-            )
         joint = check_joint_training(joint_training)
         if joint == "true" and followers is not None:
             raise ConfigurationError(
@@ -120,7 +115,7 @@ class Engine:
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
         if followers is not None and followers.claim():
-            followers.open_engines(device, dtype, self.base_dtype, shard_base)
+            followers.open_engines(device, dtype, self.base_dtype, replay_router, shard_base)
             self._followers = followers
         self._parts = joined().world if shard_base else 1
         """Number of ranks among which a base model is divided."""
@@ -235,9 +230,17 @@ class Engine:
 
     def _loaded(self, name: str, folder: Path) -> BaseModel:
         choice = self.choice
-        make = partial(BaseModel, name, folder, choice.device, choice.dtype, self.base_dtype)
+        make = partial(
+            BaseModel,
+            name,
+            folder,
+            choice.device,
+            choice.dtype,
+            self.base_dtype,
+            self.replay_router,
+        )
         if self._parts == 1:
-            return make(self.replay_router)
+            return make()
         followers = self._followers
         if followers is None:
             return self._divided(make)

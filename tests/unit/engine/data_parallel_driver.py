@@ -24,6 +24,8 @@ ALONE = "RANK" not in os.environ
 DEVICE = os.environ.get("DATA_PARALLEL_DEVICE", "cpu")
 SHARD = os.environ.get("DATA_PARALLEL_SHARD") == "1"
 """Whether the base model is divided among the processes."""
+REPLAY = os.environ.get("DATA_PARALLEL_REPLAY") == "1"
+"""Whether training replays the sampler's choices of experts."""
 BASE_DTYPE = os.environ.get("DATA_PARALLEL_BASE_DTYPE", "auto")
 MARKS = {256: "before the layers", 257: "in a layer", 258: "in a layer's backward pass"}
 """A pass with one of these tokens fails there."""
@@ -158,7 +160,7 @@ class Program:
     """The steps, and what they gave."""
 
     def __init__(self, model: str) -> None:
-        settings = EngineSettings(BASE_DTYPE, shard_base=SHARD)
+        settings = EngineSettings(BASE_DTYPE, REPLAY, shard_base=SHARD)
         self.connection = connect("local", device=DEVICE, dtype="float32", engine_settings=settings)
         self.service: Any = self.connection.service
         self.client: Any = self.service.create_lora_training_client(model, rank=4, seed=5)
@@ -257,6 +259,32 @@ class Program:
         self.out["samples"] = [list(one.tokens) for one in answer.sequences]
         self.out["scores"] = sampler.compute_logprobs(prompt).result()[1:]
         self.out["reasons"] = self.connection.reasons
+        if REPLAY:
+            self.replay(prompt.to_ints(), self.out["samples"])
+
+    def replay(self, prompt: list[int], answers: list[list[int]]) -> None:
+        """Trains on samples with other experts than the routers would choose."""
+        for chosen in self.client._created.result().base.replay._known.values():
+            chosen[:] = (chosen + 1) % 4
+        data = []
+        for answer in answers:
+            tokens = [*prompt, *answer]
+            inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+            data.append(
+                types.Datum(
+                    model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs
+                )
+            )
+        # The longest goes to rank 0, which has the choices, and the samples to rank 1.
+        data.append(datum(self.rng, 30))
+        for name, loss in (("replayed", "cross_entropy"), ("replayed, custom", pairs)):
+            call = (
+                self.client.forward_backward
+                if loss != pairs
+                else (self.client.forward_backward_custom)
+            )
+            self.note(name, call(data, loss).result())
+        self.out["replayed step"] = self.step()
 
     def go_on(self, path: str) -> None:
         self.client = self.service.create_training_client_from_state_with_optimizer(path)

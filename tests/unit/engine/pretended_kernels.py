@@ -24,6 +24,18 @@ def _histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> 
     return torch.histc(x.float(), bins, min, max).to(x.dtype)
 
 
+@emulates("aten._grouped_mm.default")
+def _grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: Any, *rest: Any) -> torch.Tensor:
+    # A kernel before the product reads the ends of the groups.
+    entered()._add("group sizes")
+    out = torch.ops.aten._grouped_mm.default(left, right, ends, *rest)
+    if left.dim() == right.dim() == 2:
+        # As on Blackwell, where the result of a group without rows is undefined.
+        sizes = ends.diff(prepend=ends.new_zeros(1))
+        out[sizes == 0] = torch.nan
+    return out
+
+
 def attention_backend(dtype: torch.dtype, width: int, *, masked: bool, grouped: bool) -> str:
     """Returns the backend that CUDA chooses for ``scaled_dot_product_attention``."""
     if dtype in (torch.float16, torch.bfloat16) and not masked and width <= 256:

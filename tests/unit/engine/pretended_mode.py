@@ -301,7 +301,7 @@ class PretendedMode(TorchDispatchMode):
     def _count(self, name: str, out: Any, args: Any, leaves: list[Any]) -> None:
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if name in _WRITES:
-            self._add(name)
+            self._add(name, len(args[0]) if name == "_foreach_copy_" and _strided(args) else 1)
         if name in _ALLOCATES or not tensors:
             return
         # A result in the memory of an argument is a view, if nothing was written.
@@ -340,6 +340,15 @@ def _line() -> str:
         if _PACKAGE in frame.filename:
             return f"{frame.filename.rsplit(_PACKAGE)[-1]}:{frame.lineno}"
     return ""
+
+
+def _strided(pairs: Any) -> bool:
+    """Returns whether tensors to be copied and their copies differ in the order of memory: then
+    CUDA copies each one in a kernel of its own."""
+    return any(
+        to.stride() != source.stride() or not to.is_contiguous()
+        for to, source in zip(*pairs, strict=True)
+    )
 
 
 def _has_mask(indices: Any) -> bool:

@@ -51,7 +51,7 @@ class Programs:
         self, folder: Path, python: str = sys.executable, base_dtype: str = "auto"
     ) -> None:
         self.folder, self.model = folder, str(folder / "model")
-        self.python, self.base_dtype = python, base_dtype
+        self.python, self.base_dtype, self.replay = python, base_dtype, False
         make_tiny_model(folder / "model")
 
     def start(self, *words: str, ranks: int, shard: bool = False) -> subprocess.Popen[str]:
@@ -60,6 +60,7 @@ class Programs:
             **os.environ,
             "DATA_PARALLEL_SHARD": str(int(shard)),
             "DATA_PARALLEL_BASE_DTYPE": self.base_dtype,
+            "DATA_PARALLEL_REPLAY": str(int(self.replay)),
             "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
             "PYTHONPATH": str(REPO),
             "OMP_NUM_THREADS": "1",
@@ -221,16 +222,23 @@ def test_a_divided_base_gives_the_numbers_of_one_process(programs, one, divided)
     assert_same_numbers(programs, "divided", divided, one)
 
 
-def test_divided_experts_give_the_numbers_of_one_process(programs):
-    """Each rank has half of a layer's routed experts."""
+def test_experts_give_the_numbers_of_one_process(tmp_path):
+    """Also if each rank has half of a layer's routed experts; with router replay. 60 s."""
+    programs = Programs(tmp_path)
+    programs.replay = True
     model = str(make_model("qwen3_moe", programs.folder / "experts"))
     for file in Path(programs.model).glob("tokenizer*"):
         shutil.copy(file, model)
-    one = programs.train("experts-one", 1, model=model)
+    one, two = (programs.train(f"experts-{ranks}", ranks, model=model) for ranks in (1, 2))
     divided = programs.train("experts-divided", 2, shard=True, model=model)
     local, total = divided["kept"]
     assert local * 2 == total > 0
-    assert_same_numbers(programs, "experts-divided", divided, one)
+    for name, found in (("experts-2", two), ("experts-divided", divided)):
+        assert_same_numbers(programs, name, found, one)
+        for passed in ("replayed", "replayed, custom"):
+            assert_same_pass(found[passed], one[passed])
+    sampled = sum(2 + len(answer) for answer in one["samples"])
+    assert one["replayed"][1]["router_replayed_tokens:sum"] == sampled
 
 
 def test_a_quantised_divided_base_gives_the_numbers_of_one_process(tmp_path):

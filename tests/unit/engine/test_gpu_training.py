@@ -10,6 +10,7 @@ import transformers as tf
 from device_jobs import JOBS, adapter_of
 from pretended_device import DEVICE, PretendedDevice
 
+from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
@@ -67,11 +68,22 @@ def data_of(groups: int, members: int) -> list:
     return data
 
 
+def train_together(base: BaseModel, count: int) -> None:
+    """A joint pass of ``count`` runs with adapters of rank 8."""
+    runs = [TrainingRun(f"{n}", base, adapter_of(base, n), 100_000) for n in range(count)]
+    outputs = dict(run_together([
+        PassRequest(lambda run=run: run, lambda n=n: data_of(1 + n % 2, 2), "cispo")
+        for n, run in enumerate(runs)
+    ]))  # fmt: skip
+    assert all(isinstance(output, LossOutput) for output in outputs.values())
+
+
 @pytest.mark.slow  # 16 s
 def test_kernels_of_a_layer_and_of_a_step(tmp_path, record_property):
     """The ceilings of a pass: the difference of two models is what their layers take."""
     cases = {"packed": data_of(8, 1), "shared": data_of(32, 2)}
-    ceilings = {"packed": 150, "shared": 300, "joint": 150}
+    joint = {"masked": 4, "grouped": 20}
+    ceilings = {"packed": 150, "shared": 300, "masked": 150, "grouped": 150}
     backends = {"packed": ("varlen", "causal"), "shared": ("flex", "blocks")}
     with PretendedDevice(liger=True) as device:
         counts = {}
@@ -90,16 +102,13 @@ def test_kernels_of_a_layer_and_of_a_step(tmp_path, record_property):
                 device.reset()
                 run.optim_step(AdamSettings(grad_clip_norm=0.01))
                 counts["step", layers] = device.kernels.total()
-            joint = [TrainingRun(f"{n}", base, adapter_of(base, n), 100_000) for n in range(4)]
-            device.reset()
-            outputs = dict(run_together([
-                PassRequest(lambda run=run: run, lambda n=n: data_of(1 + n, 2), "cispo")
-                for n, run in enumerate(joint)
-            ]))  # fmt: skip
-            assert all(isinstance(output, LossOutput) for output in outputs.values())
-            assert device.attention == {("flex", "blocks"): layers}
-            counts["joint", layers] = device.kernels.total()
-    for case in (*cases, "step", "joint"):
+            for case, count in joint.items():
+                device.reset()
+                train_together(base, count)
+                assert device.attention == {("flex", "blocks"): layers}
+                assert (device.kernels["_grouped_mm"] > 0) == (case == "grouped")
+                counts[case, layers] = device.kernels.total()
+    for case in (*cases, *joint, "step"):
         of_layer = (counts[case, 4] - counts[case, 2]) / 2
         record_property(f"{case}: kernels a layer", of_layer)
         print(case, of_layer, counts[case, 2] - 2 * of_layer)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout, _Plain
-from tinker_cookbook.engine.model.low_rank import ExpertTerm, filling, outer
+from tinker_cookbook.engine.model.low_rank import ExpertTerm, RowGroups, filling, outer
 
 _ALIGNED_BYTES = 16
 """torch's grouped product needs row strides of a multiple of this many bytes."""
@@ -34,9 +34,14 @@ class ExpertRows:
     adapters: int = 1
 
     @cached_property
-    def expert_ends(self) -> Tensor:
-        """End of each expert's rows, [E] int32."""
-        return self.ends[self.adapters - 1 :: self.adapters].contiguous()
+    def of_experts(self) -> RowGroups:
+        """The rows of each of the E experts."""
+        return RowGroups(self.ends[self.adapters - 1 :: self.adapters].contiguous())
+
+    @cached_property
+    def of_adapters(self) -> RowGroups:
+        """The rows of each expert and adapter."""
+        return RowGroups(self.ends)
 
     @cached_property
     def _bounds(self) -> list[int]:
@@ -67,6 +72,10 @@ class FrozenExperts(ABC):
 
     In all methods, ``x`` is [S, in], sorted as in ``rows``.
     """
+
+    one_call = False
+    """Whether one call computes all experts and adapters: ``trained`` and ``gradients`` then take a
+    term with a matrix for each group of ``rows``."""
 
     @abstractmethod
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None: ...
@@ -186,6 +195,8 @@ class _EachExpert(FrozenExperts):
 class _OneCall(FrozenExperts):
     """torch's grouped product: one kernel for all experts, without device synchronisation."""
 
+    one_call = True
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight.detach(), bias
 
@@ -199,12 +210,12 @@ class _OneCall(FrozenExperts):
     def trained(
         self, x: Tensor, rows: ExpertRows, term: ExpertTerm | None
     ) -> tuple[Tensor, list[Tensor]]:
-        out, ends = self._product(x, rows), rows.expert_ends
+        out, groups = self._product(x, rows), rows.of_adapters
         if term is None:
             return out, []
         a, b = term.aligned
-        low = _grouped(x, a.transpose(1, 2), ends)
-        return out.add_(_grouped(low, b.transpose(1, 2), ends)), [low]
+        low = groups.product(x, a.transpose(1, 2))
+        return out.add_(groups.product(low, b.transpose(1, 2))), [low]
 
     def gradients(
         self,
@@ -215,34 +226,33 @@ class _OneCall(FrozenExperts):
         term: ExpertTerm,
         needs_x: bool,
     ) -> GroupedGradients:
-        (a, b), ends, rank = term.aligned, rows.expert_ends, term.a.shape[1]
-        d_low = _grouped(upstream, b, ends)
+        (a, b), groups, rank = term.aligned, rows.of_adapters, term.a.shape[1]
+        d_low = groups.product(upstream, b)
         d_x = None
         if needs_x:
-            d_x = self.input_gradient(upstream, rows).add_(_grouped(d_low, a, ends))
-        # With two row matrices and the groups' ends, it returns one matrix per group.
-        d_a = _grouped(d_low.t(), x, ends)[:, :rank]
-        d_b = _grouped(upstream.t(), lows[0], ends)[:, :, :rank]
+            d_x = self.input_gradient(upstream, rows).add_(groups.product(d_low, a))
+        d_a = groups.outer(d_low, x)[:, :rank]
+        d_b = groups.outer(upstream, lows[0])[:, :, :rank]
         return GroupedGradients(d_x, d_a, d_b)
 
     def input_gradient(self, upstream: Tensor, rows: ExpertRows) -> Tensor:
-        return _grouped(upstream, self._weight, rows.expert_ends)
+        return rows.of_experts.product(upstream, self._weight)
 
     def adapted(self, x: Tensor, rows: ExpertRows, terms: Sequence[ExpertTerm | None]) -> Tensor:
-        out, ends = self._product(x, rows), rows.expert_ends
+        out, groups = self._product(x, rows), rows.of_experts
         for number, term in enumerate(terms):
             if term is None:
                 continue
             a, b = term.aligned
-            low = _grouped(x, a.transpose(1, 2), ends)
+            low = groups.product(x, a.transpose(1, 2))
             if len(terms) > 1:
                 # Multiply the rows of other adapters by zero: cheaper than sorting again.
                 low = low * (self._groups_of(rows, len(x)) % rows.adapters == number)[:, None]
-            out.add_(_grouped(low, b.transpose(1, 2), ends))
+            out.add_(groups.product(low, b.transpose(1, 2)))
         return out
 
     def _product(self, x: Tensor, rows: ExpertRows) -> Tensor:
-        out = _grouped(x, self._weight.transpose(1, 2), rows.expert_ends)
+        out = rows.of_experts.product(x, self._weight.transpose(1, 2))
         if self._bias is not None:
             out += self._bias[self._groups_of(rows, len(x)) // rows.adapters]
         return out
@@ -268,10 +278,6 @@ def gathered_experts(weight: Tensor, bias: Tensor | None = None) -> FrozenExpert
     """Like ``freeze_experts``, but without a copy of ``weight``, which FSDP frees after the
     layer."""
     return freeze_experts(weight, bias, None if _OneCall.suits(weight) else _Plain)
-
-
-def _grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    return F.grouped_mm(left, right, offs=ends)
 
 
 def _padded(x: Tensor, any_rows: bool) -> Tensor:

@@ -285,6 +285,12 @@ class BaseModel:
         return check_packed_attention(self)
 
     @cached_property
+    def groups_experts(self) -> bool:
+        """Whether one call computes the adapters of several runs on routed experts."""
+        layers = [one for one in self._model.modules() if isinstance(one, AdapterExperts)]
+        return all(layer.one_call for layer in layers)
+
+    @cached_property
     def shares_prefixes(self) -> bool:
         """Whether sequences may share a row (see ``prefix_tree``)."""
         return self.shared_layout is not None
@@ -297,7 +303,7 @@ class BaseModel:
     def unembed_pair(self, terms: Terms) -> LoraPair | None:
         """Returns the adapter of the unembedding layer, if it has one."""
         term = terms.get(self.unembed_name)
-        return None if term is None else LoraPair(term.a, term.b, term.dropped)
+        return None if term is None else LoraPair(term.a, term.b, term.owners)
 
     def activation_bytes_per_token(self) -> int:
         """Returns the bytes of activations per trained token, from the model's shapes."""

@@ -20,7 +20,7 @@ from tinker_cookbook.engine.kernels import (
 )
 from tinker_cookbook.engine.model.divided import DividedMatrix
 from tinker_cookbook.engine.model.lora import ActiveTerms, Placement, Target
-from tinker_cookbook.engine.model.low_rank import LowRank, Segments
+from tinker_cookbook.engine.model.low_rank import ExpertStack, LowRank, Segments
 
 _DOWN = "down_proj"
 
@@ -60,6 +60,11 @@ class AdapterExperts(nn.Module):
             self._down.target(group, name),
         ]
 
+    @property
+    def one_call(self) -> bool:
+        """Whether one call computes all experts and adapters."""
+        return self._up.frozen.one_call and self._down.frozen.one_call
+
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns [T, H] of ``hidden`` [T, H], the ``chosen`` experts [T, k] of each token, and
         their weights [T, k]."""
@@ -81,9 +86,8 @@ class AdapterExperts(nn.Module):
     def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, ExpertRows]:
         """Returns the permutation that sorts (token, expert) pairs [T * k] by expert and adapter,
         its inverse, and the sorted rows."""
-        groups, adapters, segments = chosen, 1, self._active.segments
-        if segments is not None and (numbers := segments.numbers(len(chosen))) is not None:
-            adapters = len(segments.stretches)
+        groups, (numbers, adapters) = chosen, self._adapters(len(chosen))
+        if numbers is not None:
             groups = chosen * adapters + numbers.to(chosen.device)[:, None]
         groups, order = groups.flatten().sort(stable=True)
         back = torch.empty_like(order)
@@ -92,6 +96,17 @@ class AdapterExperts(nn.Module):
         every = torch.arange(self.num_experts * adapters, device=groups.device)
         ends = torch.searchsorted(groups, every, right=True, out_int32=True)
         return order, back, ExpertRows(ends, adapters)
+
+    def _adapters(self, count: int) -> tuple[Tensor | None, int]:
+        """Returns the index of the adapter of each of ``count`` tokens (``None``: all have the
+        same), and the number of adapters."""
+        if (segments := self._active.segments) is not None:
+            numbers = segments.numbers(count)
+            return numbers, 1 if numbers is None else len(segments.stretches)
+        for part in (self._up, self._down):
+            if isinstance(term := self._active.terms.get(part.name), ExpertStack):
+                return term.of_token, term.count
+        return None, 1
 
 
 class _Projection(nn.Module):
@@ -153,9 +168,9 @@ class _GroupedProduct(torch.autograd.Function):
         b: Tensor | None,
     ) -> Tensor:
         # ``a`` and ``b`` are the tensors of ``term``; autograd tracks only tensor arguments.
-        ctx.projection, ctx.rows = projection, rows
-        ctx.term = None if term is None else term.by_expert(projection.experts)
-        out, lows = projection.frozen.trained(x, rows, ctx.term)
+        ctx.projection, ctx.rows, ctx.term = projection, rows, term
+        ctx.split = None if term is None else term.by_expert(projection.experts)
+        out, lows = projection.frozen.trained(x, rows, ctx.split)
         if term is not None:
             ctx.save_for_backward(x, *lows)
         return out
@@ -168,10 +183,8 @@ class _GroupedProduct(torch.autograd.Function):
             frozen = ctx.projection.frozen
             return frozen.input_gradient(gradient, ctx.rows) if needs_x else None, *[None] * 5
         x, *lows = ctx.saved_tensors  # read only once, as activation checkpointing requires
-        found = ctx.projection.frozen.gradients(gradient, x, lows, ctx.rows, term, needs_x)
-        # In the shapes of peft's files.
-        d_b = found.b.permute(1, 2, 0).flatten(1)
-        return found.x, None, None, None, found.a.flatten(0, 1), d_b
+        found = ctx.projection.frozen.gradients(gradient, x, lows, ctx.rows, ctx.split, needs_x)
+        return found.x, None, None, None, *term.of_experts(found.a, found.b)
 
 
 class _Rearranged(torch.autograd.Function):

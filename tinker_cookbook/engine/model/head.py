@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
-from tinker_cookbook.engine.model.low_rank import Part, drop
+from tinker_cookbook.engine.model.low_rank import Owners, Part
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks are more efficient but need several times their size
 _CHUNK_BYTES_GPU = 512 << 20
@@ -27,19 +27,22 @@ _KEPT_BYTES = 256 << 20
 
 class LoraPair(NamedTuple):
     """Adapter of the unembedding layer: ``A`` [r, H] and ``B`` [V, r] (scaled), in the compute
-    dtype or fp32; ``dropped`` [T, r] as in ``LowRank``."""
+    dtype or fp32. With the ``owners`` of the positions, stacked adapters of several runs."""
 
     a: Tensor
     b: Tensor
-    dropped: Tensor | None = None
+    owners: Owners | None = None
 
     def at(self, rows: slice | Tensor) -> LoraPair:
         """Returns the pair for the positions ``rows``."""
-        return self if self.dropped is None else self._replace(dropped=self.dropped[rows])
+        return self if self.owners is None else self._replace(owners=self.owners.at(rows))
 
-    def low(self, hidden: Tensor) -> Tensor:
-        """Returns ``hidden A^T`` [T, r]."""
-        return drop(F.linear(hidden, self.a), self.dropped)
+    def parts(self) -> Iterator[tuple[slice, slice]]:
+        """Yields the positions and ranks of each adapter."""
+        # One product per adapter: with a vocabulary as the output, computing the ranks of other
+        # adapters as well costs far more than launching kernels.
+        everything = (slice(None), slice(None))
+        return iter([everything]) if self.owners is None else self.owners.parts()
 
 
 @dataclass
@@ -114,9 +117,10 @@ class Head:
         """Returns fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
         z = self._product(hidden)
         if lora is not None:
-            low = lora.low(hidden.to(lora.a.dtype))
-            # Added in fp32, like the frozen product, because both are summands of a logit.
-            z.addmm_(low.float(), lora.b.float().t())
+            for rows, ranks in lora.parts():
+                low = F.linear(hidden[rows].to(lora.a.dtype), lora.a[ranks])
+                # Added in fp32, like the frozen product, because both are summands of a logit.
+                z[rows].addmm_(low.float(), lora.b[:, ranks].float().t())
         return self._scaled(z)
 
     def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
@@ -263,11 +267,14 @@ class Head:
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
-        d_low = drop(dz @ lora.b, lora.dropped)
-        # Accumulate over chunks in fp32: a large sum in bfloat16 would lose small terms.
-        grads.b += (dz.t() @ lora.low(hidden)).float()
-        grads.a += (d_low.t() @ hidden).float()
-        return d_hidden.addmm_(d_low, lora.a)
+        for rows, ranks in lora.parts():
+            a, b = lora.a[ranks], lora.b[:, ranks]
+            d_low = dz[rows] @ b
+            # Accumulate over chunks in fp32: a large sum in bfloat16 would lose small terms.
+            grads.b[:, ranks].add_((dz[rows].t() @ F.linear(hidden[rows], a)).float())
+            grads.a[ranks].add_((d_low.t() @ hidden[rows]).float())
+            d_hidden[rows].addmm_(d_low, a)
+        return d_hidden
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows

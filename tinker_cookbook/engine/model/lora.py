@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels import FrozenWeight, MakeDivisible, MakeLayout
 from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
-from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms, drop, outer
+from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
@@ -218,14 +218,8 @@ class _AdaptedProduct(torch.autograd.Function):
             # ``d_x = g W + (g B) A`` in one call; ``g B`` is also what the gradient of ``A`` needs.
             d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
         else:  # the first layer: nothing before it is trained
-            d_x, d_low = None, drop(gradient @ term.b.detach(), term.dropped)
-        rank = term.a.shape[0]
-        # The kernel pads the rank to whole panels with zeros.
-        d_low, low = d_low[:, :rank], low[:, :rank]
-        # Both forms are the same product; which one is faster depends on the dtype.
-        half = low.dtype != torch.float32
-        d_b = outer(low, gradient).t() if half else outer(gradient, low)
-        return d_x, None, None, None, outer(d_low, x), d_b
+            d_x, d_low = None, term.back.low(gradient)
+        return d_x, None, None, None, *term.gradients(x, low, gradient, d_low)
 
 
 @dataclass(eq=False)
@@ -308,11 +302,12 @@ class Adapter:
         """Returns the terms that the layers apply, cast to the compute dtype once per batch."""
         # They are leaves of autograd; ``parameter_gradients`` converts their gradients.
         pairs = self.tensors.values()
-        all_a = _cast([a.detach() for a, _ in pairs], dtype)
+        all_a = cast([a.detach() for a, _ in pairs], dtype)
         all_b = torch._foreach_mul([b.detach() for _, b in pairs], self.spec.scaling)  # pyright: ignore[reportPrivateImportUsage]
-        both = zip(all_a, _cast(all_b, dtype), strict=True)
-        terms = (LowRank(*(side.requires_grad_(requires_grad) for side in pair)) for pair in both)
-        return dict(zip(self.tensors, terms, strict=True))
+        all_b = cast(all_b, dtype)
+        for side in (*all_a, *all_b):
+            side.requires_grad_(requires_grad)
+        return dict(zip(self.tensors, map(LowRank, all_a, all_b), strict=True))
 
     def parameter_gradients(self, of_terms: TermGradients) -> dict[str, Tensor]:
         """Converts gradients of ``terms`` (fp32, overwritten) to gradients by peft name."""
@@ -365,10 +360,11 @@ class Adapter:
         }
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """Returns the tensors in ``dtype``, without a copy if all already have it."""
-    if all(tensor.dtype == dtype for tensor in tensors):
+def cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """Returns the tensors in ``dtype`` and contiguous, without a copy if all already are. On a GPU,
+    a few kernels cast all of them."""
+    if all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in tensors):
         return tensors
-    out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    out = [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
     torch._foreach_copy_(out, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -16,19 +16,74 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 
-def drop(low: Tensor, dropped: Tensor | None) -> Tensor:
-    """Returns ``low`` [T, r] with zeros where ``dropped`` [T, r] is set."""
-    return low if dropped is None else low.masked_fill_(dropped, 0)
+@dataclass(frozen=True)
+class Owners:
+    """The adapter of each token, for stacked adapters of several runs.
+
+    ``of_token`` [T] (ascending) is the index of a token's adapter; ``members`` are the index and
+    the rank of each stacked adapter.
+    """
+
+    of_token: Tensor
+    members: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def dropped(self) -> Tensor:
+        """Whether a rank belongs to another adapter than the token, [T, sum of ranks]."""
+        numbers, ranks = zip(*self.members, strict=True)
+        of_rank = torch.from_numpy(np.repeat(numbers, ranks)).to(self.of_token.device)
+        return self.of_token[:, None] != of_rank
+
+    def at(self, rows: slice | Tensor) -> Owners:
+        """Returns the owners of the tokens ``rows``, which must be in ascending order."""
+        return Owners(self.of_token[rows], self.members)
+
+    def parts(self) -> Iterator[tuple[slice, slice]]:
+        """Yields the tokens and the ranks of each adapter that has tokens."""
+        counts = self.of_token.bincount(minlength=1 + self.members[-1][0]).tolist()
+        ends, rank = np.cumsum(counts).tolist(), 0
+        for number, ranks in self.members:
+            if counts[number]:
+                rows = slice(ends[number] - counts[number], ends[number])
+                yield rows, slice(rank, rank + ranks)
+            rank += ranks
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Groups of consecutive rows, each with a matrix of its own. One call computes all groups.
+
+    ``ends`` [G] (int32) has the end of each group's rows; ``complete``: each is known to have rows.
+    """
+
+    ends: Tensor
+    complete: bool = False
+
+    @cached_property
+    def _empty(self) -> Tensor:
+        """Whether a group has no rows, [G, 1, 1]."""
+        return (self.ends == F.pad(self.ends[:-1], (1, 0)))[:, None, None]
+
+    def product(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """Returns [T, out] for ``x`` [T, in] and ``matrices`` [G, in, out]."""
+        return F.grouped_mm(x, matrices, offs=self.ends)
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """Returns ``left^T right`` of each group's rows, [G, m, n] of [T, m] and [T, n]."""
+        out = F.grouped_mm(left.t(), right, offs=self.ends)
+        # On Blackwell GPUs the result of a group without rows is undefined (pytorch #172439).
+        return out if self.complete else out.masked_fill_(self._empty, 0)
 
 
 class LowRank:
     """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling.
 
-    For stacked adapters of several runs, ``dropped`` [T, r] marks the ranks of other runs.
+    For stacked adapters of several runs, with ``owners``, each token computes the ranks of all
+    adapters, and those of other runs are set to 0.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, dropped: Tensor | None = None) -> None:
-        self.a, self.b, self.dropped = a, b, dropped
+    def __init__(self, a: Tensor, b: Tensor, owners: Owners | None = None) -> None:
+        self.a, self.b, self.owners = a, b, owners
         self.packed: Any = None  # both in a kernel's layout, created once by the kernel
         self.stack: tuple[tuple[weakref.ref[LowRank], ...], LowRank] | None = None
         self._by_expert: ExpertTerm | None = None
@@ -42,22 +97,43 @@ class LowRank:
             self._by_expert = ExpertTerm(a.reshape(count, -1, a.shape[1]), split)
         return self._by_expert
 
+    @staticmethod
+    def of_experts(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the tensors of experts, ``a`` [count, r, in] and ``b`` [count, out, r], in the
+        shapes of ``A`` and ``B``."""
+        return a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
+
     @cached_property
     def back(self) -> LowRank:
         """The term of the backward pass: ``(y B) A``."""
-        return LowRank(self.b.detach().t(), self.a.detach().t(), self.dropped)
+        return LowRank(self.b.detach().t(), self.a.detach().t(), self.owners)
+
+    def low(self, x: Tensor) -> Tensor:
+        """Returns ``x A^T`` [T, r] for ``x`` [T, in]."""
+        return _drop(F.linear(x, self.a), None if self.owners is None else self.owners.dropped)
 
     def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
-        """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for the
-        gradients."""
-        low = drop(F.linear(x, self.a), self.dropped)
+        """Adds the term for ``x`` [T, in] to ``out``; returns ``low(x)`` for the gradients."""
+        low = self.low(x)
         out.addmm_(low, self.b.t())  # in place, to avoid another [T, out]
         return low
+
+    def gradients(
+        self, x: Tensor, low: Tensor, upstream: Tensor, d_low: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of ``A`` and ``B`` from ``low(x)``, the gradient ``upstream``
+        [T, out], and ``back.low(upstream)``."""
+        # The kernel pads the rank to whole panels with zeros.
+        low, d_low = low[:, : len(self.a)], d_low[:, : len(self.a)]
+        # Both forms are the same product. On a CPU, which one is faster depends on the dtype;
+        # elsewhere only a contiguous result can be cast together with others.
+        transposed = low.dtype != torch.float32 and low.device.type == "cpu"
+        return outer(d_low, x), outer(low, upstream).t() if transposed else outer(upstream, low)
 
     def add_selected(self, out: Tensor, x: Tensor, dropped: Tensor | None = None) -> None:
         """Adds the term as training does; ``dropped`` [T, r] masks ranks of other rows'
         adapters."""
-        low = drop(F.linear(x, self.a), dropped)
+        low = _drop(F.linear(x, self.a), dropped)
         if out.dtype == low.dtype:
             out.addmm_(low, self.b.t())
         else:  # logits are fp32
@@ -83,6 +159,58 @@ class LowRank:
         # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
         # that is contiguous by row takes only a third to a half of the time.
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
+
+
+class GroupedLowRank(LowRank):
+    """Terms of several adapters, each for its ``groups`` of rows: ``A`` [G, r, in] and ``B``
+    [G, out, r]. Each token computes only the ranks of its own adapter."""
+
+    def __init__(self, a: Tensor, b: Tensor, groups: RowGroups) -> None:
+        super().__init__(a, b)
+        self.groups = groups
+
+    @cached_property
+    def back(self) -> LowRank:
+        """The term of the backward pass."""
+        a, b = (side.detach().transpose(1, 2) for side in (self.a, self.b))
+        return GroupedLowRank(b, a, self.groups)
+
+    def low(self, x: Tensor) -> Tensor:
+        """Returns ``x A^T`` [T, r], each row with its adapter's ``A``."""
+        return self.groups.product(x, self.a.transpose(1, 2))
+
+    def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
+        """Adds the terms to ``out``; returns ``low(x)``."""
+        low = self.low(x)
+        out.add_(self.groups.product(low, self.b.transpose(1, 2)))
+        return low
+
+    def gradients(
+        self, x: Tensor, low: Tensor, upstream: Tensor, d_low: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of ``A`` and ``B``, in their shapes."""
+        return self.groups.outer(d_low, x), self.groups.outer(upstream, low)
+
+
+class ExpertStack(LowRank):
+    """Terms of routed experts and several adapters: ``A`` [E * G, r, in] and ``B``
+    [E * G, out, r], where each expert has one matrix for each of the ``count`` adapters.
+
+    ``of_token`` [T] is the index of a token's adapter.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, of_token: Tensor, count: int) -> None:
+        super().__init__(a, b)
+        self.of_token, self.count = of_token, count
+
+    def by_expert(self, count: int) -> ExpertTerm:
+        """Returns the terms as they are: one for each of ``count`` experts and each adapter."""
+        return ExpertTerm(self.a.detach(), self.b.detach())
+
+    @staticmethod
+    def of_experts(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the tensors as they are."""
+        return a, b
 
 
 class ExpertTerm:
@@ -216,6 +344,11 @@ class Segments:
         lengths = torch.tensor([end - first for first, end in pairwise(ends)])
         numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         return numbers if self.back is None else numbers.to(self.back.device)[self.back]
+
+
+def _drop(low: Tensor, dropped: Tensor | None) -> Tensor:
+    """Returns ``low`` [T, r] with zeros where ``dropped`` [T, r] is set."""
+    return low if dropped is None else low.masked_fill_(dropped, 0)
 
 
 def outer(left: Tensor, right: Tensor) -> Tensor:

@@ -75,6 +75,11 @@ class RouterReplay:
         while self._bytes > _MOST_BYTES:
             self._bytes -= self._known.popitem(last=False)[1].nbytes
 
+    def known(self, sequences: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns (tokens, choices) of the sequences with stored choices."""
+        pairs = ((tokens, self._known.get(_key(tokens))) for tokens in sequences)
+        return [(tokens, chosen) for tokens, chosen in pairs if chosen is not None]
+
     def find(
         self, sequences: Sequence[np.ndarray], flat: Tensor, positions: int
     ) -> tuple[Tensor | None, int]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from tinker_cookbook.engine.engine import Engine
@@ -126,10 +127,12 @@ class Follower:
             raise value
         return value
 
-    def _open_engine(self, device: str, dtype: str, base_dtype: str, shard_base: bool) -> None:
+    def _open_engine(
+        self, device: str, dtype: str, base_dtype: str, replay_router: bool, shard_base: bool
+    ) -> None:
         with in_step("starting torch.distributed"):
             start_process_group(self._store, self._place)
-        self._engine = Engine(device, dtype, base_dtype, shard_base=shard_base)
+        self._engine = Engine(device, dtype, base_dtype, replay_router, shard_base=shard_base)
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -154,6 +157,14 @@ class Follower:
             assert base.gathers is not None
             base.gathers.start()
             base.hidden(torch.zeros(1, 1, dtype=torch.int64, device=base.device))
+
+    def _keep_choices(self, model: str, known: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Stores the experts that the sampler in rank 0 has chosen for sequences of tokens."""
+        assert self._engine is not None
+        replay = self._engine.base_model(model).replay
+        assert replay is not None
+        for tokens, chosen in known:
+            replay.keep(tokens, chosen)
 
     def _take_weights(self, key: int, model: str, spec: AdapterSpec) -> None:
         """Receives the weights of a run, which rank 0 sends after each change."""

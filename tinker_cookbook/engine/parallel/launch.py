@@ -97,11 +97,10 @@ class Followers:
             closing.wait()
         self._used.release()
 
-    def open_engines(
-        self, device: str, dtype: str, base_dtype: str = "auto", shard_base: bool = False
-    ) -> None:
-        """Creates the engine of each rank, and the process group for tensors."""
-        opened = self.start("open_engine", device, dtype, base_dtype, shard_base)
+    def open_engines(self, *settings: Any) -> None:
+        """Creates the engine of each rank (``settings`` as in ``Follower._open_engine``), and the
+        process group for tensors."""
+        opened = self.start("open_engine", *settings)
         start_process_group(self._store, self.place)
         opened.wait()
 

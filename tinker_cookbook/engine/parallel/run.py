@@ -197,6 +197,7 @@ class DataParallelRun(TrainingRun):
     ) -> LossOutput:
         """Runs a pass, each rank its share, and puts the results together."""
         self._send_weights()
+        self._send_choices({rank: given[0] for rank, given in arguments.items()})
         others = {
             rank: (self._key, steps, *arguments[rank])
             for rank in self._followers.ranks
@@ -250,6 +251,15 @@ class DataParallelRun(TrainingRun):
             send_weights(self.adapter)
         taking.wait()
         self._weights_sent = True
+
+    def _send_choices(self, shares: Mapping[int, Sequence[Example]]) -> None:
+        """Sends the other ranks the sampler's choices of experts for their shares."""
+        replay = self.base.replay
+        if replay is None:
+            return
+        known = {rank: replay.known([one.tokens for one in shares[rank]]) for rank in shares}
+        arguments = {rank: (self.base.name, known[rank]) for rank in self._followers.ranks}
+        self._followers.start_each("keep_choices", arguments).wait()
 
     def _drop_gradients(self) -> None:
         self._followers.start("drop_gradients", self._key).wait()

@@ -1,13 +1,7 @@
 """Joint passes of several runs: sequences share micro-batches, adapters share a product.
 
-The adapters of a layer are stacked, ``A`` [sum of r, in] and ``B`` [out, sum of r]. Each token
-computes the ranks of all adapters, and a mask sets those of other runs' adapters to 0, forward
-and backward. A layer therefore needs as many kernels for several runs as for one.
-
-Source: batched adapters as in S-LoRA (arXiv 2311.03285). Here a masked product replaces its grouped
-one because it is one cuBLAS kernel on any GPU. torch's grouped product has a kernel only from
-compute capability 9.0; below, it is a loop that copies the group sizes to the host
-(pytorch #161407).
+The adapters of a layer are stacked (see ``stacked_terms``), so a layer needs as many kernels for
+several runs as for one.
 """
 
 from __future__ import annotations
@@ -22,19 +16,21 @@ import torch
 
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.model.lora import TermGradients
-from tinker_cookbook.engine.model.low_rank import MOST_RANKS, LowRank, Terms
+from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import Loss
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, loss_inputs
 from tinker_cookbook.engine.training.packing import MicroBatch, concatenate
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+from tinker_cookbook.engine.training.stacked_terms import StackedTerms, can_stack
 
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
-"""Maximum tokens of a joint pass. More tokens keep a GPU busy anyway, and each token also computes
-the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per layer,
-5 us each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B model.
+"""Maximum tokens of a joint pass. More tokens keep a GPU busy anyway, and a mask makes each token
+compute the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per
+layer, 5 us each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B
+model.
 """
 
 _CPU = torch.device("cpu")
@@ -73,7 +69,7 @@ class _Pass:
             base is first.run.base
             and self._kind == first._kind
             and all(one._joinable for one in passes)
-            and sum(one.run.adapter.spec.rank for one in passes) <= MOST_RANKS
+            and can_stack(base, [one.run.adapter for one in passes])
             and sum(one.tokens for one in passes) <= min(MOST_TOKENS, self.run.token_budget)
         )
 
@@ -85,11 +81,8 @@ class _Pass:
 
     @property
     def _joinable(self) -> bool:
-        # Subclasses compute on several ranks. Router replay supports one run at a time,
-        # and experts receive their rows in a different order from the tokens.
-        adapter = self.run.adapter
-        experts = any(target.experts for target in adapter.spec.covered(adapter.targets))
-        return type(self.run) is TrainingRun and self.run.base.replay is None and not experts
+        # Subclasses compute on several ranks. Router replay supports one run at a time.
+        return type(self.run) is TrainingRun and self.run.base.replay is None
 
 
 def run_together(
@@ -153,20 +146,20 @@ def _joined(passes: Sequence[_Pass]) -> list[LossOutput] | None:
 def _compute(passes: Sequence[_Pass]) -> tuple[list[LossOutput], list[TermGradients]]:
     first = passes[0]
     base = first.run.base
-    stacks = _Stacks([one.run for one in passes])
+    stacked = StackedTerms(base, [one.run.adapter for one in passes])
     data = [example for one in passes for example in one.data]
     owners = np.repeat(np.arange(len(passes)), [len(one.data) for one in passes])
 
     def terms(micro: MicroBatch) -> Terms:
         # The sequences of a row have one owner.
         rows = owners[[row.indices[0] for row in micro.rows]]
-        return stacks.masked(np.repeat(rows, micro.row_tokens), base.device)
+        return stacked.of(np.repeat(rows, micro.row_tokens))
 
     def run(micro: MicroBatchPass, checkpoint: float) -> None:
         micro.run(first.loss, first.config, backward=True, checkpoint=checkpoint)
 
     gradients, logprobs = first.run.compute_joint(data, owners, terms, run)
-    # The mask cannot stop NaN (0 times NaN is NaN), so one diverged run would affect the others.
+    # A mask cannot stop NaN (0 times NaN is NaN), so one diverged run would affect the others.
     sides = [side for pair in gradients.values() for side in pair]
     norms = torch.stack(torch._foreach_norm(sides))  # pyright: ignore[reportPrivateImportUsage]
     if not (norms.isfinite().all() and all(np.isfinite(row).all() for row in logprobs)):
@@ -176,7 +169,7 @@ def _compute(passes: Sequence[_Pass]) -> tuple[list[LossOutput], list[TermGradie
         _output(one, logprobs[start:end])
         for one, start, end in zip(passes, ends[:-1], ends[1:], strict=True)
     ]
-    return outputs, stacks.split(gradients)
+    return outputs, stacked.split(gradients)
 
 
 def _output(one: _Pass, logprobs: list[np.ndarray]) -> LossOutput:
@@ -185,46 +178,3 @@ def _output(one: _Pass, logprobs: list[np.ndarray]) -> LossOutput:
     inputs = loss_inputs(one.data, one.loss, one.config, sequence)
     value = one.loss.function(concatenate(logprobs, torch.float32, _CPU), inputs)
     return LossOutput(logprobs, {"loss:sum": value.item()})
-
-
-class _Stacks:
-    """Stacked adapters of several runs: one term for each layer that any of them covers."""
-
-    def __init__(self, runs: Sequence[TrainingRun]) -> None:
-        each = [run.adapter.terms(run.base.dtype) for run in runs]
-        self._count = len(runs)
-        self._terms: dict[str, LowRank] = {}
-        self._members: dict[str, tuple[tuple[int, int], ...]] = {}
-        """Index and rank of each run that covers a layer."""
-        for name in dict.fromkeys(name for terms in each for name in terms):
-            found = {number: terms[name] for number, terms in enumerate(each) if name in terms}
-            self._members[name] = tuple((number, len(term.a)) for number, term in found.items())
-            a = torch.cat([term.a for term in found.values()])
-            b = torch.cat([term.b for term in found.values()], 1)
-            self._terms[name] = LowRank(a.requires_grad_(), b.requires_grad_())
-
-    def masked(self, owners: np.ndarray, device: torch.device) -> Terms:
-        """Returns the terms for tokens that belong to the runs ``owners`` [T]."""
-        of_token = torch.from_numpy(owners).to(device)[:, None]
-        masks = {}
-        # Most layers are covered by the same runs and share a mask.
-        for members in set(self._members.values()):
-            numbers, ranks = zip(*members, strict=True)
-            masks[members] = of_token != torch.from_numpy(np.repeat(numbers, ranks)).to(device)
-        return {
-            name: LowRank(term.a, term.b, masks[self._members[name]])
-            for name, term in self._terms.items()
-        }
-
-    def split(self, gradients: TermGradients) -> list[TermGradients]:
-        """Returns the gradients of each run's terms."""
-        out: list[TermGradients] = [{} for _ in range(self._count)]
-        for name, (a, b) in gradients.items():
-            numbers, ranks = zip(*self._members[name], strict=True)
-            # The optimizer needs contiguous tensors; this copies the columns of all runs in one
-            # kernel.
-            parts = [b.new_empty(len(b), rank) for rank in ranks]
-            torch.split_with_sizes_copy(b, ranks, 1, out=parts)
-            for number, of_a, of_b in zip(numbers, a.split(ranks), parts, strict=True):
-                out[number][name] = of_a, of_b
-        return out

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.head import LoraPair, SavedSoftmax
-from tinker_cookbook.engine.model.lora import TermGradients
+from tinker_cookbook.engine.model.lora import TermGradients, cast
 from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import CustomLossFn, Loss, LossInputs, evaluate_custom
@@ -209,12 +209,13 @@ class MicroBatchPass:
             # Gradients must be contiguous: fused AdamW reads memory in order, ignores
             # strides, and would silently apply a transposed gradient to the wrong elements.
             # A layer that the pass did not use has no gradient, which counts as zero.
-            filled = [
-                (torch.zeros_like(leaf) if gradient is None else gradient).to(
-                    torch.float32, memory_format=torch.contiguous_format
-                )
-                for leaf, gradient in zip(leaves, found, strict=True)
-            ]
+            filled = cast(
+                [
+                    torch.zeros_like(leaf) if gradient is None else gradient
+                    for leaf, gradient in zip(leaves, found, strict=True)
+                ],
+                torch.float32,
+            )
             out = dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
         if head.a is not None and head.b is not None:
             out[base.unembed_name] = (head.a, head.b)

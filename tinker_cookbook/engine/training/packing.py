@@ -74,6 +74,11 @@ class MicroBatch:
         """Number of tokens that the forward pass computes."""
         return sum(self.row_tokens)
 
+    def sorted_by(self, owners: np.ndarray) -> MicroBatch:
+        """Returns the micro-batch with its rows sorted by owner, as grouped products need them."""
+        rows = sorted(self.rows, key=lambda row: owners[row.indices[0]])
+        return replace(self, rows=tuple(rows))
+
     def units(self) -> list[MicroBatch]:
         """Returns each row, or each group of rows, as a separate micro-batch."""
         size = 1 if self.shared else self.group_size

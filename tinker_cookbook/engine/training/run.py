@@ -201,7 +201,7 @@ class TrainingRun:
     ) -> tuple[TermGradients, list[np.ndarray]]:
         """Returns the gradients of ``terms`` and the log-probabilities for a pass over the data of
         several runs; ``owners`` as in ``plan``. No run is changed."""
-        micros = self._plan(data, owners=owners)
+        micros = [micro.sorted_by(owners) for micro in self._plan(data, owners=owners)]
         gradients, output = self._compute(data, micros, terms, run, backward=True)
         return gradients, output.logprobs
 

@@ -224,7 +224,7 @@ class _Panels(Layout):
         return self._rounded(self._compute(x, parts)[0], bias)
 
     def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
-        if term.dropped is not None:  # the kernel has no mask
+        if term.owners is not None:  # the kernel has no mask
             return super().trained(x, bias, term)
         out, low = self._compute(x, [(term, 0, len(x))])
         return self._rounded(out, bias), low.view(len(x), -1)
