@@ -153,7 +153,7 @@ def test_answers_are_read_back_as_what_was_demanded(name, family, tokenizer_fold
     likely = [*tokenizer.get_added_vocab().values()]
     tools = list(TOOLS.items())
     # Large vocabularies take seconds for each answer.
-    few = 8 if family == "smollm2" else 4
+    few = 8 if family == "smollm2" else 3
 
     def answers(rule, count=few):
         for seed in range(count):

@@ -25,8 +25,10 @@ JOBS_OF_TRAINING = [name for name in JOBS if not name.startswith(("sampling", "s
     pytest.param(kind, marks=() if kind == "gemma3" else pytest.mark.slow) for kind in PARTS
 ])  # fmt: skip
 def test_liger_gives_the_numbers_of_the_cpu(tiny_base, tmp_path, kind):
-    """Training only where the model has no dense MLP to be replaced; both kinds of gates."""
-    jobs = ("ppo, shared rows",) if kind == "gemma3" else JOBS_OF_TRAINING
+    """Both kinds of gates; all of training for one model, and two passes for the others."""
+    jobs = (
+        JOBS_OF_TRAINING if kind == "llama" else ("ppo, shared rows", "cross_entropy, padded rows")
+    )
     expected = {name: JOBS[name](tiny_base(kind)) for name in jobs}
     with PretendedDevice(liger=True) as device:
         base = ref.load_base(ref.make_model(kind, tmp_path), torch.float32, DEVICE)
