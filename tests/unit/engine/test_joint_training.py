@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 
 import engine_reference as ref
@@ -21,11 +22,13 @@ from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.model.low_rank import GroupedLowRank
 from tinker_cookbook.engine.training import joint, stacked_terms
 from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
+from tinker_cookbook.engine.training.stacked_terms import StackedTerms
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
 
 SPECS = (
@@ -207,6 +210,49 @@ def test_grouped_products_give_the_numbers_of_separate_passes(
         twins = runs_on(base, specs=EQUAL_RANKS)
         expected = separately(twins, data_of(base, 4, loss, shared), loss)
         assert_equal(outputs, runs, expected, twins, bound=1e-4)
+
+
+@pytest.mark.parametrize("machine", [
+    pytest.param(PretendedDevice, marks=SLOW),  # 10 s
+    pytest.param(nullcontext, marks=[pytest.mark.gpu, pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device")]),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_many_runs_in_bfloat16_are_grouped_and_round_as_separate_passes(
+    tiny_base, tmp_path, joined, machine, kind, record_property
+):
+    """Both differ from float32 by as much; a router may choose other experts in either."""
+    count = 18
+
+    def runs_of(base) -> list[TrainingRun]:
+        return runs_on(base, count, specs=[EQUAL_RANKS[0]] * count)
+
+    def errors(runs, outputs) -> np.ndarray:
+        """Mean errors of gradients and of log-probabilities."""
+        pairs = []
+        for run, output, true, wanted in zip(runs, outputs, truth, expected, strict=True):
+            own = {name: gradient.float().cpu() for name, gradient in run._gradients.items()}
+            rows = zip(output.logprobs, wanted.logprobs, strict=True)
+            off = np.concatenate([np.abs(row - other) for row, other in rows])
+            pairs.append((ref.relative_error(own, true._gradients), off.mean()))
+        return np.mean(pairs, 0)
+
+    exact = tiny_base(kind)
+    data = [data_of(exact, 2, "cross_entropy", False)[n % 2] for n in range(count)]
+    truth = runs_of(exact)
+    expected = separately(truth, data, "cross_entropy")
+    with machine():
+        base = ref.load_base(ref.make_model(kind, tmp_path), torch.bfloat16, DEVICE)
+        runs, twins = runs_of(base), runs_of(base)
+        of_grouped = errors(runs, together(runs, data, "cross_entropy"))
+        of_separate = errors(twins, separately(twins, data, "cross_entropy"))
+        stacked = StackedTerms(base, [run.adapter for run in runs]).of(np.arange(count))
+        grouped = any(isinstance(term, GroupedLowRank) for term in stacked.values())
+        has_kernel = torch.cuda.get_device_capability()[0] in (9, 10)
+    assert grouped == has_kernel
+    assert len(joined) == (kind == "qwen3" or has_kernel)
+    record_property("errors, grouped and separate", f"{of_grouped} {of_separate}")
+    assert (of_grouped < 1.3 * of_separate).all()
 
 
 def test_what_does_not_suit_is_computed_by_itself(tiny_base, joined, monkeypatch):
