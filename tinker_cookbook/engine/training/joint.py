@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
 """Maximum tokens of a joint pass. More tokens keep a GPU busy anyway, and a mask makes each token
-compute the ranks of other runs. An estimate, not measured: the launches of a pass (about 105 per
+compute the ranks of other runs. An estimate, not measured: the launches of a pass (about 91 per
 layer, 5 us each) take as long as a few hundred tokens of an 8B model, or two thousand of a 0.6B
 model.
 """
