@@ -23,8 +23,12 @@ Values exported by the user are kept.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 # mallopt's parameters: (equivalent environment variable, number in malloc.h, value set here).
@@ -53,6 +57,44 @@ def _keep_large_buffers() -> None:
     for variable, parameter, value in _MALLOC_SETTINGS:
         if variable not in os.environ:
             mallopt(parameter, value)
+
+
+@contextmanager
+def importing_libraries() -> Iterator[None]:
+    """Context for the import of torch and transformers, which create 300,000 Python objects.
+
+    Meanwhile the garbage collector is off: it would search all objects again and again. If this is
+    the first import of torch, all objects are then frozen (``gc.freeze``), because modules live as
+    long as the process: later collections skip them, and so does the one at the exit.
+    """
+    first = "torch" not in sys.modules
+    with _pause.lock:
+        if not _pause.depth:
+            _pause.was_on = gc.isenabled()
+            gc.disable()
+        _pause.depth += 1
+    try:
+        yield
+    finally:
+        with _pause.lock:
+            _pause.depth -= 1
+            if not _pause.depth and _pause.was_on:
+                gc.enable()
+    # Not after an import by the program: it may have created large objects since then.
+    if first and "torch" in sys.modules:
+        gc.collect()  # what is garbage now would never be freed
+        gc.freeze()
+
+
+class _Pause:
+    """Threads that import libraries; the last one switches the garbage collector on again."""
+
+    lock = threading.Lock()
+    depth = 0
+    was_on = True
+
+
+_pause = _Pause()
 
 
 def leave_torch_out() -> None:

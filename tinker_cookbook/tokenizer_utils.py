@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
+from tinker_cookbook._process import importing_libraries
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -207,7 +208,8 @@ def _load_checked(folder: Path) -> Tokenizer:
     transformers 5 rebuilds a tokenizer from the class named in its config. If the file was written
     for another class, ids are silently wrong, so the file is authoritative.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    with importing_libraries():
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"local_files_only": True}
     # Code from a repository runs only if the user allows it.

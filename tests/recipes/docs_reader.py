@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from documented_commands import COMMANDS, Command
+from preloaded import Preloaded
 from recipe_runs import REPO
 from tiny_model import make_tiny_model
 
@@ -216,6 +217,7 @@ class Reader:
         (folder / "my_package").mkdir()
         (folder / "my_package" / "data.py").write_text(OF_THE_READER)
         self.runs = 0
+        self.preloaded = Preloaded(folder, self.environment())
 
     def _add_chat_template(self) -> None:
         path = Path(self.model) / "tokenizer_config.json"
@@ -405,15 +407,18 @@ class Reader:
             time.sleep(0.1)
 
     def run(self, words: list[str], **environment: str) -> str:
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self.environment(**environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        if words[0] == sys.executable and not environment:
+            done = self.preloaded.run(words[1:])
+        else:
+            done = subprocess.run(
+                words,
+                cwd=self.folder,
+                env=self.environment(**environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
         # Threads of the SDK sometimes abort its command at exit, after the work is done.
         official = Path(words[0]).name == "tinker"
         expected = (0, -signal.SIGABRT) if official else (0,)

@@ -1,6 +1,6 @@
-"""The commands and Python examples of README and docs run, each in a fresh process.
+"""The commands and Python examples of README and docs run, each in a process of its own.
 
-Costs about three minutes; marked slow.
+Costs about five minutes; marked slow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Reader:
-    return Reader(tmp_path_factory.mktemp("reader"))
+def reader(tmp_path_factory) -> Iterator[Reader]:
+    found = Reader(tmp_path_factory.mktemp("reader"))
+    yield found
+    found.preloaded.close()
 
 
 def test_commands_are_found():

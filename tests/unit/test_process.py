@@ -75,3 +75,33 @@ def test_an_exported_value_wins():
     asked = _probe("with", OMP_WAIT_POLICY="ACTIVE", MALLOC_MMAP_THRESHOLD_="131072")
     assert (asked["policy"], asked["spins"]) == ("ACTIVE", None)
     assert asked["counts"][1] > 5_000  # every buffer goes back to the kernel, as the user asked
+
+
+_IMPORTS = """
+import gc, sys, threading, types
+from tinker_cookbook._process import importing_libraries
+
+def collects():
+    with importing_libraries():
+        return gc.isenabled()
+
+seen = []
+with importing_libraries():
+    sys.modules["torch"] = types.ModuleType("torch")
+    thread = threading.Thread(target=lambda: seen.append(collects()))
+    thread.start(); thread.join()
+    seen.append(gc.isenabled())  # the thread has not switched it on
+seen += [gc.isenabled(), gc.get_freeze_count() > 1000]
+gc.unfreeze()
+seen += [collects(), gc.get_freeze_count() > 1000]  # torch is there: nothing more is frozen
+gc.disable()
+collects()
+print(*seen, gc.isenabled())
+"""
+
+
+def test_imports_pause_the_garbage_collector_and_freeze_what_the_first_one_creates():
+    environment = {**os.environ, "PYTHONPATH": _ROOT}
+    command = [sys.executable, "-c", _IMPORTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False True True False False False"

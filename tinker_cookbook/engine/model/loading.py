@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tinker_cookbook._process import importing_libraries
 from tinker_cookbook.engine.device_names import BITS
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
@@ -42,7 +43,7 @@ def import_library(device: torch.device | None = None) -> None:
     """Imports the parts of transformers that every model needs, and of torch those for ``device``.
     Takes seconds the first time."""
     on_cuda = device is not None and device.type == "cuda"
-    with _lock:
+    with _lock, importing_libraries():
         for module in (*_MODULES, *(_CUDA_MODULES if on_cuda else ())):
             import_module(module)
 
