@@ -190,10 +190,6 @@ def connect(
     return connection
 
 
-_making = threading.Lock()
-_made: WeakKeyDictionary[Connection, dict[Any, Any]] = WeakKeyDictionary()
-
-
 def connect_with(
     settings: Any,
     *,
@@ -214,6 +210,8 @@ def connect_with(
     )
 
 
+_making = threading.Lock()
+_made: WeakKeyDictionary[Connection, dict[Any, Any]] = WeakKeyDictionary()
 _kept: dict[Target, Connection] = {}
 
 

@@ -108,8 +108,8 @@ class StackedTerms:
         """Returns the gradients of each adapter's terms, as contiguous tensors."""
         out: list[TermGradients] = [{} for _ in range(self._count)]
         for name, pair in gradients.items():
-            for number, *own in self._layers[name].split(*pair):
-                out[number][name] = own[0], own[1]
+            for number, a, b in self._layers[name].split(*pair):
+                out[number][name] = a, b
         return out
 
 
