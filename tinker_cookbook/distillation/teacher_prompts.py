@@ -149,7 +149,7 @@ class AnswerEndings:
         out = [np.empty(0)]
         start = 0
         for turn in trajectory.transitions:
-            if turn.masked or not turn.ac.tokens:
+            if turn.is_masked or not turn.ac.tokens:
                 continue
             count, ending = self.translate(turn.ac.tokens)
             body = len(turn.ac.tokens) - count

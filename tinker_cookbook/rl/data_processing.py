@@ -20,7 +20,6 @@ from tinker_cookbook.rl.advantages import (
     remove_constant_reward_groups as remove_constant_reward_groups,
 )
 from tinker_cookbook.rl.types import (
-    PARSE_ERROR_MASKED_METRIC_KEY,
     Trajectory,
     TrajectoryGroup,
     Transition,
@@ -202,12 +201,18 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
             yield turns
             turns, before = [], before[:0]
         action = np.asarray(transition.ac.tokens, dtype=np.int64)
-        masked = transition.masked or bool(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY))
         sampled = _sampled_logprobs(transition, number)
         # Of the observation, add only the part that the run does not have yet.
         offset = len(before)
         turns.append(
-            _Turn(seen[offset:], action, sampled, masked, transition.ac.sequence_id, offset)
+            _Turn(
+                seen[offset:],
+                action,
+                sampled,
+                transition.is_masked,
+                transition.ac.sequence_id,
+                offset,
+            )
         )
         # The next turn extends this one if its prompt begins with all of it, token by token.
         before = np.concatenate([seen, action])
@@ -218,7 +223,7 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
 def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.float32]:
     tokens, given = transition.ac.tokens, transition.ac.maybe_logprobs
     # A masked turn is not trained, so it may lack log-probabilities.
-    if not tokens or (given is None and transition.masked):
+    if not tokens or (given is None and transition.is_masked):
         return np.zeros(len(tokens), dtype=np.float32)
     try:
         logprobs = np.asarray(transition.ac.logprobs, dtype=np.float32)

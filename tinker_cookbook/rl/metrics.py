@@ -43,6 +43,9 @@ else:
 
 _Array = npt.NDArray[np.float64]
 
+# The losses of the local engine bound the ratio of learner to sampler here.
+_EXTREME_LOG_RATIO = 20.0
+
 
 def compute_kl_sample_train(
     data_D: Sequence[tinker.Datum], training_logprobs_D: Sequence[Any]
@@ -50,15 +53,18 @@ def compute_kl_sample_train(
     """Returns KL metrics of the sampler against the learner, from the update's log-probabilities.
 
     ``optim/kl_sample_train_v1`` and ``_v2`` are KL(sampler || learner), ``optim/entropy`` is the
-    mean of ``-logprob`` of the sampled tokens, in nats. ``training_logprobs_D`` has the learner's
-    log-probabilities [T] of each datum's targets: arrays, tensors or ``TensorData``. The metrics
-    are empty if no token is trained.
+    mean of ``-logprob`` of the sampled tokens, in nats. ``optim/num_extreme_ratios``, only if it
+    is not 0, is the number of tokens whose ratio is too large to be trained on.
+    ``training_logprobs_D`` has the learner's log-probabilities [T] of each datum's targets: arrays,
+    tensors or ``TensorData``. The metrics are empty if no token is trained.
     """
     learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
     sampled = sampled_logprobs(data_D)
     learner = trained_values(data_D, learner_D, "training_logprobs_D")
     # Rounding on-policy; off-policy it grows with the staleness of the data.
     metrics = _kl_metrics("optim/kl_sample_train", sampled - learner)
+    if extreme := int(np.count_nonzero(learner - sampled > _EXTREME_LOG_RATIO)):
+        metrics["optim/num_extreme_ratios"] = extreme
     return {**metrics, "optim/entropy": float(-sampled.mean())} if metrics else {}
 
 

@@ -164,6 +164,11 @@ class Transition:
     teacher_ob: Observation | None = None
     """Observation of a teacher that scores the action, if it differs from ``ob``."""
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether training skips the turn, by ``masked`` or by a metric of the environment."""
+        return self.masked or bool(self.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY))
+
 
 @dataclass(frozen=True)
 class Trajectory:

@@ -66,6 +66,34 @@ def test_values_are_those_of_the_definitions():
         assert found == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "gspo", "cispo", "dro"])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_one_recorded_logprob_of_minus_99_does_not_make_the_gradient_infinite(name, advantage):
+    config = {
+        "gspo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+        "dro": {"beta": 0.05},
+    }
+    q = torch.tensor([-1.0, -99.0, -2.0])
+    lp = torch.tensor([-1.1, -0.5, -1.9], requires_grad=True)
+    # The sequences of gspo are single tokens here.
+    fields = {
+        "logprobs": q,
+        "advantages": torch.full((3,), advantage),
+        "sequence_ratio_mask": torch.ones(3),
+    }
+    loss = get_loss(name)
+    inputs = LossInputs(fields, torch.arange(3), 3, loss.resolve_config(config.get(name)))
+    value = loss.function(lp, inputs)
+    value.backward()
+    gradient = lp.grad
+    assert gradient is not None
+    assert torch.isfinite(gradient).all()
+    assert math.isfinite(value.item())
+    if name in ("importance_sampling", "ppo", "gspo"):
+        expected = [-advantage * math.exp(-0.1), 0.0, -advantage * math.exp(0.1)]
+        assert gradient.tolist() == pytest.approx(expected)
+
+
 def test_a_sequence_without_ratio_tokens_has_ratio_one():
     config = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
     found = value("gspo", config, **{"sequence_ratio_mask": np.zeros(N)})

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trajectory_samples import episode, group, group_of_rewards
+from trajectory_samples import episode, group, group_of_rewards, turn
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.advantages import indices_of_varying_groups
-from tinker_cookbook.rl.data_processing import compute_advantages, remove_constant_reward_groups
+from tinker_cookbook.rl.data_processing import (
+    assemble_training_data,
+    compute_advantages,
+    remove_constant_reward_groups,
+)
 
 
 def test_advantages_are_centred_within_each_group():
@@ -18,7 +22,7 @@ def test_advantages_are_centred_within_each_group():
 
 
 def test_rewards_of_the_group_count_too():
-    (advantages,) = compute_advantages([group(*[episode()] * 2, final=[0.25, 0.75])])
+    (advantages,) = compute_advantages([group(*[episode(turn([1], [2]))] * 2, final=[0.25, 0.75])])
     assert advantages.tolist() == [-0.25, 0.25]
 
 
@@ -27,7 +31,7 @@ def test_std_and_leave_one_out_follow_their_formulas():
     groups = [group_of_rewards(*rewards)]
     by_std = compute_advantages(groups, "std")[0]
     assert by_std == pytest.approx(
-        (np.array(rewards) - np.mean(rewards)) / np.std(rewards, ddof=1), abs=1e-15
+        (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-4), abs=1e-15
     )
     others = [np.mean(rewards[:i] + rewards[i + 1 :]) for i in range(4)]
     by_others = compute_advantages(groups, "leave_one_out")[0]
@@ -37,9 +41,47 @@ def test_std_and_leave_one_out_follow_their_formulas():
 @pytest.mark.parametrize("normalization", ["center", "std", "leave_one_out"])
 def test_equal_rewards_and_groups_of_one_have_advantage_zero(normalization):
     # 0.1 + 0.2 is not 0.3: rounding must not look like a difference, least of all under std.
-    groups = [group_of_rewards(0.1 + 0.2, 0.3, 0.3), group_of_rewards(7.0), group_of_rewards(0, 0)]
-    for advantages in compute_advantages(groups, normalization):
-        assert (advantages == 0).all()
+    for rewards in (
+        (0.1 + 0.2, 0.3, 0.3),
+        (7.0,),
+        (0, 0),
+        (float(np.float32(0.7)), 0.7, 0.7, 0.7),  # judges that mix float32 and float64
+        (float(np.float32(1e6 / 3)), 1e6 / 3),
+        (float(np.float32(0.1) * np.float32(3)), 0.3),
+        (-0.7, -float(np.float32(0.7))),
+    ):
+        (advantages,) = compute_advantages([group_of_rewards(*rewards)], normalization)
+        assert (advantages == 0).all(), rewards
+
+
+@pytest.mark.parametrize("normalization", ["center", "std", "leave_one_out"])
+def test_members_without_a_trained_token_have_no_part_in_the_baseline(normalization):
+    masked = {"masked": True}
+    by_metric = {"metrics": {"parse_error_masked": 1.0}}
+    trained = {}
+    for members, kept in (
+        ([(1, trained), (1, masked), (0, trained), (0, trained)], [0, 2, 3]),
+        ([(1, trained), (1, by_metric), (0, trained)], [0, 2]),
+        ([(1, trained), (1, trained), (1, trained), (0, masked)], [0, 1, 2]),
+        ([(1, trained), (0, None), (0.5, trained)], [0, 2]),  # None: an episode without a turn
+        ([(1, masked), (0, trained)], [1]),
+        ([(1, masked), (0, masked)], [0, 1]),  # nothing is trained
+    ):
+        episodes = [
+            episode() if kind is None else episode(turn([1], [2], reward, **kind))
+            for reward, kind in members
+        ]
+        (found,) = compute_advantages([group(*episodes)], normalization)
+        alone = group_of_rewards(*(members[i][0] for i in kept))
+        expected = np.zeros(len(members))
+        expected[kept] = compute_advantages([alone], normalization)[0]
+        assert found.tolist() == expected.tolist(), members
+        varies = len({members[i][0] for i in kept}) > 1
+        assert indices_of_varying_groups([group(*episodes)]) == [0] * varies
+    partly = group(
+        episode(turn([1], [2], masked=True), turn([1, 2, 3], [4], 1.0)), episode(turn([1], [2]))
+    )
+    assert compute_advantages([partly])[0].tolist() == [0.5, -0.5]
 
 
 def test_small_differences_are_differences():
@@ -60,9 +102,14 @@ def test_constant_groups_are_removed_and_the_rest_are_known_by_place():
 
 
 def test_bad_rewards_and_settings_are_named():
-    groups = [group_of_rewards(1, 0), group_of_rewards(1, float("nan"))]
-    for call in (compute_advantages, remove_constant_reward_groups):
-        with pytest.raises(DataValidationError, match=r"group 1, member 1: .* is nan, expected"):
-            call(groups)
+    for bad in (float("nan"), float("-inf"), 1e308, -1e39):
+        groups = [group_of_rewards(1, 0), group_of_rewards(1, bad)]
+        for call in (compute_advantages, remove_constant_reward_groups):
+            with pytest.raises(DataValidationError, match=r"group 1, member 1: its total reward"):
+                call(groups)
+    data, _ = assemble_training_data(
+        [group_of_rewards(1e30, -1e30)], compute_advantages([group_of_rewards(1e30, -1e30)])
+    )
+    assert all(np.isfinite(datum.loss_fn_inputs["advantages"].to_numpy()).all() for datum in data)
     with pytest.raises(ConfigurationError, match=r"got 'centre', .* did you mean 'center'"):
         compute_advantages(groups, "centre")  # type: ignore[arg-type]

@@ -16,9 +16,11 @@ stable_reinforce        ``-(w * (lp * A - kl_coeff / 2 * (lp - q)**2)).sum()`` w
 ======================  =====================================================================
 
 Definitions and defaults follow the Tinker API, except for ``stable_reinforce``: the hosted
-objective is not published, so another is used here (see ``_stable_reinforce``). As the losses are
-sums, those of micro-batches add up: splitting a batch never changes its gradient. Every loss
-is linear in signed weights or advantages.
+objective is not published, so another is used here (see ``_stable_reinforce``), and ``r`` is at
+most ``e**20``: in importance_sampling, ppo and gspo a token with a larger ratio has no gradient. It
+would outweigh all others of its step, or overflow. As the losses are sums, those of micro-batches
+add up: splitting a batch never changes its gradient. Every loss is linear in signed weights or
+advantages.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, 
 
 _RL = ("target_tokens", "logprobs", "advantages")
 _CLIP = ("clip_low_threshold", "clip_high_threshold")
+_MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,17 @@ def _cross_entropy(lp: Tensor, inputs: LossInputs) -> Tensor:
     return -(lp * inputs["weights"]).sum()
 
 
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    # A sampler may report a log-probability such as -99; float32 overflows at a ratio of e**88.
+    return log_ratio.clamp(max=_MAX_LOG_RATIO).exp()
+
+
 def _importance_sampling(lp: Tensor, inputs: LossInputs) -> Tensor:
-    return -((lp - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
+    return -(_bounded_exp(lp - inputs["logprobs"]) * inputs["advantages"]).sum()
 
 
 def _ppo(lp: Tensor, inputs: LossInputs) -> Tensor:
-    return _clipped_surrogate((lp - inputs["logprobs"]).exp(), inputs)
+    return _clipped_surrogate(_bounded_exp(lp - inputs["logprobs"]), inputs)
 
 
 def _clipped_surrogate(ratio: Tensor, inputs: LossInputs) -> Tensor:
@@ -156,7 +164,7 @@ def _gspo(lp: Tensor, inputs: LossInputs) -> Tensor:
     count = lp.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequence, mask)
     log_ratio = (total / count.clamp(min=1))[inputs.sequence]
     # Straight-through: the value of the sequence's ratio with the gradient of the token's.
-    return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
+    return _clipped_surrogate(_bounded_exp(log_ratio + lp - lp.detach()), inputs)
 
 
 def _stable_reinforce(lp: Tensor, inputs: LossInputs) -> Tensor:

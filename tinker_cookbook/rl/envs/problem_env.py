@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from tinker_cookbook.rl.types import (
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.rollouts.limits import RolloutConfig
+
+# Recipes of the official cookbook import it from here.
+logger = logging.getLogger(__name__)
 
 
 class ProblemEnv(Env):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.iteration import Loop, Update
 from tinker_cookbook.rl.loop.parts import (
@@ -37,7 +38,6 @@ from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
-from tinker_cookbook.utils.misc_utils import all_same
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def drop_constant_reward_group(
     if trajectory_group is None or not config.remove_constant_reward_groups:
         return trajectory_group
     # An advantage compares the members of a group: equal rewards give nothing to learn.
-    if not all_same(trajectory_group.get_total_rewards()):
+    if not is_constant(trajectory_group.get_total_rewards()):
         return trajectory_group
     # Its advantages are all 0, so it has no gradient, but its tokens were sampled.
     count_discarded_rollout(cost_tracker, trajectory_group)

@@ -67,7 +67,7 @@ def diagnose(
             "No episode has an answer, because every first prompt is too long. Raise "
             "max_trajectory_tokens or the context window, or shorten the prompts.",
         )
-    if all(turn.masked or not turn.ac.tokens for turn in turns):
+    if all(turn.is_masked or not turn.ac.tokens for turn in turns):
         return Diagnosis(
             "all_masked",
             f"None of the {len(turns)} answers is trained on: each is empty, or masked because it "

@@ -198,7 +198,7 @@ def _turn(entry: LoggedGroup, member: int, index: int, show_prompt: bool) -> Nod
         facts += [f"turn {index + 1}", f"answer, {tokens}", f"reward {number(transition.reward)}"]
         if transition.ac.stop_reason == "length":
             facts.append("cut off")
-    if transition.masked:
+    if transition.is_masked:
         facts.append("not trained on")
     if facts:
         node.add(_el("p", "rl-label", " · ".join(facts)))

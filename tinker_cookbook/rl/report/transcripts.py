@@ -226,7 +226,7 @@ def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) ->
                 "reward": transition.reward,
                 "episode_done": transition.episode_done,
                 "stop_reason": transition.ac.stop_reason,
-                "masked": transition.masked,
+                "masked": transition.is_masked,
                 "prompt_text": plain(turn.prompt),
                 "action_text": plain(turn.answer),
                 "metrics": json_value(transition.metrics),

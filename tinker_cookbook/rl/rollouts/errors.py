@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
+from tinker_cookbook.rl.advantages import LARGEST_REWARD
 from tinker_cookbook.rl.types import RolloutError
 
 
@@ -84,15 +85,16 @@ def error_record(error: BaseException) -> RolloutError:
 
 
 def checked_reward(value: Any, location: str) -> float:
-    """Returns the reward as a float; raises ``DataValidationError`` unless it is finite."""
+    """Returns the reward as a float; raises ``DataValidationError`` unless training can use it."""
     try:
         reward = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         reward = math.nan
-    if not math.isfinite(reward):
+    if not abs(reward) <= LARGEST_REWARD:
         error = DataValidationError(
-            f"{location}: reward is {value!r}, expected a finite number; look for a division by "
-            "zero or a missing return in the code that computes it"
+            f"{location}: reward is {value!r}, expected a finite number of at most "
+            f"{LARGEST_REWARD:g}; look for a division by zero or a missing return in the code that "
+            "computes it"
         )
         error._located = True  # type: ignore[attr-defined]
         raise error
