@@ -3,7 +3,7 @@
 import sys
 
 from tinker_cookbook.utils.command_line.entrypoint import run_program
-from tinker_cookbook.utils.command_line.programs import RECIPES, run_listing
+from tinker_cookbook.utils.command_line.programs import recipes_package, run_listing
 
 if __name__ == "__main__":
-    run_program(lambda: run_listing((RECIPES,), sys.argv[1:]))
+    run_program(lambda: run_listing((recipes_package(),), sys.argv[1:]))

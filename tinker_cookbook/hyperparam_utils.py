@@ -19,7 +19,7 @@ from typing import Any
 
 from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, nearest
-from tinker_cookbook.model_lineup import LINEUP
+from tinker_cookbook.model_lineup import hosted_shape
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def get_lora_param_count(
             "True: an adapter needs layers to train"
         )
     name = base_name(model_name)
-    known = LINEUP.get(name)
+    known = hosted_shape(name)
     # Sizes reported by the service take precedence over sizes computed from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
@@ -193,7 +193,7 @@ def _adapter_sizes(name: str) -> tuple[int, int, int]:
 
 
 def _family_and_hidden_size(name: str) -> tuple[str, int]:
-    known = LINEUP.get(name)
+    known = hosted_shape(name)
     if known is None:
         shape = _shape(name)
         return shape.family, shape.hidden

@@ -9,6 +9,7 @@ an expert layer counts ``hidden + experts · intermediate`` for each of its thre
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 BASE = ("role_colon",)
 LLAMA3 = ("llama3",)
@@ -239,3 +240,17 @@ _ROWS = (
 )
 
 LINEUP: dict[str, LineupModel] = {row.name: row for row in _ROWS}
+
+# Models that are no longer hosted, with the shape of one that is.
+_SAME_SHAPE = {"deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-V3.1"}
+
+
+def hosted_shape(model_name: str) -> LineupModel | None:
+    """Returns the hosted model with the shape of ``model_name``, ``None`` if there is none.
+
+    The organization may be missing (``DeepSeek-V3.1``), unless a local folder has this name.
+    """
+    name = _SAME_SHAPE.get(model_name, model_name)
+    if "/" not in name and not Path(name).exists():
+        name = next((full for full in LINEUP if full.endswith(f"/{name}")), name)
+    return LINEUP.get(name)

@@ -15,6 +15,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.command_line.keys import also_named
 
 # Three digits, so that it shows the format but no answer of a task with small operands.
 FEWSHOT: tuple[Message, ...] = (
@@ -64,6 +65,7 @@ class ArithmeticEnv(ProblemEnv):
         return list(FEWSHOT)
 
 
+@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
 class ArithmeticDatasetBuilder(RLDatasetBuilder):
     """Addition of two numbers from 0 to ``max_operand``.

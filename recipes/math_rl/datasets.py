@@ -33,6 +33,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilde
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.command_line.keys import also_named
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ def _rows_of(rows: Any, path: str) -> Iterator[Problem]:
         logger.warning("%s: %d of %d rows have no answer; left out", path, skipped, len(rows))
 
 
+@also_named(batch_size="groups_per_batch")
 @chz.chz
 class MathDatasetBuilder(RLDatasetBuilder):
     """Problems of GSM8K, MATH, Polaris or DeepMath, or of user files instead."""

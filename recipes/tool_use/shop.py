@@ -27,6 +27,7 @@ from tinker_cookbook.tool_use import (
     error_tool_result,
     tool,
 )
+from tinker_cookbook.utils.command_line.keys import also_named
 
 _NAMES = (
     "basket bell blanket book bottle bowl bread broom bucket butter candle chair cheese clock comb "
@@ -174,6 +175,7 @@ class ShopGroupBuilder(EnvGroupBuilder):
         return [self.question.kind]
 
 
+@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
 class ShopDatasetBuilder(RLDatasetBuilder):
     """Questions to train on, and others to evaluate on."""

@@ -40,6 +40,12 @@ def test_each_line_is_a_query_with_label_group_and_kind():
     assert len(read_queries(str(FILE), LANGUAGE_NAMES)) == len(rows())  # none stands there twice
 
 
+@pytest.mark.parametrize("folder", ["example_data", "tinker_cookbook/example_data"])
+def test_multilingual_txt_has_the_queries_of_one_line(folder):
+    text = (FOLDER.parents[1] / folder / "multilingual.txt").read_text(encoding="utf-8")
+    assert text.splitlines() == [q for row in rows() if "\n" not in (q := row["query"])]
+
+
 def test_every_sentence_is_there_in_twelve_languages():
     groups = defaultdict(list)
     for row in rows():

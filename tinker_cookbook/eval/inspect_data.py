@@ -3,11 +3,13 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +31,24 @@ EVALS_PREFIX = "inspect_evals/"
 _CHECKS = "instruction_following_eval"
 
 
+def full_name(task: str) -> str:
+    """Returns ``inspect_evals/NAME`` for the bare name of a task of ``inspect_evals``.
+
+    Other names, such as those of folders and of other packages, are returned unchanged.
+    """
+    return f"{EVALS_PREFIX}{task}" if task in _evals_tasks() and not Path(task).exists() else task
+
+
+@cache
+def _evals_tasks() -> frozenset[str]:
+    """Returns the bare names of the tasks of ``inspect_evals``; none if it is not installed."""
+    if find_spec("inspect_evals") is None:
+        return frozenset()
+    registry = importlib.import_module("inspect_evals._registry")
+    # Tasks, solvers and scorers are functions that Inspect has marked.
+    return frozenset(name for name, found in vars(registry).items() if callable(found))
+
+
 def check_packages(tasks: Sequence[Any]) -> None:
     """Raises ConfigurationError if tasks of ``inspect_evals`` lack a package, with the pip line."""
     names = [task for task in tasks if isinstance(task, str) and task.startswith(EVALS_PREFIX)]
@@ -46,7 +66,8 @@ def check_packages(tasks: Sequence[Any]) -> None:
 def unknown_task(tasks: Sequence[Any], error: Exception) -> ConfigurationError:
     """Converts Inspect's error about unknown tasks to one with similar names."""
     names = ", ".join(task for task in tasks if isinstance(task, str))
-    known = [f"{EVALS_PREFIX}{name}" for name in dir(sys.modules.get("inspect_evals._registry"))]
+    # Bare names are similar to a name without the package's prefix only.
+    known = [*_evals_tasks(), *(f"{EVALS_PREFIX}{name}" for name in _evals_tasks())]
     found = str(getattr(error, "message", error)).removeprefix("Error: ").rstrip(".")
     return ConfigurationError(
         f"tasks: got {names}, expected files or registered tasks: {found}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import chz
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.eval.inspect_data import check_packages, local_data, unknown_task
+from tinker_cookbook.eval.inspect_data import check_packages, full_name, local_data, unknown_task
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
 from tinker_cookbook.utils.imports import missing_extra
 from tinker_cookbook.utils.run_folder.current import current_run_folder
@@ -276,7 +276,7 @@ def metrics_of(logs: Sequence[EvalLog]) -> dict[str, float]:
 def _task_name(name: str) -> str:
     path, at, task = name.strip().partition("@")
     if not path.endswith((".py", ".ipynb")):
-        return name.strip()
+        return full_name(name.strip())
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigurationError(f"tasks: there is no file {path}")

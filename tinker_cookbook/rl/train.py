@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.config import (
@@ -30,6 +31,7 @@ from tinker_cookbook.rl.config import (
     StreamMinibatchConfig,
     check_substeps,
 )
+from tinker_cookbook.rl.data_processing import data_for_loss
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.do_training import (
@@ -73,6 +75,9 @@ from tinker_cookbook.training.session import (
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.paths import local_path
 
+if TYPE_CHECKING:
+    import tinker
+
 __all__ = [
     "DISCARDED_WORK_LOG_INTERVAL_SECONDS",
     "AsyncConfig",
@@ -104,6 +109,12 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+def _remove_mask(datum: tinker.Datum) -> tinker.Datum:
+    """Returns the datum without the fields that no loss reads; scripts of the official cookbook
+    call it before ``forward_backward``."""
+    return data_for_loss([datum], "importance_sampling")[0]
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:

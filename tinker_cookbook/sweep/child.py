@@ -20,6 +20,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tinker_cookbook.utils.command_line.programs import alias_recipes
+
 
 def start_child(
     module: str, words: list[str], at_death: signal.Signals, **popen: Any
@@ -66,6 +68,7 @@ def main(argv: list[str]) -> None:
     # Shells start background jobs with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *words]
+    alias_recipes()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -28,6 +28,7 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.command_line.keys import also_named
 
 
 @chz.chz
@@ -142,6 +143,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
         return ["guess_number"]
 
 
+@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
 class GuessNumberDatasetBuilder(RLDatasetBuilder):
     """Games about the numbers of a range, each equally often.

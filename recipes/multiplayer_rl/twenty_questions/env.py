@@ -35,6 +35,7 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.command_line.keys import also_named
 
 WORDS = example_data("twenty_questions_words.txt")
 
@@ -93,6 +94,7 @@ def read_words(path: str | Path) -> list[str]:
     return list(found.values())
 
 
+@also_named(batch_size="groups_per_batch")
 @chz.chz
 class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
     """Games about the words of a file; some are held out for evaluation."""

@@ -16,7 +16,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataError
 
 def evals_builder(stories_model, task, data, folder, **settings):
     return builder(
-        stories_model, f"inspect_evals/{task}", folder, data_path=str(data), max_tokens=24,
+        stories_model, task, folder, data_path=str(data), max_tokens=24,
         **settings,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,13 @@ from tinker_cookbook.training.commands import continue_command
 from tinker_cookbook.utils.command_line.programs import (
     find_programs,
     listing,
+    recipes_package,
     run_listing,
     version_line,
+    with_recipes_of_folder,
 )
+
+REPO = Path(__file__).resolve().parents[3]
 
 LOOPS = [
     "tinker_cookbook.supervised.train",
@@ -76,6 +81,23 @@ def test_a_recipe_named_as_an_argument():
         run_listing(["recipes"], ["sl_basic", "lr=1"])
     with pytest.raises(ConfigurationError, match="did you mean 'rl_basic'"):
         run_listing(["recipes"], ["rl_bsic"])
+
+
+def test_commands_name_the_recipes_as_the_folder_needs_it(monkeypatch, tmp_path):
+    assert recipes_package() == "recipes"
+    error = "start python -m recipes.sl_basic; got my_recipes.x, /a/recipes.b"
+    assert with_recipes_of_folder(error) == error
+    # A folder outside of the checkout, which has a folder of this name.
+    (tmp_path / "recipes").mkdir()
+    checkout = {str(REPO), ""}
+    elsewhere = [str(tmp_path), *(path for path in sys.path if path not in checkout)]
+    monkeypatch.setattr(sys, "path", elsewhere)
+    assert recipes_package() == "tinker_cookbook.recipes"
+    assert with_recipes_of_folder(error) == error.replace(" recipes.", " tinker_cookbook.recipes.")
+    recipes = {program.name for program in find_programs(recipes_package())}
+    assert "tinker_cookbook.recipes.sl_basic" in recipes
+    with pytest.raises(ConfigurationError, match=r"-m tinker_cookbook\.recipes\.sl_basic"):
+        run_listing(["tinker_cookbook", recipes_package()], ["sl_basic"])
 
 
 def test_versions(capsys):

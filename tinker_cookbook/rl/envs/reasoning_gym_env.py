@@ -26,6 +26,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class _Entries(Sequence[Entry]):
         return self._dataset[self._indices[index]]
 
 
+@also_named(batch_size="groups_per_batch")
 @chz.chz
 class ReasoningGymDatasetBuilder(RLDatasetBuilder):
     """Problems of one generator, disjoint for training and evaluation.

@@ -16,6 +16,7 @@ import chz
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
 from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.utils.command_line.programs import alias_recipes, with_recipes_of_folder
 
 __all__ = [
     "also_named",
@@ -83,6 +84,7 @@ def run_program(program: Callable[[], Any]) -> None:
             from tinker_cookbook.engine.parallel.launch import join
 
             join()
+        alias_recipes()
         # Called outside of an event loop: ``--help`` and parse errors need none.
         result = program()
         if inspect.isawaitable(result):
@@ -98,7 +100,8 @@ def run_program(program: Callable[[], Any]) -> None:
         message = str(error) if ours else server_error_message(error)
         if message is None:
             raise
-        print(f"\n{type(error).__name__}: {message}", file=sys.stderr)
+        said = with_recipes_of_folder(f"{type(error).__name__}: {message}")
+        print(f"\n{said}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
-from tinker_cookbook.utils.command_line.programs import print_whole, running_command
+from tinker_cookbook.utils.command_line.programs import (
+    print_whole,
+    running_command,
+    with_recipes_of_folder,
+)
 
 _TASK = "Task"
 
@@ -93,7 +97,8 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
         # `python -m package` runs package.__main__; the package's docstring describes it.
         package = sys.modules[spec.name.removesuffix(".__main__")]
         about = f"{package.__doc__ or ''}\n\n{about}"
-    print_whole(help_text(config_class, running_command(), about, chosen))
+    text = help_text(config_class, running_command(), about, chosen)
+    print_whole(with_recipes_of_folder(text))
 
 
 def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:

@@ -7,6 +7,7 @@ class, and ``dataset_builder.KEY=…`` sets a field of it.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import types
 from collections.abc import Iterator, Mapping
@@ -162,13 +163,25 @@ def describe_type(kind: Any) -> str:
 def also_named(**aliases: str) -> Any:
     """Class decorator: ``@also_named(batch_size="groups_per_batch")`` gives a key a second name.
 
-    The command line accepts both names; the object has only the field. A dot in an alias is written
-    as two underscores. Subclasses inherit the aliases.
+    The command line and the constructor accept both names; the object has only the field. A dot in
+    an alias is written as two underscores. Subclasses inherit the aliases on the command line.
     """
 
     def mark(config_class: C) -> C:
         added = {alias.replace("__", "."): key for alias, key in aliases.items()}
-        setattr(config_class, _ALIASES, {**aliases_of(config_class), **added})
+        known = {**aliases_of(config_class), **added}
+        setattr(config_class, _ALIASES, known)
+        init = config_class.__init__
+
+        @functools.wraps(init)
+        def init_by_either_name(self: Any, *args: Any, **values: Any) -> None:
+            for alias in known.keys() & values.keys():
+                if known[alias] in values:
+                    raise TypeError(f"got both {alias} and {known[alias]}, which mean the same")
+                values[known[alias]] = values.pop(alias)
+            init(self, *args, **values)
+
+        config_class.__init__ = init_by_either_name
         return config_class
 
     return mark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -15,9 +16,13 @@ from pathlib import Path
 
 import tinker_cookbook
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.utils.imports import alias_package
 
-RECIPES = "recipes"
 LIBRARY = "tinker_cookbook"
+_RECIPES = "recipes"
+_INSTALLED_RECIPES = f"{LIBRARY}.{_RECIPES}"
+# A recipe's name in a command, without the part that only an installed package needs.
+_RECIPE_NAME = re.compile(rf"(?<![\w./]){_RECIPES}\.(?=[a-z…])")
 # Marks a program for users. Other files with a ``__main__`` block are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(\w+\)$", re.MULTILINE)
 _MAIN = "__main__"
@@ -30,6 +35,31 @@ class Program:
 
     name: str
     summary: str
+
+
+def recipes_package() -> str:
+    """Returns the name by which ``python -m`` finds the recipes.
+
+    It is ``recipes`` in the folder of the checkout, and ``tinker_cookbook.recipes`` elsewhere.
+    """
+    # Not find_spec of importlib.util, which also finds the alias of ``alias_recipes``.
+    spec = importlib.machinery.PathFinder.find_spec(_RECIPES)
+    folders = spec.submodule_search_locations if spec is not None else None
+    # The working folder may have a folder ``recipes`` of its own.
+    ours = Path(tinker_cookbook.__path__[0], _RECIPES).resolve()
+    here = any(Path(folder).resolve() == ours for folder in folders or ())
+    return _RECIPES if here else _INSTALLED_RECIPES
+
+
+def alias_recipes() -> None:
+    """Lets arguments name the classes of recipes as ``recipes.NAME`` in every folder."""
+    if importlib.util.find_spec(_RECIPES) is None:
+        alias_package(_RECIPES, _INSTALLED_RECIPES)
+
+
+def with_recipes_of_folder(text: str) -> str:
+    """Returns a text whose commands name the recipes such that they run in this folder."""
+    return _RECIPE_NAME.sub(f"{recipes_package()}.", text)
 
 
 def find_programs(package: str) -> list[Program]:
@@ -70,7 +100,8 @@ def _first_sentence(source: str) -> str:
 
 def listing(packages: Sequence[str]) -> str:
     """Returns a line for each program of the packages, and how to start one."""
-    programs = [program for package in packages for program in find_programs(package)]
+    # By name: an installed package contains the recipes.
+    programs = {p.name: p for package in packages for p in find_programs(package)}.values()
     width = max((len(program.name) for program in programs), default=0)
     lines = ["python -m PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
     lines += [f"  {program.name:{width}}  {program.summary}" for program in programs]
@@ -94,7 +125,8 @@ def _unexpected_message(arguments: Sequence[str], packages: Sequence[str]) -> st
     programs = [program.name for package in packages for program in find_programs(package)]
     # Also without the package, since users type sl_basic for recipes.sl_basic.
     ends = {program: program for program in programs}
-    ends |= {program.partition(".")[2]: program for program in programs}
+    ends |= {program.rpartition(f"{_RECIPES}.")[2]: program for program in programs}
+    ends |= {program.removeprefix(f"{LIBRARY}."): program for program in programs}
     if name in ends:
         command = " ".join(["python -m", ends[name], *rest])
         return f"got {name!r}, expected no argument here; start the program with: {command}"
