@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 DEFAULT_DEMO_TEMPLATE = (
     "{question}\n\n"
-    "Here is an example of a good response to it:\n"
+    "This is an example for a response to the question:\n"
     "{golden_answer}\n\n"
-    "Now respond in your own words, with your reasoning if there is any."
+    "Now answer with a response of your own, including the thinking process."
 )
-"""Template of the teacher's question."""
+"""Template of the teacher's question, which the official cookbook has from the authors of SDFT."""
 
 
 @dataclass(frozen=True)

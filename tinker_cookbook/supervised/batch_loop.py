@@ -191,8 +191,9 @@ async def train_batches(
         if test_set is not None:
             # The held-out loss comes first in the logs.
             session.evaluators[:0] = objective.evaluators(test_set)
-        count = config.show_samples
-        prompts = config.dataset_builder.held_out_prompts(count) if count else []
+        # Callers may pass the data to ``main`` instead of a builder.
+        builder, count = config.dataset_builder, config.show_samples
+        prompts = builder.held_out_prompts(count) if builder is not None and count else []
         begun = time.monotonic()
         await show_answers(session, config, prompts, "before training")
         loop = _Loop(config, session, schedule, objective)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
+from recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.distillation.demonstrations import Demonstration, check_demo_template
 from tinker_cookbook.distillation.sdft_targets import ReverseKL, answer_datum
 from tinker_cookbook.distillation.topk_distributions import number_of
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 DEMONSTRATIONS = [("What is big?", "The sun is big."), ("Who ran?", "Tom ran to the park.")]
@@ -257,3 +260,23 @@ def test_training_moves_the_student_to_its_teacher(place, tmp_path, reverse):
     name = "sdft/reverse_kl_mean" if reverse else "sdft/forward_kl"
     # The texts are the same in every epoch: what falls is the distance, not what is measured.
     assert sum(row[name] for row in rows[-2:]) < 0.6 * sum(row[name] for row in rows[:2])
+
+
+def test_data_as_arguments_of_main(place, tmp_path):
+    """The official form of the call; 1.5 s."""
+    renderer = get_renderer("role_colon", place.tokenizer)
+    group = ProblemGroupBuilder(partial(ArithmeticEnv, 1, 2, renderer), 2)
+
+    class Sums:
+        def __len__(self):
+            return 1
+
+        def get_batch(self, index):
+            return [group], ["What is 1 + 2?"], ["3"]
+
+    config = config_of(
+        place, tmp_path, talk(), renderer_name="role_colon", dataset_builder=None, lora_rank=4,
+        save_every=0, max_tokens=4, device="cpu", dtype="float32",
+    )  # fmt: skip
+    asyncio.run(sdft.main(config, Sums()))
+    assert [row["env/all/total_episodes"] for row in ref.rows(config.log_path)] == [2]
