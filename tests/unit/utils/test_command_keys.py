@@ -193,6 +193,12 @@ def test_names_of_other_libraries(name, key):
         ("gradient_accumulation_steps", "fits into memory"),
         ("resume_from_checkpoint", "behavior_if_log_dir_exists=resume"),
         ("lora_alpha", "lora_rank"),
+        ("use_vllm", "sampler=vllm"),
+        ("epsilon", "loss_fn=ppo"),
+        ("max_prompt_length", "max_tokens"),
+        ("save_total_limit", "rolling_save_every"),
+        ("adapter", "lora_rank"),
+        ("eval_strategy", "did you mean 'eval_every'"),
     ],
 )
 def test_names_that_no_key_answers(name, words):
@@ -205,3 +211,6 @@ def test_a_hint_names_only_what_the_program_has():
     assert hint_for("lr", ["sft_learning_rate"]) == "; did you mean 'sft_learning_rate'?"
     assert hint_for("lr", ["metrics"]) == ""
     assert hint_for("grpo", ["learning_rate"]) == ""
+    keys = ["dataset_builder.group_size", "model_name"]
+    for name in ("num_generations", "group_size"):
+        assert hint_for(name, keys) == "; did you mean 'dataset_builder.group_size'?"

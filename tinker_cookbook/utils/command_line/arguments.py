@@ -32,6 +32,7 @@ _LOG_PATH = ("log_path", "log_dir", "output_file")
 _BATCH = ("batch_size", "groups_per_batch")
 _STEPS = ("max_steps", "num_steps", "num_batches")
 _DATA = ("dataset_path", "dataset", "file_path", "input_file", "dataset_builder")
+_TRAINED = ("train_on_what",)
 _GROUP = ("group_size", "samples_per_query", "rl_group_size")
 _TOKENS = ("max_tokens", "rl_max_tokens", "answer_max_tokens")
 
@@ -85,14 +86,18 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("max_seq_length", "max_seq_len", "max_len", "seq_len", "cutoff_len", "block_size"): (
         "max_length",
     ),
+    ("assistant_only_loss", "completion_only_loss", "train_on_inputs", "mask_history"): _TRAINED,
+    ("group_size",): _GROUP,
     ("context_length", "model_max_length", "sequence_len"): ("max_length",),
-    ("eval_steps", "eval_interval", "evaluation_steps", "eval_freq"): ("eval_every",),
+    ("eval_steps", "eval_interval", "evaluation_steps", "eval_freq", "eval_strategy"): (
+        "eval_every",
+    ),
     ("save_steps", "save_interval", "checkpoint_every", "save_freq"): ("save_every",),
     ("random_seed", "data_seed"): ("seed",),
     ("temp", "sampling_temperature"): ("temperature",),
     ("renderer", "chat_template", "template", "prompt_template"): ("renderer_name",),
     ("environment", "env_name", "task", "task_name"): ("env", "dataset"),
-    ("checkpoint", "checkpoint_path", "load_path", "init_from", "adapter", "adapter_path"): (
+    ("checkpoint", "checkpoint_path", "load_path", "init_from", "adapter_path"): (
         "load_checkpoint_path",
         "model_path",
     ),
@@ -134,6 +139,27 @@ _HINTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("gradient_checkpointing", "use_gradient_checkpointing"): (
         "learning_rate",
         "activations are recomputed where memory is short, without a setting",
+    ),
+    ("use_vllm", "vllm_mode", "use_vllm_server"): (
+        "sampler",
+        "the engine samples too; sampler=vllm uses vLLM on a GPU",
+    ),
+    ("epsilon", "epsilon_high", "clip_range", "cliprange", "clip_ratio"): (
+        "loss_fn_config",
+        "clipping belongs to a loss: loss_fn=ppo with "
+        "loss_fn_config.clip_low_threshold=0.8 loss_fn_config.clip_high_threshold=1.2",
+    ),
+    ("max_prompt_length",): (
+        "max_tokens",
+        "prompts are never cut; max_tokens is the limit of a response",
+    ),
+    ("save_total_limit",): (
+        "ttl_seconds",
+        "periodic checkpoints expire after ttl_seconds; rolling_save_every keeps the newest only",
+    ),
+    ("adapter", "use_lora", "use_peft", "finetuning_type"): (
+        "lora_rank",
+        "training is always by LoRA; lora_rank is the setting",
     ),
     ("warmup_ratio",): ("warmup_steps", "set warmup_steps to a number of steps"),
     ("lora_alpha", "alpha", "lora_dropout"): (
@@ -186,9 +212,12 @@ def hint_for(name: str, known: Iterable[str]) -> str:
     """
     keys = set(known)
     typed = name.lower().replace("-", "_").strip("_")
+    # By their last part, since the key may be of a nested object (dataset_builder.group_size). The
+    # program's own keys are the shortest, so they replace those of nested objects.
+    full = {key.rpartition(".")[2]: key for key in sorted(keys, key=len, reverse=True)}
     for key in _KEYS_OF_NAME.get(typed, ()):
-        if key in keys:
-            return f"; did you mean {key!r}?"
+        if key in full:
+            return f"; did you mean {full[key]!r}?"
     needed, hint = _HINT_OF_NAME.get(typed, ("", ""))
     return f"; {hint}" if needed in keys else ""
 
