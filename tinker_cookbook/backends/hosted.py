@@ -8,6 +8,7 @@ checks send no secret.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import ssl
@@ -16,6 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +91,7 @@ def connect_hosted(
     atexit.unregister(_end_sdk_thread)
     atexit.register(_end_sdk_thread)
     accept_samples_without_ids()
+    accept_text_prompts()
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 
@@ -158,6 +161,37 @@ def accept_samples_without_ids() -> None:
 
     attach_if_there.accepts_none = True  # type: ignore[attr-defined]
     sampling_client._attach_sequence_ids = attach_if_there  # type: ignore[attr-defined]
+
+
+def accept_text_prompts() -> None:
+    """Gives the SDK's ``sample`` and ``sample_async`` the local client's defaults and text prompts.
+
+    A string is tokenized with the special tokens that the model's tokenizer prepends.
+    """
+    from tinker.lib.public_interfaces.sampling_client import SamplingClient
+
+    def adapted(sample: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(sample)
+        def adapted_sample(
+            self: Any,
+            prompt: tinker.ModelInput | str,
+            num_samples: int = 1,
+            sampling_params: tinker.SamplingParams | None = None,
+            *rest: Any,
+            **more: Any,
+        ) -> Any:
+            if isinstance(prompt, str):
+                prompt = tinker.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
+            params = sampling_params or tinker.SamplingParams()
+            return sample(self, prompt, num_samples, params, *rest, **more)
+
+        adapted_sample.accepts_text = True  # type: ignore[attr-defined]
+        return adapted_sample
+
+    for name in ("sample", "sample_async"):
+        sample = getattr(SamplingClient, name)
+        if not getattr(sample, "accepts_text", False):
+            setattr(SamplingClient, name, adapted(sample))
 
 
 def _why_unreachable(url: str, seconds: float) -> str | None:

@@ -89,8 +89,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     def sample(
         self,
         prompt: types.ModelInput | str,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
+        num_samples: int = 1,
+        sampling_params: types.SamplingParams | None = None,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         topk_sample_logprobs: int = 0,
@@ -102,8 +102,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     ) -> LocalFuture[types.SampleResponse]:
         """Samples ``num_samples`` completions of ``prompt``.
 
-        A string is tokenized with the special tokens that the model's tokenizer prepends;
-        other backends only accept ``ModelInput``. ``target_prompt_logprobs`` [len - 1, K] are token
+        A string is tokenized with the special tokens that the model's tokenizer prepends.
+        ``target_prompt_logprobs`` [len - 1, K] are token
         ids to score at each position after the first; -1 skips an entry (0.0 in the response).
         ``on_token(i, sample)`` is called on the engine's thread after each token of sample ``i``;
         it must return immediately and must not raise. ``sampling_options`` adds penalties, a bias
@@ -118,6 +118,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         if isinstance(prompt, str):
             prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
         tokens = convert.tokens_of(prompt, "prompt")
+        sampling_params = sampling_params or types.SamplingParams()
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
         targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
         if target_prompt_logprobs is not None:

@@ -41,7 +41,8 @@ BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 
 
 class AccessMiddleware:
-    """ASGI middleware that answers 401 before a body is read and bounds the body.
+    """ASGI middleware that answers 401 before a body is read, bounds the body, and answers errors
+    that have no handler.
 
     Routes find the owner in ``request.state.owner``. ``refuse`` creates the response from an error
     and the request's path.
@@ -52,7 +53,7 @@ class AccessMiddleware:
         app: ASGIApp,
         keys: KeyFile,
         max_bytes: int,
-        refuse: Callable[[HTTPException, str], Response],
+        refuse: Callable[[Exception, str], Response],
     ) -> None:
         self._app, self._keys, self._max_bytes, self._refuse = app, keys, max_bytes, refuse
 
@@ -102,13 +103,24 @@ class AccessMiddleware:
                 raise HTTPException(413, str(body_too_large(self._max_bytes)))
             return message
 
+        started = False
+
         async def closing_send(message: Message) -> None:
+            nonlocal started
+            started = True
             # After the response to an incomplete body, the connection cannot be reused.
             if timed_out and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        await self._app(scope, bounded_receive, closing_send)
+        try:
+            await self._app(scope, bounded_receive, closing_send)
+        except Exception as error:
+            # uvicorn closes the connection of an error that reaches it, without telling the client,
+            # whose next request on it then fails.
+            if started:
+                raise
+            await self._refuse(error, path)(scope, receive, closing_send)
 
 
 def key_of(request: Request) -> str:

@@ -66,8 +66,9 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     app.add_middleware(
         AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
     )
-    # One handler per class: a handler of Exception would re-raise the error after the response.
-    for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
+    # One handler per class: a handler of Exception would re-raise the error after the response, and
+    # the connection would be closed. The middleware answers all other errors.
+    for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException):
         app.add_exception_handler(kind, _handle_error)
     # The handler of malformed bodies also skips the operation's sequence id.
     app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
@@ -143,7 +144,8 @@ def error_response(error: Exception, path: str) -> JSONResponse:
     if isinstance(error, MemoryError):
         detail = memory_full_message(error)
     # OpenAI clients expect another error format than the Tinker SDK.
-    api_error = as_api_error(error) if path.startswith(openai.ERROR_PREFIXES) else None
+    of_openai = isinstance(error, ApiError) or path.startswith(openai.ERROR_PREFIXES)
+    api_error = as_api_error(error) if of_openai else None
     if api_error is not None:
         status = api_error.status
     if status >= 500:  # the text may contain paths of this machine
@@ -163,9 +165,11 @@ async def _handle_error(request: Request, error: Exception) -> JSONResponse:
         where = f"{request.method} {path}: this path exists"
         error = HTTPException(405, f"{where} for {allowed} only", error.headers)
     elif isinstance(error, HTTPException) and error.status_code == 404:
-        where = f"{request.method} {path}: this server has"
-        error = NotFoundError(f"{where} no such path; /docs lists them")
-        if path.startswith(openai.ERROR_PREFIXES):
-            known = "GET models, POST completions and POST chat/completions under this prefix"
-            error = ApiError(f"{where} {known}", status=404, code="unknown_url")
+        problem = f"{request.method} {path}: this server has no such path; "
+        error = NotFoundError(f"{problem}/docs lists them")
+        # A client of OpenAI's API with a wrong base URL shows only errors in OpenAI's format.
+        if not path.startswith("/api/"):
+            known = "GET models, POST completions, POST chat/completions and POST responses"
+            problem += f"the OpenAI API is at {openai.ROOT_PREFIX} ({known}); /docs lists all paths"
+            error = ApiError(problem, status=404, code="unknown_url")
     return error_response(error, path)

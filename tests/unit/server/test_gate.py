@@ -22,6 +22,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import access
 from tinker_cookbook.server.access import IDLE_SECONDS, AccessMiddleware, IdleConnections
+from tinker_cookbook.server.app import error_response
 from tinker_cookbook.server.bodies import MAX_DATA_CONTAINERS, check_containers
 from tinker_cookbook.server.keys import KeyFile
 
@@ -251,6 +252,25 @@ def test_a_body_whose_rest_never_comes_ends_with_its_connection(key_file, monkey
     )
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_an_error_without_a_handler_is_answered_and_leaves_the_connection(key_file, starts):
+    """uvicorn closes the connection of an error that reaches it, without telling the client."""
+
+    async def app(scope, receive, send):
+        if starts:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise IndexError
+
+    answers = _answers(AccessMiddleware(app, key_file, 10, error_response), "/healthz", [], [])
+    if starts:  # no second answer fits
+        with pytest.raises(IndexError):
+            asyncio.run(answers)
+        return
+    sent = asyncio.run(answers)
+    assert sent[0]["status"] == 500
+    assert b"IndexError" not in sent[1]["body"]
 
 
 def test_who_waits_for_an_answer_may_be_silent(key_file, monkeypatch):

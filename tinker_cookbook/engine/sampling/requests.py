@@ -287,8 +287,10 @@ def sample_request(
         raise ConfigurationError("stop: strings need a tokenizer; give decode")
     # The pass computes the state of the prompt's last token, so one token needs no position.
     room = 1 if scored else sampler.base.context_length - len(tokens)
-    if settings.logit_bias:
-        check_token_range("logit_bias", settings.bias[0], sampler.base.vocab_size)
+    stops = np.fromiter(settings.stop_tokens, dtype=np.int64, count=len(settings.stop_tokens))
+    for name, ids in (("logit_bias", settings.bias[0]), ("stop", stops)):
+        if len(ids):
+            check_token_range(name, ids, sampler.base.vocab_size)
     limit = room if settings.max_tokens is None else min(settings.max_tokens, room)
     if limit < 1:
         raise DataValidationError(

@@ -1,4 +1,4 @@
-"""OpenAI-compatible API of the engine, under ``/oai/api/v1`` and ``/v1``.
+"""OpenAI-compatible API of the engine, under ``/v1`` and ``/oai/api/v1``.
 
 It has models, completions, chat and responses, and vLLM's ``generate`` route for tokens.
 
@@ -14,10 +14,12 @@ from tinker_cookbook.server.openai import completions, generate, models, respons
 PREFIX = "/oai/api/v1"
 # Clients of vLLM use ``/v1``; ``/inference/v1/generate`` is relative to its parent path.
 ROOT_PREFIX = "/v1"
-ERROR_PREFIXES = (PREFIX, f"{ROOT_PREFIX}/", "/inference/", "/oai/api/inference/")
+# The hosted service's address; with it only the host of a program's base URL changes.
+HOSTED_PREFIX = "/services/tinker-prod/oai/api/v1"
+ERROR_PREFIXES = ("/oai/", f"{ROOT_PREFIX}/", "/inference/", "/services/")
 
 router = APIRouter(tags=["openai"])
-for _prefix, _documented in ((PREFIX, True), (ROOT_PREFIX, False)):
+for _prefix, _documented in ((PREFIX, True), (ROOT_PREFIX, False), (HOSTED_PREFIX, False)):
     for _part in (models.router, completions.router, responses.router):
         router.include_router(_part, prefix=_prefix, include_in_schema=_documented)
     _above = _prefix.removesuffix("/v1")

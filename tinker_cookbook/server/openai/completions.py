@@ -193,6 +193,7 @@ class CompletionChoice(Choice):
         return top
 
 
+_ROLES = ("system", "user", "assistant", "tool")
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
 
 
@@ -275,6 +276,13 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
             raise ApiError(problem, param=f"{where}.{field}")
     if converted.get("role") == "developer":
         converted["role"] = "system"  # the newer name of the role
+    # Some chat formats would write any word as a header of the prompt.
+    if (role := converted.get("role")) not in _ROLES:
+        raise ApiError(
+            f"{where}.role: got {json.dumps(role)[:80]}, expected one of {', '.join(_ROLES)} or "
+            "developer",
+            param=f"{where}.role",
+        )
     content = converted.setdefault("content", None)
     if isinstance(content, list):
         for i, part in enumerate(content):

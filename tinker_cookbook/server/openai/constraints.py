@@ -166,21 +166,41 @@ def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
     given = [
         *_of_response_format(body.response_format),
         ("guided_json", None if body.guided_json is None else _json_rule(body.guided_json)),
-        ("guided_regex", body.guided_regex and regex_rule(body.guided_regex)),
-        ("guided_choice", body.guided_choice and choice_rule(body.guided_choice)),
+        ("guided_regex", _regex_rule(body.guided_regex, "guided_regex")),
+        ("guided_choice", _choice_rule(body.guided_choice, "guided_choice")),
     ]
     if (outputs := body.structured_outputs) is not None:
-        given += [
-            ("structured_outputs", None if outputs.json_ is None else _json_rule(outputs.json_)),
-            ("structured_outputs", outputs.regex and regex_rule(outputs.regex)),
-            ("structured_outputs", outputs.choice and choice_rule(outputs.choice)),
-            ("structured_outputs", json_rule(ANY_OBJECT) if outputs.json_object else None),
+        param = "structured_outputs"
+        among = [
+            None if outputs.json_ is None else _json_rule(outputs.json_),
+            _regex_rule(outputs.regex, param),
+            _choice_rule(outputs.choice, param),
+            json_rule(ANY_OBJECT) if outputs.json_object else None,
         ]
-    found = [(param, rule) for param, rule in given if rule]
+        if among == [None] * len(among):
+            raise ApiError(
+                f"{param}: got no constraint, expected one of json, regex, choice and json_object",
+                param=param,
+            )
+        given += [(param, rule) for rule in among]
+    found = [(param, rule) for param, rule in given if rule is not None]
     if len(found) > 1:
         names = " and ".join(param for param, _ in found)
         raise ApiError(f"{found[1][0]}: got {names}, expected only one of them", param=found[1][0])
     return found[0] if found else None
+
+
+def _regex_rule(regex: str | None, param: str) -> str | None:
+    # A filtered or unset value of the client, which must not give unconstrained text.
+    if regex == "":
+        raise ApiError(f"{param}: got an empty regular expression", param=param)
+    return None if regex is None else regex_rule(regex)
+
+
+def _choice_rule(choices: Sequence[str] | None, param: str) -> str | None:
+    if choices is not None and not choices:
+        raise ApiError(f"{param}: got no choice, expected at least one", param=param)
+    return None if choices is None else choice_rule(choices)
 
 
 def _of_response_format(value: Json | None) -> list[tuple[str, str | None]]:

@@ -22,6 +22,7 @@ from tinker_cookbook.server.openai.protocol import (
     SamplingBody,
     StreamOptions,
     check_extra,
+    check_stream_options,
     first_problem,
 )
 from tinker_cookbook.server.openai.sampling import (
@@ -103,6 +104,7 @@ class GenerateBody(BaseModel):
             raise first_problem(error) from error
         check_extra(body, _NEUTRAL, _WITHOUT_EFFECT)
         check_extra(body.sampling_params, _NEUTRAL_PARAMS, _PARAMS_WITHOUT_EFFECT)
+        check_stream_options(body.stream_options, body.stream)
         return body
 
     def sampling_body(self) -> SamplingBody:

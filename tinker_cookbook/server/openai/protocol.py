@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS = 20
 # The package's error messages start with a field name.
 _FIELD = re.compile(
     r"(model|prompt|max_tokens|min_tokens|temperature|top_p|top_k|min_p|seed|stop|n|renderer_name"
-    r"|presence_penalty|frequency_penalty|repetition_penalty|logit_bias|response_format"
+    r"|stop_token_ids|presence_penalty|frequency_penalty|repetition_penalty|logit_bias|response_format"
     r"|tools(\[\d+\][^\s:]*)?|messages(\[\d+\][^\s:]*)?)(?!\w)"
 )
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -66,6 +66,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "functions": ([],),
     "function_call": ("auto",),
+}
+
+_NEUTRAL_STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
 }
 
 _INSTEAD = {
@@ -120,7 +125,21 @@ def as_api_error(error: Exception) -> ApiError:
 class StreamOptions(BaseModel):
     """Options of a stream; ``include_usage`` adds a final chunk with token counts."""
 
+    model_config = ConfigDict(extra="allow")
+
     include_usage: bool = False
+
+
+def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
+    """Raises ``ApiError`` for options without a stream, and for an unknown one."""
+    if options is None:
+        return
+    if not stream:
+        raise ApiError(
+            "stream_options: got them without stream=true, expected both or neither",
+            param="stream_options",
+        )
+    check_extra(options, _NEUTRAL_STREAM_OPTIONS, (), within="stream_options.")
 
 
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
@@ -176,6 +195,7 @@ class SamplingBody(BaseModel):
         except ValidationError as error:
             raise first_problem(error) from error
         check_extra(body, _NEUTRAL, _WITHOUT_EFFECT)
+        check_stream_options(body.stream_options, body.stream)
         return body
 
 
@@ -188,17 +208,21 @@ def first_problem(error: ValidationError) -> ApiError:
 
 
 def check_extra(
-    body: BaseModel, neutral_values: Mapping[str, tuple[Any, ...]], ignored: Sequence[str]
+    body: BaseModel,
+    neutral_values: Mapping[str, tuple[Any, ...]],
+    ignored: Sequence[str],
+    within: str = "",
 ) -> None:
     """Raises ``ApiError`` for the first unknown parameter that would have an effect.
 
     ``neutral_values`` has values without an effect; parameters in ``ignored`` never have one.
+    ``within`` precedes the names of nested parameters.
     """
     for name, value in (body.model_extra or {}).items():
         neutral = neutral_values.get(name, ())
         if value is None or name in ignored or value in neutral:
             continue
-        message = f"{name}: got {json.dumps(value)[:80]}, "
+        message = f"{within}{name}: got {json.dumps(value)[:80]}, "
         if name in _INSTEAD:
             message += f"which this server does not support: {_INSTEAD[name]}"
         elif neutral:
@@ -208,7 +232,7 @@ def check_extra(
             known = [*type(body).model_fields, *neutral_values, *ignored]
             hint = nearest(name, known) or "; leave it out"
             message += f"which this server does not know{hint}"
-        raise ApiError(message, param=name, code="unsupported_parameter")
+        raise ApiError(message, param=within + name, code="unsupported_parameter")
 
 
 class ResponsesBody(SamplingBody):

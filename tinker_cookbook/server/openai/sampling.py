@@ -24,6 +24,7 @@ from tinker import types
 
 from tinker_cookbook.engine.sampling.options import LogitOptions, TokenMask
 from tinker_cookbook.engine.sampling.requests import Sample
+from tinker_cookbook.engine.training.examples import check_token_range
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
 from tinker_cookbook.server.openai.protocol import (
@@ -82,8 +83,11 @@ class SamplingOptions:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if "" in strings:
             raise ApiError("stop: got an empty string, which would end every answer", param="stop")
+        stop_ids = body.stop_token_ids or []
+        if stop_ids:
+            check_token_range("stop_token_ids", np.array(stop_ids), model.vocab_size)
         # The SDK's type allows either tokens or strings; the local engine supports both.
-        stops = [*strings, *(body.stop_token_ids or []), *stop]
+        stops = [*strings, *stop_ids, *stop]
         params = params.model_copy(update={"stop": stops or None})
         top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
         return cls(

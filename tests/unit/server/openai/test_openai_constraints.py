@@ -257,7 +257,29 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
             "guided_choice",
             "one of them",
         ),
+        # An empty constraint, as of a client that filters its choices, is not "no constraint".
+        ({"extra_body": {"guided_choice": []}}, "guided_choice", "no choice"),
+        ({"extra_body": {"guided_regex": ""}}, "guided_regex", "empty regular expression"),
+        ({"extra_body": {"guided_json": ""}}, "guided_json", "no JSON"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "no constraint"),
+        *(
+            ({"extra_body": {"structured_outputs": of}}, "structured_outputs", words)
+            for of, words in (
+                ({"choice": []}, "no choice"),
+                ({"regex": ""}, "empty regular"),
+                ({"json_object": False}, "no constraint"),
+            )
+        ),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        *(
+            (
+                {"extra_body": {"stop_token_ids": ids, **more}},
+                "stop_token_ids",
+                f"token id {ids[-1]}",
+            )
+            for ids in ([-1], [3, 100000])
+            for more in ({}, {"min_tokens": 5})
+        ),
         ({"logit_bias": {"5": 200}}, "logit_bias", "-100 to 100"),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "100000"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),

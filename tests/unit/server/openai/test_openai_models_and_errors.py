@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from tinker.types import SamplingParams
+from tinker.types import ModelInput, SamplingParams
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
@@ -90,6 +90,7 @@ def test_a_checkpoint_is_sampled_until_it_is_deleted(
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": [5] * 4000}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"stream_options": {"foo": 1}}, "stream_options"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -97,12 +98,18 @@ def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream)
     ask = {"model": stories_model, "prompt": "Once", "max_tokens": 4, **more}
     with pytest.raises(openai.BadRequestError) as error:
         oai.completions.create(stream=stream, **ask)
-    assert said(error)[2] == param
+    assert said(error)[2].partition(".")[0] == param
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats: got true, expected false",
+        ),
+        ({"stream": True, "stream_options": {"include_usag": True}}, "'include_usage'"),
+        ({"stream_options": {"include_usage": True}}, "without stream=true"),
         ({"ignore_eos": True}, "got true, expected false, or leave it out"),
         ({"length_penalty": 2}, "got 2, expected 1, or leave it out"),
         ({"bad_words": ["x"]}, 'got ["x"], expected [], or leave it out'),
@@ -113,7 +120,7 @@ def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream)
 def test_a_refusal_does_not_suggest_the_name_that_was_given(oai, stories_model, more, words):
     with pytest.raises(openai.BadRequestError) as error:
         oai.completions.create(model=stories_model, prompt="Once", extra_body=more)
-    (name,) = more
+    name = [*more][-1]
     message = error.value.response.json()["error"]["message"]
     assert words in message
     assert f"did you mean {name!r}" not in message
@@ -127,6 +134,10 @@ def test_a_refusal_does_not_suggest_the_name_that_was_given(oai, stories_model, 
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        *(
+            ({"messages": [{"role": role, "content": "Hi"}]}, "messages[0].role")
+            for role in ("human", "", 5, None)
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
@@ -187,9 +198,52 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
         oai.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "Hi"}])
     assert said(error) == (404, "model_not_found", "model")
     assert error.value.response.json()["error"]["message"].startswith("model: got 'gpt-x'")
-    with pytest.raises(openai.NotFoundError) as error:
-        oai.embeddings.create(model="x", input="y")
-    assert said(error) == (404, "unknown_url", None)
+    root = oai.with_options(base_url=str(oai.base_url).removesuffix("/oai/api/v1/"))
+    for client in (oai, root):
+        with pytest.raises(openai.NotFoundError) as error:
+            client.embeddings.create(model="x", input="y")
+        assert said(error) == (404, "unknown_url", None)
+        for words in ("at /v1 (", "GET models, POST completions", "POST responses"):
+            assert words in error.value.response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "/services/tinker-prod/oai/api/v1"])
+def test_other_addresses_of_the_api(oai, oai_serving, stories_model, prefix):
+    """The hosted service's path serves programs that exchange only the host."""
+    client = oai.with_options(base_url=oai_serving.url + prefix)
+    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
+    assert client.completions.create(**ask).choices == oai.completions.create(**ask).choices
+
+
+@pytest.mark.parametrize("where", ["here", "server"])
+def test_a_text_prompt_and_the_defaults_of_sample(checkpoint, stories_model, here, where):
+    """One sample, and the parameters of the SDK."""
+    client = here
+    if where == "server":
+        client = checkpoint[0].create_sampling_client(base_model=stories_model).result()
+    tokens = ModelInput.from_ints(client.get_tokenizer().encode("Hello!"))
+    params = SamplingParams(max_tokens=5, temperature=0)
+    (by_text,) = client.sample(prompt="Hello!", sampling_params=params).result().sequences
+    (by_tokens,) = client.sample(tokens, 1, params).result().sequences
+    assert by_text.tokens == by_tokens.tokens
+    long = ModelInput.from_ints([5] * 510)  # the context has room for two more
+    assert len(client.sample(prompt=long).result().sequences[0].tokens) in (1, 2)
+    awaited = asyncio.run(_awaited(client.sample_async("Hello!", sampling_params=params)))
+    assert awaited.sequences[0].tokens == by_text.tokens
+
+
+async def _awaited(asked):
+    return await asked
+
+
+@pytest.mark.parametrize("stop", [[-1], [3, 512]])
+@pytest.mark.parametrize("where", ["here", "server"])
+def test_stop_tokens_that_the_model_does_not_have(checkpoint, stories_model, here, where, stop):
+    client = here
+    if where == "server":
+        client = checkpoint[0].create_sampling_client(base_model=stories_model).result()
+    with pytest.raises(Exception, match=f"stop holds token id {stop[-1]}, expected 0 to 511"):
+        client.sample("Hello!", 1, SamplingParams(max_tokens=1, stop=stop)).result()
 
 
 @pytest.mark.parametrize("stream", [True, False])
