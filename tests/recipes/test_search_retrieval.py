@@ -32,7 +32,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 
-pytest.importorskip("bm25s", reason="pip install 'tinker_cookbook[search]'")
+pytest.importorskip("bm25s", reason="pip install -e '.[search]'")
 
 
 def corpus_of(*texts: str) -> Corpus:

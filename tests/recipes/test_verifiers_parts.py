@@ -126,7 +126,7 @@ def test_a_missing_or_unknown_library_is_an_error_with_the_command(monkeypatch, 
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[verifiers\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[verifiers\]'"):
         train.build_config(cli)
 
 

@@ -106,7 +106,7 @@ def test_a_schema_that_cannot_be_applied_says_why(tokenizer_folder, word):
 
 def test_a_missing_library_names_the_pip_line(tokenizer_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[structured\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[structured\]'"):
         json_schema_mask(get_tokenizer(tokenizer_folder("smollm2")), FLAG)
 
 

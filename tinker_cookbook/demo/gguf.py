@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, install_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,7 @@ def require_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
         raise ConfigurationError(
             "reading a GGUF file needs the package 'gguf', which is not installed; "
-            "run: pip install 'tinker_cookbook[demo]'"
+            f"run: {install_command('demo')}"
         )
 
 

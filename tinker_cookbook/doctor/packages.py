@@ -6,6 +6,8 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 
+from tinker_cookbook.exceptions import install_command
+
 DISTRIBUTION = "tinker_cookbook"
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _NAME = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[([^\]]*)\])?")
@@ -80,7 +82,7 @@ def find_extras(distribution: str = DISTRIBUTION) -> list[Extra]:
             name,
             _USES.get(name, ""),
             tuple(sorted(p for p in _all_of(name, packages, nested) if not _is_installed(p))),
-            f"pip install '{distribution}[{name}]'",
+            install_command(name),
         )
         for name in sorted(packages)
     ]

@@ -20,6 +20,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,
     DataValidationError,
+    install_command,
     nearest_sentence,
 )
 from tinker_cookbook.supervised.hf_datasets import offline, why_hub_is_unreachable
@@ -59,7 +60,7 @@ def check_packages(tasks: Sequence[Any]) -> None:
     if ifeval in names and find_spec(_CHECKS) is None and find_spec("if_verifiable") is None:
         raise ConfigurationError(
             f"tasks: {ifeval} needs the package if-verifiable, which checks the instructions; run: "
-            "pip install 'tinker_cookbook[eval]'"
+            f"{install_command('eval')}"
         )
 
 

@@ -5,7 +5,7 @@
 
 ``SAVE_DIR`` is the ``save_dir`` of ``run_benchmarks``, or a parent folder of several. Each
 benchmark becomes one log, written by Inspect itself; writing it again replaces it. Needs
-``pip install 'tinker_cookbook[inspect]'``.
+``pip install -e '.[inspect]'``.
 """
 
 # pyright: reportMissingImports=false

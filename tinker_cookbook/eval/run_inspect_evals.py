@@ -3,7 +3,7 @@
     python -m tinker_cookbook.eval.run_inspect_evals model_path=tinker://… tasks=my_task.py
     python -m tinker_cookbook.eval.run_inspect_evals model_name=… tasks=ifeval
 
-Needs ``pip install 'tinker_cookbook[inspect]'``. Tasks are files, ``file.py@task``, or names that a
+Needs ``pip install -e '.[inspect]'``. Tasks are files, ``file.py@task``, or names that a
 package registers, separated by commas. The logs can be read with ``inspect view``.
 """
 

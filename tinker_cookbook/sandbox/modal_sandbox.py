@@ -1,4 +1,4 @@
-"""Sandboxes in Modal's cloud. They need ``pip install 'tinker_cookbook[modal]'`` and an account.
+"""Sandboxes in Modal's cloud. They need ``pip install -e '.[modal]'`` and an account.
 
 MODAL_POOL_SIZE sets the size of a pool, MODAL_CREATION_RATE_LIMIT the number of sandboxes that it
 creates per second.

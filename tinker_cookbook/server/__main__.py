@@ -23,7 +23,7 @@ import chz
 from tinker_cookbook.backends.engine_options import ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
-from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, install_command
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ async def main(config: Config) -> None:
         from tinker_cookbook.server.keys import KeyFile
         from tinker_cookbook.server.state import ServerState
     except ImportError as error:
-        raise BackendError(
-            f"the server needs {error.name}: pip install 'tinker_cookbook[server]'"
-        ) from error
+        raise BackendError(f"the server needs {error.name}: {install_command('server')}") from error
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # Files of the server (checkpoints, keys, list of open runs) are readable only by its user.

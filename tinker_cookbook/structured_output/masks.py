@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def library_tokenizer(tokenizer: Tokenizer, stop_tokens: Collection[int] | None)
     except ImportError as error:
         raise ConfigurationError(
             "structured output needs llguidance, which is not installed: "
-            "pip install 'tinker_cookbook[structured]'"
+            f"{install_command('structured')}"
         ) from error
     eos = special_id(tokenizer, "eos")
     stops = frozenset(stop_tokens or ([] if eos is None else [eos]))

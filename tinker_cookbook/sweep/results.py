@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest_sentence
 from tinker_cookbook.sweep.runs import Run, State
 from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.terminal import format_seconds
@@ -157,7 +157,7 @@ def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> st
         import matplotlib
         import pandas
     except ImportError:
-        return "no picture: it needs matplotlib: pip install 'tinker_cookbook[plot]'"
+        return f"no picture: it needs matplotlib: {install_command('plot')}"
     matplotlib.use("Agg")  # no window
     from matplotlib import pyplot
 

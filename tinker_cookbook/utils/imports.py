@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 
 
 class _LazyModule(ModuleType):
@@ -33,8 +33,7 @@ def missing_extra(what: str, error: ImportError, extra: str) -> ConfigurationErr
     """Returns the error that ``what`` needs a package of the optional dependencies ``extra``."""
     package = (error.name or str(error)).partition(".")[0]
     return ConfigurationError(
-        f"{what} need the package {package}, which is not installed; run: "
-        f"pip install 'tinker_cookbook[{extra}]'"
+        f"{what} need the package {package}, which is not installed; run: {install_command(extra)}"
     )
 
 

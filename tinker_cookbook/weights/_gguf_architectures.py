@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError
+from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, install_command
 
 if TYPE_CHECKING:
     import gguf
@@ -38,7 +38,7 @@ def require_gguf() -> None:
     if find_spec("gguf") is None:
         raise ConfigurationError(
             "writing GGUF needs the package 'gguf', which is not installed; run: "
-            "pip install 'tinker_cookbook[gguf]'"
+            f"{install_command('gguf')}"
         )
 
 

@@ -159,7 +159,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, fields: dict, named: st
 
 def test_a_missing_extra_names_the_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[demo\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[demo\]'"):
         demo.make_copy(tmp_path)
 
 

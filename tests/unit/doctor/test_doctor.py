@@ -14,7 +14,7 @@ from tinker_cookbook.doctor import __main__ as program
 from tinker_cookbook.doctor import packages, parity, report
 from tinker_cookbook.doctor.fits import largest_fits, needs_of
 from tinker_cookbook.engine.training.optimizer import AdamW
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.model_lineup import LINEUP
 from tinker_cookbook.model_shapes import SHAPE_BY_NAME, SHAPES
 
@@ -89,7 +89,7 @@ def test_extras_are_read_from_the_installed_package(monkeypatch):
     monkeypatch.setattr(packages, "version_of", there.get)
     server, structured = packages.find_extras()
     assert (server.name, server.missing) == ("server", ("llguidance",))
-    assert structured.command == "pip install 'tinker_cookbook[structured]'"
+    assert structured.command == install_command("structured")
     there["llguidance"] = "1"
     assert all(extra.installed for extra in packages.find_extras())
 

@@ -122,7 +122,7 @@ def test_without_bitsandbytes_the_error_says_what_to_install(monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(quantized, "import_module", missing)
-    expected = r"base_dtype: got 'nf4'.*bitsandbytes.*pip install 'tinker_cookbook\[quantized\]'"
+    expected = r"base_dtype: got 'nf4'.*bitsandbytes.*pip install -e '.*\[quantized\]'"
     with pytest.raises(ConfigurationError, match=expected):
         Engine("cpu", "float32", "nf4")
 

@@ -12,7 +12,7 @@ from tinker_cookbook.eval.inspect_logs import write_inspect_logs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.run_folder.current import current_run_folder, run_in_folder
 
-PIP = r"need the package inspect_ai.*pip install 'tinker_cookbook\[inspect\]'"
+PIP = r"need the package inspect_ai.*pip install -e '.*\[inspect\]'"
 
 
 @pytest.fixture

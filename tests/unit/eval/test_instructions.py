@@ -21,8 +21,8 @@ from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, ExampleBe
 from tinker_cookbook.eval.benchmarks import _instructions as instructions
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 
-pytest.importorskip("if_verifiable", reason="pip install 'tinker_cookbook[eval]'")
-pytest.importorskip("punkt", reason="pip install 'tinker_cookbook[eval]'")
+pytest.importorskip("if_verifiable", reason="pip install -e '.[eval]'")
+pytest.importorskip("punkt", reason="pip install -e '.[eval]'")
 
 LONG = "This is a plain English sentence about the weather in spring."
 LETTERS = string.ascii_lowercase
@@ -329,7 +329,7 @@ def test_integers_that_columns_made_floats_are_integers_again(tmp_path):
 def test_a_missing_package_is_named_with_the_command(monkeypatch):
     instructions._checkers.cache_clear()
     monkeypatch.setattr(instructions, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[eval\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[eval\]'"):
         instructions.checkers("ifeval")
     monkeypatch.undo()
     assert importlib.util.find_spec("if_verifiable")

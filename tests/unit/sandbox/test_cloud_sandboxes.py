@@ -175,7 +175,7 @@ def test_modal_pool_uses_each_sandbox_once(modal, monkeypatch):
 
 def test_without_modal_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "modal", None)
-    with pytest.raises(ConfigurationError, match=r"tinker_cookbook\[modal\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[modal\]"):
         asyncio.run(ModalSandbox.create())
 
 

@@ -385,5 +385,5 @@ def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[mcp\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[mcp\]'"):
         asyncio.run(mcp_tools("python server.py"))

@@ -291,7 +291,7 @@ def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatc
 
 def test_a_missing_package_is_named_with_its_pip_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'tinker_cookbook\[gguf\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[gguf\]'"):
         gguf_command.require_gguf()
 
 

@@ -32,7 +32,7 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     _routines,
     fastest_layout,
 )
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 
 _PART_BYTES_CPU, _PART_BYTES_GPU = 2 << 20, 64 << 20
 """Size of the part of a table that is converted at a time. On a CPU it stays in the cache, so a
@@ -52,7 +52,7 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
     except ImportError as error:
         raise ConfigurationError(
             f"base_dtype: got {base_dtype!r}, which needs the package bitsandbytes ({error}); "
-            "install it with pip install 'tinker_cookbook[quantized]', or leave base_dtype out"
+            f"install it with {install_command('quantized')}, or leave base_dtype out"
         ) from error
     return {"nf4": _nf4, "int8": _Int8}[base_dtype]
 

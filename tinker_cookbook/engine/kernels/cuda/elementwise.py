@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from tinker_cookbook.engine.kernels.fusing import Elementwise
+from tinker_cookbook.exceptions import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def elementwise() -> Elementwise | None:
     except ImportError as error:
         logger.info(
             "Liger's kernels are not used, and training is slower: %s. "
-            "pip install 'tinker_cookbook[gpu]' has them",
+            f"{install_command('gpu')} has them",
             error,
         )
         return None
