@@ -26,7 +26,7 @@ from tinker_cookbook.engine.kernels.cpu.linear import _Panels
 from tinker_cookbook.engine.model import base_model
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.embedding import quantize_tables
-from tinker_cookbook.engine.model.loading import dequantized, weights_bytes
+from tinker_cookbook.engine.model.loading import check_architecture, dequantized, weights_bytes
 from tinker_cookbook.engine.model.low_rank import LowRank
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -149,6 +149,13 @@ def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
     assert dequantized("org/m", tmp_path)["quantization_config"].dequantize
     (tmp_path / "config.json").write_text("{}")
     assert dequantized("org/m", tmp_path) == {}
+    check_architecture("org/m", tmp_path)
+
+
+def test_a_model_without_a_causal_language_model_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    with pytest.raises(ConfigurationError, match="org/m has the model type 'qwen3_vl'"):
+        check_architecture("org/m", tmp_path)
 
 
 def test_the_estimate_of_memory_counts_the_bits(tmp_path):

@@ -35,7 +35,7 @@ from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_p
 from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head, LoraPair
-from tinker_cookbook.engine.model.loading import dequantized, files_digest
+from tinker_cookbook.engine.model.loading import check_architecture, dequantized, files_digest
 from tinker_cookbook.engine.model.lora import (
     ActiveTerms,
     AdapterLinear,
@@ -324,6 +324,7 @@ def _load(
     from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
+    check_architecture(name, folder)
     # On CUDA, load directly to the device: the host never holds the whole model.
     where = {"device_map": {"": at}} if at.type == "cuda" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(

@@ -60,6 +60,19 @@ def import_architecture(folder: Path) -> None:
             return
 
 
+def check_architecture(name: str, folder: Path) -> None:
+    """Raises ``ConfigurationError`` if transformers has no causal language model for ``folder``."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = model_config(folder).get("model_type")
+    if kind is not None and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigurationError(
+            f"model_name: {name} has the model type {kind!r}, for which transformers has no causal "
+            "language model; expected a text model. The engine does not load vision-language "
+            "models such as Qwen3-VL"
+        )
+
+
 def dequantized(name: str, folder: Path) -> dict[str, Any]:
     """Returns the arguments of ``from_pretrained`` to load a model in full precision.
 
