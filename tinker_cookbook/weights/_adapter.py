@@ -13,7 +13,13 @@ from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsMergeError
 from tinker_cookbook.weights._merge import is_tied, weight_files
 from tinker_cookbook.weights._output import check_output, new_folder
-from tinker_cookbook.weights._source import HEAD, Checkpoint, open_adapter_folder
+from tinker_cookbook.weights._source import (
+    HEAD,
+    Checkpoint,
+    low_rank_updates,
+    open_adapter_folder,
+    read_adapter,
+)
 from tinker_cookbook.weights._tensor_files import read_header
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm, loading_in_vllm
 from tinker_cookbook.weights.proof import (
@@ -96,6 +102,7 @@ def write_adapter(
             "it exactly"
         )
     if verify:
+        proof.facts["weights"] = _check_factors(checkpoint, folder)
         prompts = prompt_tokens(checkpoint)
         reference = reference_logprobs(checkpoint, prompts, device)
         found = model_logprobs(_peft_model(checkpoint, folder), prompts)
@@ -113,6 +120,26 @@ def write_adapter(
             proof.add(compared, WeightsAdapterError)
     proof.write(folder)
     return proof
+
+
+def _check_factors(checkpoint: Checkpoint, folder: Path) -> str:
+    """Checks that the files have exactly the factors and the scaling of each update."""
+    config, tensors = read_adapter(folder)
+    found = low_rank_updates(tensors, config, str(folder))
+    for module, update in checkpoint.updates.items():
+        one = found.pop(module, None)
+        if (
+            one is None
+            or (one.scaling, one.experts) != (update.scaling, update.experts)
+            or not (torch.equal(one.a, update.a) and torch.equal(one.b, update.b))
+        ):
+            raise WeightsAdapterError(
+                f"{module}: the written adapter has another update than the checkpoint; the "
+                "export was not kept"
+            )
+    if found:
+        raise WeightsAdapterError(f"the checkpoint has no updates of {sorted(found)[:3]}")
+    return f"the factors of each of the {len(checkpoint.updates)} updates, exactly"
 
 
 def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:

@@ -18,6 +18,8 @@ from tinker_cookbook.weights._merge import (
     HEAD,
     MergeReport,
     check_merge_dtype,
+    check_merged_files,
+    check_stored,
     copy_small_files,
     is_tied,
     merge_files,
@@ -25,7 +27,7 @@ from tinker_cookbook.weights._merge import (
     weight_files,
 )
 from tinker_cookbook.weights._output import check_output, new_folder
-from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate, open_adapter_folder
+from tinker_cookbook.weights._source import Checkpoint, open_adapter_folder
 from tinker_cookbook.weights._tensor_files import read_header
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm
 from tinker_cookbook.weights.proof import (
@@ -152,7 +154,7 @@ def write_merged(
     proof = Proof.of(checkpoint)
     proof.facts |= report.facts(dtype)
     if verify:
-        _verify(checkpoint, folder, dtype, device, trust_remote_code, vllm_python, proof)
+        _verify(checkpoint, folder, dtype, strategy, device, trust_remote_code, vllm_python, proof)
         proof.facts["peak memory with verification"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
     proof.write(folder)
     return proof
@@ -162,6 +164,7 @@ def _verify(
     checkpoint: Checkpoint,
     folder: Path,
     dtype: str,
+    strategy: str,
     device: str,
     trust_remote_code: bool,
     vllm_python: str | None,
@@ -182,7 +185,9 @@ def _verify(
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    _check_rounding(checkpoint, model, dtype, trust_remote_code, proof)
+    proof.facts["weights"] = _check_weights(
+        checkpoint, folder, model, dtype, strategy, trust_remote_code
+    )
     bound, measure = (EXACT, "largest") if dtype == "float32" else (ROUNDED, "mean")
     export, reader = f"merged model, {dtype}", f"transformers {version('transformers')}"
     found = model_logprobs(model, prompts)
@@ -196,58 +201,64 @@ def _verify(
         proof.add(compared, WeightsMergeError)
 
 
-def _check_rounding(
-    checkpoint: Checkpoint, model: Any, dtype: str, trust_remote_code: bool, proof: Proof
-) -> None:
-    """Checks that each changed matrix of the loaded model differs only by rounding from
-    ``W + s B A``."""
+def _check_weights(
+    checkpoint: Checkpoint,
+    folder: Path,
+    model: Any,
+    dtype: str,
+    strategy: str,
+    trust_remote_code: bool,
+) -> str:
+    """Checks that each weight of the merged model is ``W + s B A`` (or ``W``), rounded once."""
     # Rounding to 16 bits changes log-probabilities more than some mistakes would.
-    base: Any = AutoModelForCausalLM.from_pretrained(
-        checkpoint.base_folder,
-        dtype="auto",
-        local_files_only=True,
-        trust_remote_code=trust_remote_code,
-    )
-    half_step = torch.finfo(getattr(torch, dtype)).eps / 2
-    head, base_head = model.get_output_embeddings(), base.get_output_embeddings()
-    pairs: list[tuple[str, Any, Any, LowRankUpdate | None]] = [
-        (name, changed_matrix(model, name, update), changed_matrix(base, name, update), update)
-        for name, update in checkpoint.updates.items()
-        if name != HEAD
-    ]
-    if HEAD in checkpoint.updates:
-        update = checkpoint.updates[HEAD]
-        pairs.append((HEAD, head.weight.detach(), base_head.weight.detach(), update))
-    tables = [one.get_input_embeddings().weight.detach() for one in (model, base)]
-    pairs.append(("input embeddings", *tables, None))
-    for name, merged, plain, update in pairs:
-        expected = plain.float()
-        if update is not None:
-            expected = expected + update.delta()
-        # Twice the rounding error, because B A is summed in another order here.
-        bound = 2 * half_step * expected.abs() + 1e-6
-        if not ((merged - expected).abs() <= bound).all():
-            raise WeightsMergeError(
-                f"{name}: the merged model has weights other than W + s B A rounded to {dtype}; "
-                "the export was not kept"
+    if strategy == "shard":
+        count = check_merged_files(checkpoint, folder, dtype, trust_remote_code)
+    else:
+        wanted = _loaded_sum(checkpoint, trust_remote_code, MergeReport()).state_dict()
+        found = model.state_dict()
+        for name, expected in wanted.items():
+            # The model was loaded in float32, which has every value of its files.
+            rounded = (
+                expected.to(getattr(torch, dtype)) if expected.is_floating_point() else expected
             )
-    proof.facts["weights"] = (
-        f"the {len(pairs) - 1} changed matrices are W + s B A, and the input embeddings those "
-        f"of the base model, within the rounding of {dtype}"
-    )
+            check_stored(name, found[name].to(rounded.dtype), rounded)
+        count = len(wanted)
+    return f"each of the {count} tensors is W + s B A, or that of the base model, rounded once"
 
 
 def _merge_loaded(
     checkpoint: Checkpoint, folder: Path, dtype: str, trust_remote_code: bool = False
 ) -> MergeReport:
     """Merges like ``merge_files``, but loads the whole model; for models without safetensors."""
+    report = MergeReport(merged=len(checkpoint.updates))
+    model = _loaded_sum(checkpoint, trust_remote_code, report)
+    target = getattr(torch, dtype)
+    floats = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    for name, weight in floats.items():
+        rounded = weight.to(target).float()
+        difference = (rounded - weight).abs().max().item()
+        if not difference < float("inf"):  # also catches NaN
+            raise WeightsMergeError(
+                f"{name}: a weight is not finite in {dtype}; choose dtype=bfloat16 or dtype=float32"
+            )
+        if difference > report.largest_rounding:
+            report.largest_rounding, report.rounding_of = difference, name
+    report.tensors = len(model.state_dict())
+    model.to(target).save_pretrained(folder)
+    copy_small_files(checkpoint.base_folder, folder)
+    report.bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    report.peak_bytes = peak_memory_bytes()
+    return report
+
+
+def _loaded_sum(checkpoint: Checkpoint, trust_remote_code: bool, report: MergeReport) -> Any:
+    """Returns the base model in float32 with the updates added to its weights."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.base_folder,
         dtype=torch.float32,
         local_files_only=True,
         trust_remote_code=trust_remote_code,
     )
-    report = MergeReport(merged=len(checkpoint.updates))
     head = model.get_output_embeddings()
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder, trust_remote_code):
         # Untie the head before it is changed.
@@ -271,13 +282,4 @@ def _merge_loaded(
             )
         report.largest_change = max(report.largest_change, delta.abs().max().item())
         weight.add_(delta)
-        rounded = weight.to(getattr(torch, dtype)).float()
-        difference = (rounded - weight).abs().max().item()
-        if difference > report.largest_rounding:
-            report.largest_rounding, report.rounding_of = difference, module
-    report.tensors = len(model.state_dict())
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
-    copy_small_files(checkpoint.base_folder, folder)
-    report.bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    report.peak_bytes = peak_memory_bytes()
-    return report
+    return model

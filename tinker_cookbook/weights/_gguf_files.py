@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,6 @@ class FileReport:
     """Tensors that the adapter changed."""
     untied: bool = False
     """Whether the head is stored separately although the base model ties it to the embeddings."""
-    left_out: list[str] = field(default_factory=list)
-    """Modules of the adapter that are missing in the file."""
 
 
 def check_quant(quant: str) -> str:
@@ -89,28 +87,15 @@ def write_model_file(
     import gguf
     import torch
 
-    architecture = Architecture.of(checkpoint.base_folder)
-    updates = dict(checkpoint.updates) if merge else {}
     report = FileReport()
-    writer = gguf.GGUFWriter(path, architecture.name)
-    try:
-        with ExitStack() as files:
-            stored = _stored_tensors(checkpoint.base_folder, files)
-            tied = bool(architecture.config.tie_word_embeddings)
-            if tied:
-                # Some files of tied models have a copy of the head, which loaders ignore.
-                stored.pop(_HEAD_WEIGHT, None)
-            report.untied = tied and (HEAD in updates or separate_head)
-            if report.untied:
-                stored[_HEAD_WEIGHT] = stored[EMBEDDINGS]
-            _check_updates(checkpoint, updates, stored)
+    with _model_tensors(checkpoint, quant, merge, separate_head) as tensors:
+        architecture, report.untied = tensors.architecture, tensors.untied
+        writer = gguf.GGUFWriter(path, architecture.name)
+        try:
             _write_metadata(checkpoint, writer, architecture, quant)
-            types = {
-                name: _type_of(architecture.tensor_name(name), stored, name, quant)
-                for name in stored
-            }
-            for name, kind in types.items():
-                _announce(writer, architecture.tensor_name(name), stored[name].get_shape(), kind)
+            for name, kind in tensors.types.items():
+                shape = tensors.stored[name].get_shape()
+                _announce(writer, architecture.tensor_name(name), shape, kind)
                 report.types[kind.name] = report.types.get(kind.name, 0) + 1
             factors = architecture.rope_factors()
             if factors is not None:
@@ -120,33 +105,112 @@ def write_model_file(
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             doing = f"writing {'the model' if merge else 'the base model'}, {quant}"
-            for done, (name, kind) in enumerate(types.items(), start=1):
+            for done, (name, kind) in enumerate(tensors.types.items(), start=1):
                 # Copy: the mapped file is read-only, and the update is added in place.
-                tensor = stored[name][:].to(torch.float32, copy=True)
-                update = updates.get(name.removesuffix(".weight"))
+                tensor = tensors.stored[name][:].to(torch.float32, copy=True)
+                update = tensors.updates.get(name.removesuffix(".weight"))
                 if update is not None:
                     tensor += update.delta()
                     report.merged += 1
                 writer.write_tensor_data(_encode(architecture.stored(name, tensor), kind, name))
                 if watch is not None:
-                    watch(doing, done, len(types))
+                    watch(doing, done, len(tensors.types))
             if factors is not None:
                 writer.write_tensor_data(factors.float().numpy())
-    finally:
-        writer.close()
+        finally:
+            writer.close()
     return report
 
 
-def write_adapter_file(
-    checkpoint: Checkpoint, path: Path, quant: str, *, drop_head: bool = False
-) -> FileReport:
+def check_model_file(
+    checkpoint: Checkpoint,
+    path: Path,
+    quant: str,
+    *,
+    merge: bool = True,
+    separate_head: bool = False,
+) -> str:
+    """Checks that each tensor of a model's file is ``W + s B A`` (or ``W``), rounded to its type;
+    returns a sentence for the proof. Reads one tensor after the other.
+
+    Raises:
+        WeightsMergeError: A tensor is missing, or has other values.
+    """
+    import gguf
+
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    with _model_tensors(checkpoint, quant, merge, separate_head) as tensors:
+        factors = tensors.architecture.rope_factors()
+        if factors is not None:
+            exact = gguf.GGMLQuantizationType.F32
+            _check_stored(found, ROPE_FACTORS, exact, factors.float().numpy())
+        for name, kind in tensors.types.items():
+            expected = tensors.stored[name][:].float()
+            update = tensors.updates.get(name.removesuffix(".weight"))
+            if update is not None:
+                expected = expected + update.delta()
+            encoded = _encode(tensors.architecture.stored(name, expected), kind, name)
+            _check_stored(found, tensors.architecture.tensor_name(name), kind, encoded)
+        count = len(tensors.types)
+    if found:
+        raise WeightsMergeError(f"{path.name}: the model has no tensors {sorted(found)[:3]}")
+    return f"each of the {count} tensors is W + s B A, or that of the base model, rounded once"
+
+
+def _check_stored(
+    found: dict[str, Any], name: str, kind: gguf.GGMLQuantizationType, encoded: np.ndarray
+) -> None:
+    """Removes a tensor from those of a file; raises unless it has this type and these values."""
+    stored = found.pop(name, None)
+    # Exactly: a bound as large as the rounding would hide updates that are smaller than it.
+    if stored is None or stored.tensor_type != kind or stored.data.tobytes() != encoded.tobytes():
+        raise WeightsMergeError(
+            f"{name}: the file has other values than W + s B A rounded to {kind.name.lower()}; "
+            "nothing was written"
+        )
+
+
+@dataclass(frozen=True)
+class _ModelTensors:
+    """Tensors of a model's file, by their names in transformers."""
+
+    architecture: Architecture
+    stored: dict[str, Any]
+    """Slices of the base model's files."""
+    updates: dict[str, LowRankUpdate]
+    types: dict[str, gguf.GGMLQuantizationType]
+    untied: bool
+
+
+@contextmanager
+def _model_tensors(
+    checkpoint: Checkpoint, quant: str, merge: bool, separate_head: bool
+) -> Iterator[_ModelTensors]:
+    architecture = Architecture.of(checkpoint.base_folder)
+    updates = dict(checkpoint.updates) if merge else {}
+    with ExitStack() as files:
+        stored = _stored_tensors(checkpoint.base_folder, files)
+        tied = bool(architecture.config.tie_word_embeddings)
+        if tied:
+            # Some files of tied models have a copy of the head, which loaders ignore.
+            stored.pop(_HEAD_WEIGHT, None)
+        untied = tied and (HEAD in updates or separate_head)
+        if untied:
+            stored[_HEAD_WEIGHT] = stored[EMBEDDINGS]
+        _check_updates(checkpoint, updates, stored)
+        types = {
+            name: _type_of(architecture.tensor_name(name), stored, name, quant) for name in stored
+        }
+        yield _ModelTensors(architecture, stored, updates, types, untied)
+
+
+def write_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> FileReport:
     """Writes the adapter as a LoRA file of llama.cpp.
 
     Args:
         checkpoint: The adapter, and the folder of its base model.
         path: File to write.
         quant: ``f32`` or ``f16``.
-        drop_head: Omit the update of the head.
 
     Raises:
         WeightsMergeError: llama.cpp lacks the architecture or one of the adapted modules.
@@ -161,27 +225,52 @@ def write_adapter_file(
         writer.add_type("adapter")
         _write_names(checkpoint, writer)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-        updates = dict(checkpoint.updates)
-        if drop_head and updates.pop(HEAD, None) is not None:
-            report.left_out.append(HEAD)
-        # llama.cpp scales each update by alpha / rank, with one alpha for all.
-        alpha = next(iter(updates.values()))
-        alpha = alpha.scaling * len(alpha.a)
-        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
-        for module, update in updates.items():
-            name = architecture.tensor_name(f"{module}.weight")
-            b = architecture.stored(f"{module}.lora_B", update.b)
-            b = b * (update.scaling * len(update.a) / alpha)
-            for side, tensor in (("a", update.a), ("b", b)):
-                array = _encode(tensor, kind, f"{module}.lora_{side}")
-                writer.add_tensor(f"{name}.lora_{side}", array, raw_dtype=kind)
-        report.types[kind.name] = 2 * len(updates)
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, _alpha(checkpoint))
+        for name, array in _adapter_tensors(checkpoint, architecture, kind):
+            writer.add_tensor(name, array, raw_dtype=kind)
+        report.types[kind.name] = 2 * len(checkpoint.updates)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     finally:
         writer.close()
     return report
+
+
+def check_adapter_file(checkpoint: Checkpoint, path: Path, quant: str) -> str:
+    """Checks that an adapter's file has exactly the factors of each update, like
+    ``check_model_file``."""
+    import gguf
+
+    architecture = Architecture.of(checkpoint.base_folder)
+    kind, reader = gguf.GGMLQuantizationType[quant.upper()], gguf.GGUFReader(path)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    alpha = reader.fields[gguf.Keys.Adapter.LORA_ALPHA].contents()
+    if alpha != np.float32(_alpha(checkpoint)):
+        raise WeightsMergeError(f"{path.name}: alpha is {alpha}, expected {_alpha(checkpoint)}")
+    for name, array in _adapter_tensors(checkpoint, architecture, kind):
+        _check_stored(found, name, kind, array)
+    if found:
+        raise WeightsMergeError(f"{path.name}: the adapter has no tensors {sorted(found)[:3]}")
+    return f"the factors of each of the {len(checkpoint.updates)} updates, rounded once"
+
+
+def _alpha(checkpoint: Checkpoint) -> float:
+    # llama.cpp scales each update by alpha / rank, with one alpha for all.
+    first = next(iter(checkpoint.updates.values()))
+    return first.scaling * len(first.a)
+
+
+def _adapter_tensors(
+    checkpoint: Checkpoint, architecture: Architecture, kind: gguf.GGMLQuantizationType
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields llama.cpp's name and the encoded values of each factor."""
+    for module, update in checkpoint.updates.items():
+        name = architecture.tensor_name(f"{module}.weight")
+        b = architecture.stored(f"{module}.lora_B", update.b)
+        b = b * (update.scaling * len(update.a) / _alpha(checkpoint))
+        for side, tensor in (("a", update.a), ("b", b)):
+            yield f"{name}.lora_{side}", _encode(tensor, kind, f"{module}.lora_{side}")
 
 
 def _stored_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:

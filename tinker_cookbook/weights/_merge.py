@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tinker_cookbook.engine.model.resolve import model_config
@@ -135,6 +136,48 @@ def merge_files(
     copy_small_files(folder, out)
     report.peak_bytes = peak_memory_bytes()
     return report
+
+
+def check_merged_files(
+    checkpoint: Checkpoint, out: Path, dtype: str, trust_remote_code: bool = False
+) -> int:
+    """Checks that each tensor in the files of ``out`` is ``W + s B A`` (or ``W``), rounded once to
+    its dtype; returns their number. Reads both models in blocks of rows.
+
+    Raises:
+        WeightsMergeError: A tensor is missing, or has other values.
+    """
+    folder, count = checkpoint.base_folder, 0
+    tied = is_tied(folder, trust_remote_code)
+    for file, planned in _plan_merge(checkpoint, model_config(folder), dtype, tied).files.items():
+        written = read_header(out / file)
+        for one in planned:
+            found = written.pop(one.new.name, None)
+            if found is None or (found.dtype, found.shape) != (one.new.dtype, one.new.shape):
+                raise WeightsMergeError(
+                    f"{one.new.name}: {file} has {found}, expected {one.new}; the export was not "
+                    "kept"
+                )
+            blocks = zip(found.blocks(), one.source.blocks(), strict=True)
+            for (rows, stored), (_, expected) in blocks:
+                if one.update is not None:
+                    b, a = one.update.b[rows], one.update.a
+                    expected = expected + (b @ a) * one.update.scaling
+                check_stored(one.new.name, stored, expected)
+            count += 1
+        if written:
+            raise WeightsMergeError(f"{file}: has tensors that the model lacks: {sorted(written)}")
+    return count
+
+
+def check_stored(name: str, stored: Tensor, expected: Tensor) -> None:
+    """Raises ``WeightsMergeError`` unless stored values are the expected ones, rounded once."""
+    # Exactly: a bound as large as the rounding would hide updates that are smaller than it.
+    if not torch.equal(stored, expected.to(stored.dtype)):
+        raise WeightsMergeError(
+            f"{name}: the merged model has weights other than W + s B A rounded to "
+            f"{str(stored.dtype)[6:]}; the export was not kept"
+        )
 
 
 def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, tied: bool) -> _Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tinker_cookbook.exceptions import ConfigurationError, WeightsError
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_TEXT = re.compile(r"No space left on device|^\d+ requested and \d+ written$")
 _ROLES = ("part", "old", "base")
 """Suffixes of temporary files and folders."""
 
@@ -122,9 +124,10 @@ def _new_output(out: Path) -> Iterator[Path]:
         if old.exists() and not out.exists():
             os.rename(old, out)
         _delete(part)
-        # safetensors raises its own error type with the system's message.
+        # safetensors raises its own error type with the system's message, and numpy an OSError
+        # without a number if it could write only a part.
         is_full = isinstance(error, OSError) and error.errno in _FULL
-        if is_full or "No space left on device" in str(error):
+        if is_full or _FULL_TEXT.search(str(error)):
             free = shutil.disk_usage(out.parent).free
             raise WeightsError(
                 f"{out}: the disk is full ({free / 2**20:.0f} MiB free without the new export); "

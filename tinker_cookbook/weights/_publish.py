@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights._model_card import ModelCardConfig, generate_model_card
-from tinker_cookbook.weights.proof import read_proof
+from tinker_cookbook.weights.proof import check_unchanged, read_proof
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ def publish_to_hf_hub(
     token: str | None = None,
     model_card: ModelCardConfig | None = None,
     endpoint: str | None = None,
+    unverified: bool = False,
 ) -> str:
     """Uploads a folder and returns the repository's URL; creates the repository if needed.
 
@@ -32,11 +33,12 @@ def publish_to_hf_hub(
         token: Default: ``HF_TOKEN``, or the stored login.
         model_card: Whether to write ``README.md`` first if the folder has none.
         endpoint: URL of the Hub; default: ``HF_ENDPOINT``, or https://huggingface.co.
+        unverified: Upload files that were changed after their comparison with the engine.
 
     Raises:
         FileNotFoundError: ``model_path`` is not a folder.
-        WeightsError: The export disagrees with the engine according to ``proof.json``, or the
-            upload fails.
+        WeightsError: The export disagrees with the engine according to ``proof.json``, its files
+            are not those that were compared, or the upload fails.
     """
     path = Path(model_path).expanduser()
     if not path.is_dir():
@@ -47,6 +49,11 @@ def publish_to_hf_hub(
             f"{path}: by its proof.json the export disagrees with the engine, so it is not "
             "published; export the checkpoint again"
         )
+    if proof is not None and not unverified:
+        if proof.files:
+            check_unchanged(path, proof)
+        else:
+            logger.warning("%s: the proof is of an older version and has no hashes of files", path)
     if model_card is not None:
         if (path / _CARD).exists():
             logger.warning("%s exists and is kept; no card was generated", path / _CARD)

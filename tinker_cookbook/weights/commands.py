@@ -83,7 +83,7 @@ class PublishSettings:
     repo_id: str = chz.field(doc="user/name on the Hugging Face Hub")
     private: bool = chz.field(default=True, doc="Whether a new repository is private")
     unverified: bool = chz.field(
-        default=False, doc="Upload even if the export was not compared with the engine"
+        default=False, doc="Upload even if these files were not compared with the engine"
     )
 
 
@@ -179,7 +179,10 @@ def publish(settings: PublishSettings) -> None:
             "with verify=True, or set unverified=True"
         )
     url = publish_to_hf_hub(
-        model_path=str(folder), repo_id=settings.repo_id, private=settings.private
+        model_path=str(folder),
+        repo_id=settings.repo_id,
+        private=settings.private,
+        unverified=settings.unverified,
     )
     get_console().print(url, markup=False, highlight=False, soft_wrap=True)
 

@@ -27,6 +27,8 @@ from tinker_cookbook.weights._gguf_architectures import Architecture, require_gg
 from tinker_cookbook.weights._gguf_files import (
     FileReport,
     Watch,
+    check_adapter_file,
+    check_model_file,
     check_quant,
     write_adapter_file,
     write_model_file,
@@ -35,7 +37,7 @@ from tinker_cookbook.weights._merge import peak_memory_bytes
 from tinker_cookbook.weights._ollama import modelfile
 from tinker_cookbook.weights._output import new_file, temporary_path
 from tinker_cookbook.weights._source import HEAD, Checkpoint
-from tinker_cookbook.weights.proof import Proof, prompt_tokens, reference_logprobs
+from tinker_cookbook.weights.proof import Proof, file_digest, prompt_tokens, reference_logprobs
 from tinker_cookbook.weights.settings import CheckpointSettings
 
 __all__ = ["GGUFSettings", "export_gguf", "write_gguf", "write_lora_gguf"]
@@ -147,6 +149,7 @@ def write_gguf(
             from tinker_cookbook.weights import _gguf_proof as loaded
 
             tell = watch or _ignore
+            proof.facts["weights"] = check_model_file(checkpoint, part, quant)
             tell("comparing with the engine, read back", 0, 1)
             reference = reference_logprobs(checkpoint, prompt_tokens(checkpoint), device)
             proof.add(loaded.compare_model_read_back(checkpoint, part, export, quant, reference))
@@ -159,7 +162,7 @@ def write_gguf(
                     loaded.compare_in_llama_cpp(checkpoint, part, None, export, quant, reference)
                 )
                 tell("comparing with the engine, in llama.cpp", 1, 1)
-        _write_proof(proof, out)
+        _write_proof(proof, out, {out: part})
     return proof
 
 
@@ -232,9 +235,14 @@ def write_lora_gguf(
                 checkpoint, base, base_quant, merge=False, separate_head=separate, watch=watch
             )
         if verify:
+            proof.facts["weights"] = check_adapter_file(checkpoint, part, quant)
+            if base is not None:
+                proof.facts["weights of the base model"] = check_model_file(
+                    checkpoint, base, base_quant, merge=False, separate_head=separate
+                )
             quants = (quant, base_quant)
             _verify_adapter(checkpoint, part, base, quants, device, proof, watch or _ignore)
-        _write_proof(proof, out)
+        _write_proof(proof, out, {out: part, **({base_out: base} if base_out and base else {})})
     return proof
 
 
@@ -334,12 +342,18 @@ def _next_to(out: Path, suffix: str) -> Path:
     return out.with_name(out.name.removesuffix(_SUFFIX) + suffix)
 
 
-def _write_proof(proof: Proof, out: Path) -> None:
+def _write_proof(proof: Proof, out: Path, written: dict[Path, Path]) -> None:
+    """Writes the proof of ``out``; ``written`` has the temporary path of each file by its final
+    one."""
+    proof.files = {
+        path.name: file_digest(part) for path, part in written.items() if path.parent == out.parent
+    }
     body = {
         "checkpoint": proof.checkpoint,
         "unit": "nats, absolute differences of log-probabilities",
         "comparisons": [asdict(one) for one in proof.comparisons],
         "facts": proof.facts,
+        "files": proof.files,
     }
     text = json.dumps(body, indent=2) + "\n"
     write_atomically(_next_to(out, ".proof.json"), text.encode())

@@ -7,6 +7,7 @@ reference in float32.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from tinker_cookbook.weights._source import Checkpoint
 PROOF = "proof.json"
 EXACT = 1e-4
 """Largest allowed difference, in nats, of an export in float32."""
+_DOCUMENTS = (".md", ".png", ".jpg", ".svg", ".pdf")
 _MAX_TOKENS = 64
 
 # Different kinds of text, to exercise most layers and many rows of the head.
@@ -90,6 +92,8 @@ class Proof:
     comparisons: list[Comparison] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     """Facts such as the largest change of a weight by rounding."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file of the export, by name; not of its card, which may be rewritten."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Proof:
@@ -122,9 +126,45 @@ class Proof:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
-        """Writes ``proof.json`` into the folder of the export."""
+        """Writes ``proof.json`` into the folder of the export, with a SHA-256 of each file."""
+        self.files = {path.name: file_digest(path) for path in _proven(folder)}
         body = {"unit": "nats, absolute differences of log-probabilities", **asdict(self)}
         write_atomically(folder / PROOF, json.dumps(body, indent=2).encode())
+
+
+def check_unchanged(folder: Path, proof: Proof) -> None:
+    """Raises ``WeightsError`` unless the folder has the files that were compared with the engine,
+    and no others. Documents and pictures may be added or changed."""
+    found = {path.name: path for path in _proven(folder)}
+    problems = [f"{name} is missing" for name in proof.files if name not in found]
+    for name, path in found.items():
+        if name not in proof.files:
+            problems.append(f"{name} was added")
+        elif file_digest(path) != proof.files[name]:
+            problems.append(f"{name} was changed")
+    if problems:
+        raise WeightsError(
+            f"{folder}: is not the export that proof.json describes: {', '.join(problems[:4])}. "
+            "Export the checkpoint again, or set unverified=True"
+        )
+
+
+def _proven(folder: Path) -> list[Path]:
+    """Returns the files whose content decides what a program computes or writes."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file()
+        and not path.name.startswith((".", "LICENSE", "NOTICE"))
+        and not path.name.endswith((PROOF, ".Modelfile"))
+        and path.suffix not in _DOCUMENTS
+    )
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_proof(folder: Path) -> Proof | None:
@@ -148,6 +188,7 @@ def read_proof(folder: Path) -> Proof | None:
         else:
             joined.comparisons += proof.comparisons
             joined.facts |= proof.facts
+            joined.files |= proof.files
     return joined
 
 

@@ -13,6 +13,7 @@ from fake_hub import TOKEN, FakeHub
 from tinker_cookbook import weights
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError
 from tinker_cookbook.weights.__main__ import main
+from tinker_cookbook.weights.proof import file_digest
 
 
 @pytest.fixture
@@ -98,6 +99,48 @@ def test_nothing_is_sent_of_an_export_that_disagrees(hub, export, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected the folder of an export"):
         weights.publish_to_hf_hub(model_path="/nowhere", repo_id="me/m", endpoint=hub.url)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("adapter_model.safetensors", "zeros", "was changed"),
+        ("adapter_config.json", "text", "was changed"),
+        ("adapter_config.json", "delete", "is missing"),
+        ("generation_config.json", "add", "was added"),
+        ("chat_template.jinja", "add", "was added"),
+        ("m.gguf", "gguf", "was changed"),
+        ("other.gguf", "add", "was added"),
+        ("README.md", "text", ""),
+        ("curves.png", "add", ""),
+        ("LICENSE", "add", ""),
+        ("m.Modelfile", "add", ""),
+    ],
+)
+def test_only_the_files_that_were_compared_are_published(hub, export, name, change, words):
+    path = export / name
+    if name.endswith(("gguf", "Modelfile")):  # a folder of GGUF files, whose proofs have names
+        (export / "m.gguf").write_bytes(b"GGUF")
+        proof = json.loads((export / "proof.json").read_text())
+        proof["files"] = {"m.gguf": file_digest(export / "m.gguf")}
+        for left in ("adapter_model.safetensors", "adapter_config.json", "proof.json"):
+            (export / left).unlink()
+        (export / "m.proof.json").write_text(json.dumps(proof))
+    if change == "zeros":  # of the same size
+        content = bytearray(path.read_bytes())
+        content[-1000:] = bytes(1000)
+        path.write_bytes(content)
+    elif change == "delete":
+        path.unlink()
+    else:
+        path.write_text(f"{path.read_text() if path.is_file() else ''} ")
+    how = {"model_path": str(export), "repo_id": "me/m", "token": TOKEN, "endpoint": hub.url}
+    if words:
+        with pytest.raises(WeightsError, match=rf"{name} {words}.*unverified=True"):
+            weights.publish_to_hf_hub(**how)
+        assert hub.requests == []
+    weights.publish_to_hf_hub(**how, unverified=bool(words))
+    assert (name in hub.files["me/m"]) == path.is_file()
 
 
 @pytest.mark.parametrize(
