@@ -114,9 +114,9 @@ def gguf_file(quant: str, written: Checkpoint, checkpoint: Checkpoint, out: Path
 
 
 def gguf_base(quant: str, written: Checkpoint, checkpoint: Checkpoint, out: Path) -> None:
-    how = {"merge": False, "separate_head": True}
-    _gguf_files.write_model_file(written, out / "m.gguf", quant, **how)
-    _gguf_files.check_model_file(checkpoint, out / "m.gguf", quant, **how)
+    path = out / "m.gguf"
+    _gguf_files.write_model_file(written, path, quant, merge=False, separate_head=True)
+    _gguf_files.check_model_file(checkpoint, path, quant, merge=False, separate_head=True)
 
 
 def gguf_lora(quant: str, written: Checkpoint, checkpoint: Checkpoint, out: Path) -> None:
