@@ -69,14 +69,25 @@ class KLReferenceConfig:
     )
 
 
+STALE_GROUPS = ("discard", "train")
+
+
+def check_stale_groups(name: str, value: str | None) -> None:
+    """Raises ``ConfigurationError`` unless ``value`` is one of ``STALE_GROUPS`` or None."""
+    if value is not None and value not in STALE_GROUPS:
+        raise ConfigurationError(
+            f"{name}: got {value!r}, expected one of {', '.join(STALE_GROUPS)}"
+            f"{nearest(value, STALE_GROUPS)}"
+        )
+
+
 @chz.chz
 class AsyncConfig:
     """Asynchronous training: sampling continues while the policy trains.
 
     At most ``groups_per_batch * (max_steps_off_policy + 1)`` groups are started and not yet
-    trained. No finished group is discarded: a slow one is trained when it is done, even if it is
-    then more than ``max_steps_off_policy`` updates old. With 0 all data are on-policy. A group that
-    never ends is never replaced, so environments that can hang need a timeout
+    trained. With 0 all data are on-policy. A group that never ends is never replaced, so
+    environments that can hang need a timeout
     (``rollout_error_tolerance=RetryOnFailure(per_rollout_timeout=...)``).
     """
 
@@ -89,9 +100,15 @@ class AsyncConfig:
     loss_fn: str = chz.field(
         default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
     )
+    stale_groups: str | None = chz.field(
+        default=None,
+        doc="Finished groups more than max_steps_off_policy updates old: discard or train; "
+        "default: discard (do_async_training: train, as in the official cookbook)",
+    )
 
     @chz.validate
     def _validate(self) -> None:
+        check_stale_groups("async_config.stale_groups", self.stale_groups)
         if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
             raise ConfigurationError(
                 f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "

@@ -56,6 +56,10 @@ class SampledSettings(PolicyTrainingConfig):
         default=None,
         doc="Max staleness in optimizer steps for asynchronous RL; default: synchronous",
     )
+    stale_groups: str | None = chz.field(
+        default=None,
+        doc="Groups older than max_steps_off_policy: discard (the default) or train",
+    )
     loss_fn: str = chz.field(
         default="auto",
         doc=f"One of {', '.join(RL_LOSSES)}; auto: {DEFAULT_LOSS}, or stable_reinforce with "
@@ -163,6 +167,12 @@ def sampled_config(kind: type[C], cli: SampledSettings, recipe_name: str, **deri
             max_steps_off_policy=cli.max_steps_off_policy,
             groups_per_batch=cli.groups_per_batch,
             loss_fn="stable_reinforce" if cli.loss_fn == "auto" else cli.loss_fn,
+            stale_groups=cli.stale_groups,
+        )
+    elif cli.stale_groups is not None:
+        raise ConfigurationError(
+            f"stale_groups={cli.stale_groups} without max_steps_off_policy, the bound of a group's "
+            "age in an asynchronous run; set max_steps_off_policy, or leave stale_groups out"
         )
     if cli.num_minibatches is not None:
         stream = train.StreamMinibatchConfig(

@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetB
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.arguments import hint_for
+from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.command_line.keys import aliases_of
 from tinker_cookbook.utils.run_folder.paths import local_path
 
@@ -123,7 +124,7 @@ def run(
         asyncio.get_running_loop()
     except RuntimeError:
         work = run_async(env, problems, model_name, test_problems=test_problems, **settings)
-        return asyncio.run(work)
+        return run_to_end(work)
     raise ConfigurationError(
         "rl.run: an event loop is already running, as in a notebook; expected "
         "await rl.run_async(...), which takes the same arguments"

@@ -176,8 +176,8 @@ async def run(
         stale = config.async_config is not None and config.async_config.max_steps_off_policy > 0
         if stale and loss in ("importance_sampling", "cispo"):
             logger.warning(
-                "async_config.loss_fn=%s can become unstable on data of older weights, and "
-                "no group is discarded for its age; stable_reinforce or ppo are safer",
+                "async_config.loss_fn=%s can become unstable on data of older weights; "
+                "stable_reinforce or ppo are safer",
                 loss,
             )
         # 3. Run the iterations.

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -16,9 +15,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, SandboxError
-from tinker_cookbook.rl.rollouts.async_utils import bounded
+from tinker_cookbook.rl.rollouts.async_utils import bounded, contained
 from tinker_cookbook.tool_use.results import as_tool_result, completed, error_tool_result
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult
+from tinker_cookbook.utils.error_logs import where_raised
 
 logger = logging.getLogger(__name__)
 
@@ -149,15 +149,15 @@ async def guarded(
         return failed(message, "unavailable")
     try:
         async with state.slots.one():
-            value = await bounded(_as_task(work), seconds, _CallTimeoutError)
+            # A tool that calls sys.exit, or whose own work is cancelled, must not end the run.
+            value = await bounded(contained(work()), seconds, _CallTimeoutError)
         result = as_tool_result(value, name)
     except _CallTimeoutError:
         return failed(f"Tool execution timed out after {seconds:g} seconds", "timed_out")
     except (BackendError, SandboxError, ConnectionError) as error:
         logger.warning("tool %s is unavailable: %s", name, error)
         return failed(f"Tool is unavailable: {error}", "unavailable")
-    # Catches SystemExit too: a tool that calls sys.exit must not end the run.
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         _log_once(name, error)
         return failed(
             f"Tool execution failed: {str(error) or type(error).__name__}", "execution_failed"
@@ -170,37 +170,22 @@ class _CallTimeoutError(Exception):
     """Raised at the time limit; a ``TimeoutError`` may come from the tool itself."""
 
 
-async def _as_task(work: Callable[[], Awaitable[Any]]) -> Any:
-    try:
-        return await work()
-    except SystemExit as error:  # asyncio would end the program
-        raise RuntimeError(f"the tool called sys.exit({error})") from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        # A library may raise CancelledError although this call was not cancelled.
-        if task is not None and task.cancelling():
-            raise
-        raise RuntimeError("the tool's own work was cancelled") from None
+_logged: set[tuple[str, type[Exception]]] = set()
 
 
-_logged: set[tuple[str, type[BaseException]]] = set()
-
-
-def _log_once(name: str, error: BaseException) -> None:
+def _log_once(name: str, error: Exception) -> None:
     """Logs the first error of each type and the line that raised it, since it may be a bug."""
     key = (name, type(error))
     if key in _logged:
         return
     _logged.add(key)
-    frames = traceback.extract_tb(error.__traceback__)
-    line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     logger.warning(
         "tool %s: %s: %s%s; the model sees this as the result of its call; later errors of this "
         "type are not logged",
         name,
         type(error).__name__,
         error,
-        line,
+        where_raised(error),
     )
 
 

@@ -170,7 +170,7 @@ def test_a_policy_without_max_tokens_is_cut_to_the_limit():
     assert action.stop_reason == "length"
 
 
-def test_a_conversation_that_outgrows_the_context_ends_and_a_first_prompt_is_an_error():
+def test_a_conversation_that_outgrows_the_context_ends_before_its_first_turn_too():
     class Client:
         async def sample(self, prompt, num_samples, sampling_params):
             sequence = tinker.SampledSequence(
@@ -185,8 +185,10 @@ def test_a_conversation_that_outgrows_the_context_ends_and_a_first_prompt_is_an_
     trajectory = rollout(Steps(turns=9), policy)
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert len(trajectory.transitions) == 2
-    with pytest.raises(DataValidationError, match=r"Steps, member 0, turn 0: .*context window 8"):
-        rollout(Steps(start=range(8)), policy)
+    for length in (8, 9):
+        trajectory = rollout(Steps(start=range(length)), policy)
+        assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+        assert trajectory.transitions == []
 
 
 def test_a_rollout_out_of_time_keeps_its_finished_turns():

@@ -5,13 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
+import time
+from typing import Any
 
 import pytest
+import tinker
 from animal_stories import StoryGroupBuilder, story_config
+from rollout_samples import Group, Steps, hang
 from train_runs import adapter, run
 
-from tinker_cookbook.exceptions import BackendError, DataValidationError, TinkerCookbookError
-from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+    EvalGradingError,
+    RendererError,
+    TinkerCookbookError,
+)
+from tinker_cookbook.rl.loop.async_source import AsyncSource
+from tinker_cookbook.rl.loop.sources import (
+    BatchSource,
+    PolicySnapshot,
+    RolloutWorker,
+    problem_batches,
+)
+from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
+from tinker_cookbook.rl.train import AsyncConfig
+from tinker_cookbook.rl.types import RLDataset, StepResult
+from tinker_cookbook.sandbox import SandboxInfrastructureError
+from tinker_cookbook.tool_use.execution import ToolUnavailableError
+from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
 
 def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, tmp_path):
@@ -119,3 +145,262 @@ def test_a_group_of_one_is_said(stories_model, tmp_path, caplog):
         found = run(story_config(stories_model, tmp_path, {"num_batches": 1, "group_size": 1}))
     assert found[-1]["optim/num_steps"] == 0
     assert any("single sample" in record.message for record in caplog.records)
+
+
+# --- every kind of failure, in every place and mode -------------------------------------------
+
+
+class Stop(BaseException):
+    """A library's own error that is no Exception."""
+
+
+def raising(error: BaseException):
+    async def fault():
+        raise error
+
+    return fault
+
+
+async def leaked_cancellation():
+    inner = asyncio.ensure_future(asyncio.sleep(10))
+    inner.cancel()
+    await inner
+
+
+async def cancelled_rollout():
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(10)
+
+
+def in_some_thread(error: BaseException, call=run_in_daemon_thread):
+    def work():
+        raise error
+
+    async def fault():
+        await call(work)
+
+    return fault
+
+
+async def nested_exit():
+    raise BaseExceptionGroup("tasks", [asyncio.CancelledError(), ValueError("no")])
+
+
+def result(value: Any):
+    async def fault():
+        return value
+
+    return fault
+
+
+def reward(value: Any):
+    return result(StepResult(value, True, tinker.ModelInput.from_ints([1]), [0]))
+
+
+FAILURES = {
+    # name: (what happens in ``step``, the counted class)
+    "sys.exit(0)": (raising(SystemExit(0)), "SystemExit"),
+    "sys.exit(1) in a thread": (in_some_thread(SystemExit(1)), "SystemExit"),
+    "sys.exit in a pool": (in_some_thread(SystemExit(), in_thread), "SystemExit"),
+    "Ctrl-C of a program": (in_some_thread(KeyboardInterrupt()), "KeyboardInterrupt"),
+    "StopIteration in a thread": (in_some_thread(StopIteration()), "StopIteration"),
+    "StopIteration in a pool": (in_some_thread(StopIteration(), in_thread), "StopIteration"),
+    "a leaked cancellation": (leaked_cancellation, "CancelledError"),
+    "a cancelled rollout": (cancelled_rollout, "CancelledError"),
+    "a group with a cancellation": (nested_exit, "BaseExceptionGroup"),
+    "GeneratorExit": (raising(GeneratorExit()), "GeneratorExit"),
+    "an own BaseException": (raising(Stop("over")), "Stop"),
+    "RuntimeError": (raising(RuntimeError("bug")), "RuntimeError"),
+    "MemoryError": (raising(MemoryError()), "MemoryError"),
+    "BackendError": (raising(BackendError("judge away")), "BackendError"),
+    "a broken sandbox": (
+        raising(SandboxInfrastructureError("always")),
+        "SandboxInfrastructureError",
+    ),
+    "no grade": (raising(EvalGradingError("no score")), "EvalGradingError"),
+    "a tool": (raising(ToolUnavailableError("gone")), "ToolUnavailableError"),
+    "a renderer": (raising(RendererError("cannot write")), "RendererError"),
+    "a setting": (raising(ConfigurationError("no key")), "ConfigurationError"),
+    "nan": (reward(float("nan")), "DataValidationError"),
+    "None": (reward(None), "DataValidationError"),
+    "a huge reward": (reward(1e39), "DataValidationError"),
+    "no result": (result("done"), "DataValidationError"),
+}
+
+
+class Dead:
+    """Client of a backend that does not answer any more."""
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        raise ConnectionError("refused")
+
+
+class Client:
+    async def sample(self, prompt, num_samples, sampling_params):
+        sequence = tinker.SampledSequence(
+            stop_reason="stop", sequence_id="s", _tokens_list=[5], _logprobs_list=[-1.0]
+        )
+        return tinker.SampleResponse(sequences=[sequence] * num_samples)
+
+
+class Groups(RLDataset):
+    """One batch: ``bad`` groups of two, whose second member fails, and two good ones."""
+
+    def __init__(self, make, good=2):
+        self.make, self.good = make, good
+
+    def __len__(self):
+        return 1
+
+    def get_batch(self, index):
+        return [self.make(), *(Group(Steps, lambda: Steps(reward=0.0)) for _ in range(self.good))]
+
+
+def failing(fault, turn=0):
+    return lambda: Group(Steps, lambda: Steps(faults={turn: fault}))
+
+
+def collect(tmp_path, mode, tolerance, make, *, client: Any = None, good=2, seconds=20.0):
+    """Runs one batch; returns what the source passes to training."""
+    asynchronous = AsyncConfig(max_steps_off_policy=0, groups_per_batch=max(good, 1))
+    config = story_config(
+        "no-such-model",
+        tmp_path,
+        rollout_error_tolerance=tolerance,
+        async_config=asynchronous if mode == "async" else None,
+    )
+    dataset, worker = Groups(make, good), RolloutWorker(config)
+
+    async def go():
+        if mode == "async":
+            source: Any = AsyncSource(dataset, worker, config, 1, tmp_path)
+        else:
+            source = BatchSource(problem_batches(dataset, 0, 0, 1), worker)
+
+        async def consume(groups):
+            pass
+
+        async with source:
+            return await source.collect(0, PolicySnapshot(client or Client(), 0), consume)
+
+    return asyncio.run(asyncio.wait_for(go(), seconds))
+
+
+RETRY = RetryOnFailure(max_retries=1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failed_rollout_is_named_or_its_group_is_skipped_and_counted(tmp_path, mode, name):
+    fault, kind = FAILURES[name]
+    # Without tolerance the run ends with an error that names class, member and turn.
+    with pytest.raises(TinkerCookbookError) as error:
+        collect(tmp_path, mode, False, failing(fault))
+    assert "Steps, member 1, turn 0" in str(error.value)
+    # With tolerance the others are trained.
+    made: list[Group] = []
+
+    def make():
+        made.append(failing(fault)())
+        return made[-1]
+
+    found = collect(tmp_path, mode, RETRY, make)
+    assert len(found.groups) == 2
+    # What would come again is not repeated; a rollout that cancels itself ends the whole group.
+    once = kind in ("DataValidationError", "ConfigurationError") or "cancelled rollout" in name
+    assert [error.error_type for error in found.errors[: 2 - once]] == [kind] * (2 - once)
+    # An asynchronous source prepares groups that it does not start.
+    made = [group for group in made if group.made]
+    assert all((group.cleaned, len(group.remade)) == (1, not once) for group in made)
+    # A run in which everything fails says so and ends.
+    with pytest.raises(AllTrajectoriesFailedError, match=f"groups failed .*{kind}"):
+        collect(tmp_path, mode, RETRY, failing(fault), good=0)
+
+
+class Elsewhere(Group):
+    """Group that exits outside of ``step``."""
+
+    def __init__(self, place):
+        super().__init__(Steps, Steps)
+        self.place = place
+
+    def _exit(self, place):
+        if place == self.place:
+            sys.exit(0)
+
+    async def make_envs(self):
+        self._exit("make_envs")
+        envs = await super().make_envs()
+        envs[1].rollout_ended = lambda failed: self._exit("rollout_ended")
+        return envs
+
+    async def compute_group_rewards(self, trajectory_group, env_group):
+        self._exit("compute_group_rewards")
+        return await super().compute_group_rewards(trajectory_group, env_group)
+
+    async def cleanup(self):
+        self._exit("cleanup")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    "place", ["initial_observation", "make_envs", "rollout_ended", "compute_group_rewards"]
+)
+def test_exits_in_other_places_are_named(tmp_path, mode, place):
+    def make():
+        first = failing(raising(SystemExit(0)), -1)()
+        return first if place == "initial_observation" else Elsewhere(place)
+
+    where = "before its first turn" if place == "initial_observation" else place
+    with pytest.raises(TinkerCookbookError, match=rf"{where}.*SystemExit: it called sys.exit\(0\)"):
+        collect(tmp_path, mode, False, make)
+    found = collect(tmp_path, mode, RETRY, make)
+    # An asynchronous source makes up for the group that was skipped.
+    errors = [e for one in found.groups for e in one.group.rollout_errors] + found.errors
+    assert {error.error_type for error in errors} == {"SystemExit"}
+    assert len(collect(tmp_path, mode, False, lambda: Elsewhere("cleanup")).groups) >= 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("strategy", [False, RETRY, MinViableGroup(1, max_retries=0)])
+def test_a_dead_backend_ends_the_run_with_any_tolerance(tmp_path, mode, strategy):
+    with pytest.raises(BackendError, match=r"weights after 0 updates failed .*refused"):
+        collect(tmp_path, mode, strategy, failing(hang), client=Dead())
+
+
+async def hides_its_cancellation():
+    try:
+        await hang()
+    except asyncio.CancelledError:
+        raise RuntimeError("the connection was closed") from None
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("fault", [hang, hides_its_cancellation])
+def test_a_real_cancellation_stops_the_run_at_once(tmp_path, mode, fault):
+    made: list[Group] = []
+
+    def make():
+        made.append(failing(fault)())
+        return made[-1]
+
+    started = time.monotonic()
+    with pytest.raises(asyncio.TimeoutError):
+        collect(tmp_path, mode, RETRY, make, seconds=0.2)
+    assert time.monotonic() - started < 2
+    assert [(g.remade, g.cleaned) for g in made if g.made] == [([], 1)]
+
+
+def test_ctrl_c_is_passed_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        collect(tmp_path, "sync", RETRY, failing(raising(KeyboardInterrupt())))
+
+
+def test_a_program_whose_own_task_exits_does_not_end_with_success():
+    async def work():
+        await asyncio.gather(raising(SystemExit(0))())
+
+    with pytest.raises(TinkerCookbookError, match=r"called sys.exit\(0\) .*test_train_failures"):
+        run_to_end(work())

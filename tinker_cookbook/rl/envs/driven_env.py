@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.rollouts.async_utils import contained
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
     Action,
@@ -79,11 +80,7 @@ class DrivenEnv(Env):
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Starts the program and waits for its first call."""
-
-        async def run() -> ProgramResult:
-            return await self._program(self._call)
-
-        self._task = asyncio.create_task(run())
+        self._task = asyncio.create_task(contained(self._program(self._call)))
         following = await self._following()
         if isinstance(following, ProgramResult):
             reason = following.stop_reason or StopReason.COMPLETED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from abc import abstractmethod
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
-from tinker_cookbook.rl.rollouts.async_utils import bounded, run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.async_utils import bounded, in_thread, run_in_daemon_thread
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,
@@ -99,15 +98,13 @@ class ProblemEnv(Env):
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """Returns the rendered prompt and the stop sequences."""
         # ``get_question`` may be slow too, so everything runs in the thread.
-        prompt = await asyncio.to_thread(
-            lambda: self.renderer.build_generation_prompt(self.messages)
-        )
+        prompt = await in_thread(lambda: self.renderer.build_generation_prompt(self.messages))
         return prompt, self.stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
         # In a thread, because methods of the task may be slow.
-        text, metrics, logs = await asyncio.to_thread(self._parse, action)
+        text, metrics, logs = await in_thread(self._parse, action)
         # A correct format adds 0 and a wrong one costs format_coef, so the best reward is 1.
         reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0
         limit = self._grader_timeout

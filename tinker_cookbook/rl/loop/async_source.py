@@ -3,8 +3,8 @@
 At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so sampling continues
 while the policy trains, but is at most K updates ahead of training. Training takes the groups of
 the oldest weights first; with ``stream_minibatch_config`` it uses parts of a batch in the order in
-which groups finish. No finished group is discarded for its staleness: discarding slow groups would
-bias training towards fast problems.
+which groups finish. A slow group may be more than K updates old when it is done. By default it is
+discarded, which holds the bound but favours fast problems; ``stale_groups="train"`` uses it.
 
 Groups that are not trained yet are saved with each checkpoint: ``async_queue_NNNNNN.jsonl`` in the
 run's folder belongs to the checkpoint after step N. Its first line has the position in the data,
@@ -47,6 +47,7 @@ from tinker_cookbook.rl.types import (
     as_stop_reason,
 )
 from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY, encode_row, read_rows
 from tinker_cookbook.utils.run_folder.paths import write_atomically
@@ -115,6 +116,7 @@ class AsyncSource(GroupSource):
     ``start_step`` updates reads its queue from ``log_path``. With ``stop_batch`` the dataset is
     read once, from batch ``start_step`` up to this one, and the last update trains the remaining
     groups. ``drop`` returns whether a finished group is not trained; it is called once with each.
+    ``stale_groups`` applies if the config leaves it open.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class AsyncSource(GroupSource):
         *,
         stop_batch: int | None = None,
         drop: Callable[[RolloutGroup], bool] | None = None,
+        stale_groups: str = "discard",
     ) -> None:
         assert config.async_config is not None
         self._config: AsyncConfig = config.async_config
@@ -138,6 +141,8 @@ class AsyncSource(GroupSource):
         self._num_substeps = config.num_substeps
         self._num_parts = 1 if stream is None else self._num_substeps * stream.num_minibatches
         self._worker, self._drop = worker, drop
+        self._discards = (self._config.stale_groups or stale_groups) == "discard"
+        self._discarded, self._warned = 0, False
         self._last_step = total_steps - 1
         self._once = stop_batch is not None
         # A continued run trains the saved groups first, and runs the unfinished ones again.
@@ -207,11 +212,25 @@ class AsyncSource(GroupSource):
             return None
         # Failed groups count for the update during whose sampling they failed.
         failed, self._failed = self._failed, 0
+        discarded, self._discarded = self._discarded, 0
+        if discarded:
+            logger.warning(
+                "step %d: %d finished groups are discarded, because they are more than "
+                "max_steps_off_policy=%d updates old; stale_groups=train would use them. "
+                "async/groups_discarded counts further ones",
+                step + 1,
+                discarded,
+                self._config.max_steps_off_policy,
+                extra=only_to_file(self._warned),
+            )
+            self._warned = True
         metrics: Metrics = {
+            "async/groups_discarded": discarded,
             "async/groups_queued": len(self._queue),
             "async/groups_in_flight": len(self._running),
         }
-        return RolloutBatch(self._current, self._problems.epoch, failed, seconds, metrics)
+        errors = self._worker.take_errors()
+        return RolloutBatch(self._current, self._problems.epoch, failed, seconds, metrics, errors)
 
     async def _wait_for(self, num_groups: int, step: int) -> None:
         """Waits until ``num_groups`` groups are finished, or no more will finish."""
@@ -221,12 +240,23 @@ class AsyncSource(GroupSource):
                 raise self._error
             # A whole batch of failures in a row means that nothing will succeed.
             if self._failed_in_a_row >= self._size:
-                raise all_failed(step, self._failed_in_a_row)
+                raise all_failed(step, self._failed_in_a_row, self._worker.take_errors())
+            if self._discards:
+                self._discard_stale(step)
             # At the end of the data the last update trains what is left.
             if len(self._queue) >= num_groups or (self._used_up and not self._running):
                 return
             self._changed.clear()
             await self._changed.wait()
+
+    def _discard_stale(self, step: int) -> None:
+        """Removes groups that are too old for the update after ``step`` updates."""
+        oldest = step - self._config.max_steps_off_policy
+        kept = [group for group in self._queue if group.sampling_step >= oldest]
+        if len(kept) < len(self._queue):
+            self._discarded += len(self._queue) - len(kept)
+            self._queue = kept
+            self._changed.set()  # wakes the feeder, which starts others in their place
 
     def update_weights(self, snapshot: PolicySnapshot) -> None:
         """Starts more groups with these weights."""

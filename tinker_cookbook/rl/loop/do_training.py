@@ -180,6 +180,8 @@ async def do_async_training(
         start_batch,
         stop_batch=end_batch,
         drop=session.drops,
+        # As in the official cookbook.
+        stale_groups="train",
     )
     await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
@@ -251,6 +253,7 @@ class CallerSession:
             # The counter expects ``None`` for each skipped group.
             for group in [*groups, *[None] * collected.num_failed]:
                 self.errors.ingest(group)
+            self.errors.counts.update(error.error_type for error in collected.errors)
             self._counted = dict(self.errors.get_metrics())
         if self.cost is not None:
             # Groups that training dropped count as discarded work, not as rollouts.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.loop.do_training import CallerSession
     from tinker_cookbook.training.session import TrainingSession
 
+_EMPTY_ITERATIONS = 3
+"""Iterations in a row without a turn after which a run ends."""
+
 
 class Loop:
     """Iterations of a run.
@@ -71,6 +75,7 @@ class Loop:
         self._config, self._session = config, session
         self._source, self._reporter = source, reporter
         self._adjuster, self._on_trained = adjuster, on_trained
+        self._empty_in_a_row = 0
 
     async def run(self, total_steps: int) -> None:
         """Runs from the session's first iteration to the last, or until no groups are left."""
@@ -99,6 +104,7 @@ class Loop:
                 collected = await source.collect(step, snapshot, update.add)
             if collected is None:
                 return None
+            self._check_turns(step, collected)
             # 2. Wait for the training that is still in the queue.
             self._reporter.training()
             async with scope_span("train_step"):
@@ -130,6 +136,23 @@ class Loop:
             before_save=lambda: source.save(local_path(config.log_path), step + 1),
         )
         return snapshot
+
+    def _check_turns(self, step: int, collected: RolloutBatch) -> None:
+        """Ends a run in which no episode gets to its first turn."""
+        episodes = [one for group in collected.groups for one in group.group.trajectories_G]
+        empty = not any(episode.transitions for episode in episodes)
+        self._empty_in_a_row = self._empty_in_a_row + 1 if empty else 0
+        # A small batch may consist of prompts that are too long, so one iteration proves nothing.
+        if self._empty_in_a_row < _EMPTY_ITERATIONS:
+            return
+        reasons = Counter(str(episode.stop_reason) for episode in episodes).most_common()
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
+        raise AllTrajectoriesFailedError(
+            f"step {step + 1}: no episode of the last {_EMPTY_ITERATIONS} steps has an answer "
+            f"(stop reasons of this step: {counts}); expected first prompts that leave room for "
+            "one in the model's context and in rollout_config.limits.max_trajectory_tokens. "
+            "Shorten the prompts, or choose a model with a longer context"
+        )
 
     async def _snapshot(self, step: int) -> PolicySnapshot:
         client = await self._session.sampling_client(

@@ -27,16 +27,18 @@ from tinker_cookbook.exceptions import (
     BackendError,
     DataValidationError,
     TinkerCookbookError,
-    TrainingError,
 )
+from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
+from tinker_cookbook.rl.rollouts.errors import errors_of_group
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
-from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
+from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, skips_group
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.logtree import Trace
 
 if TYPE_CHECKING:
@@ -177,13 +179,16 @@ class RolloutWorker:
         self._config, self._rollout_config = config, config.rollouts()
         self._strategy = config.effective_rollout_strategy() if strategy is None else strategy
         self._on_done, self._separate = on_done, separate
+        # An episode ends where its next prompt would fill the context.
+        self._context = resolve_max_length(config.model_name, None)
+        self._errors: list[RolloutError] = []
         self.begin(0)
 
     def begin(self, num_groups: int, done: int = 0) -> None:
         """Starts an iteration of ``num_groups`` groups, of which ``done`` are finished."""
         self.groups: list[RolloutGroup] = []
         """Finished groups of the iteration, in the order in which they finished."""
-        self._done, self._total = done, num_groups
+        self._done, self._total, self._warned = done, num_groups, False
         self._began = time.monotonic()
 
     @property
@@ -204,6 +209,7 @@ class RolloutWorker:
             top_p=config.top_p,
             top_k=config.top_k,
             seed=config.seed,
+            context_window=self._context,
             step=snapshot.step,
             separate=self._separate,
         ).derived(*group.position)
@@ -213,18 +219,28 @@ class RolloutWorker:
                 group.result = await run_group(
                     group.builder, policy, strategy=self._strategy, config=self._rollout_config
                 )
-        except TrainingError as error:
+                group.tags = list(group.builder.logging_tags())
+        except Exception as error:
             # A tolerant strategy skips the group; other errors end the run.
-            failed = isinstance(error, AllTrajectoriesFailedError)
-            if not (failed or self._strategy.catches_group_errors):
+            if not skips_group(self._strategy, error):
                 raise
-            logger.warning("group %d of batch %d is skipped: %s", group.index, group.batch, error)
+            self._errors += errors_of_group(error)
+            message = "group %d of batch %d is skipped: %s"
+            # One warning for each iteration, which has a summary too; the file has all of them.
+            logger.warning(
+                message, group.index, group.batch, error, extra=only_to_file(self._warned)
+            )
+            self._warned = True
             return None
         # Staleness is counted from the weights that sampled the group, not from when it finished.
         group.group.sampling_client_step = snapshot.step
-        group.tags = list(group.builder.logging_tags())
         group.seconds = time.monotonic() - began
         return group
+
+    def take_errors(self) -> list[RolloutError]:
+        """Returns the errors of the groups that were skipped since the last call."""
+        errors, self._errors = self._errors, []
+        return errors
 
     def count(self, group: RolloutGroup | None) -> None:
         """Counts a finished or skipped group."""
@@ -247,6 +263,8 @@ class RolloutBatch:
     """Time until the last group was finished."""
     metrics: Metrics
     """Metrics of the source."""
+    errors: list[RolloutError] = field(default_factory=list)
+    """Errors of the rollouts of skipped groups."""
 
 
 Consume: TypeAlias = Callable[[Sequence[RolloutGroup]], Awaitable[None]]
@@ -333,15 +351,17 @@ class BatchSource(GroupSource):
         finally:
             # After an error the other groups clean up before the error is raised.
             await cancel_and_wait(tasks)
+        errors = self._worker.take_errors()
         if not groups:
-            raise all_failed(step, len(batch))
+            raise all_failed(step, len(batch), errors)
         # Training sees the groups in the order of the batch, whichever finished first.
         groups.sort(key=lambda group: group.index)
         # Taken before the whole batch is submitted, so that training does not count as sampling.
         seconds = self._worker.seconds
         if not self._num_minibatches:
             await consume(groups)
-        return RolloutBatch(groups, batch[0].epoch, len(batch) - len(groups), seconds, {})
+        num_failed = len(batch) - len(groups)
+        return RolloutBatch(groups, batch[0].epoch, num_failed, seconds, {}, errors)
 
     def finished(self) -> list[RolloutGroup]:
         """Returns the finished groups in the order of the batch."""
@@ -380,9 +400,19 @@ class _Parts:
             self._substep += 1
 
 
-def all_failed(step: int, num_groups: int) -> AllTrajectoriesFailedError:
+def all_failed(
+    step: int, num_groups: int, errors: Sequence[RolloutError]
+) -> AllTrajectoriesFailedError:
     """Returns the error of an iteration that has no group to train."""
+    last = f" The last error: {errors[-1]}." if errors else ""
     return AllTrajectoriesFailedError(
-        f"step {step + 1}: all {num_groups} groups failed, so the environments or what they depend "
-        "on are broken; see the warnings above in logs.log, fix it, and continue the run"
+        f"step {step + 1}: all {num_groups} groups failed{counted(errors)}, so the environments or "
+        f"what they depend on are broken; fix it, and continue the run.{last} logs.log has all "
+        "errors"
     )
+
+
+def counted(errors: Sequence[RolloutError]) -> str:
+    """Returns ``" (8 RuntimeError, 1 TimeoutError)"``, or ``""`` without errors."""
+    counts = Counter(error.error_type for error in errors).most_common()
+    return f" ({', '.join(f'{n} {kind}' for kind, n in counts)})" if counts else ""

@@ -20,10 +20,11 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     metrics_of_totals,
 )
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.rl.rollouts.errors import errors_of_group
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.place import at_place, current_place
-from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
+from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         # few groups as a whole.
         measured: dict[int, tuple[TrajectoryTotals, list[str], list[RolloutError]]] = {}
         kept: dict[int, TrajectoryGroup] = {}
-        skipped: list[AllTrajectoriesFailedError] = []
+        skipped: list[Exception] = []
 
         async def run_groups() -> None:
             """Runs one group after the other until none is left."""
@@ -146,8 +147,10 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                             strategy=self._strategy,
                             config=self._config,
                         )
-                # Only a tolerant strategy raises this; the other groups still give a measurement.
-                except AllTrajectoriesFailedError as error:
+                except Exception as error:
+                    # The other groups still give a measurement.
+                    if not skips_group(self._strategy or FailFast(), error):
+                        raise
                     skipped.append(error)
                     continue
                 # Sums instead of episodes, so that memory does not grow with the test set.
@@ -176,6 +179,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         # In the order of the dataset, since rounding of a sum depends on the order.
         totals_P, tags_P, errors_P = zip(*(measured[i] for i in sorted(measured)), strict=True)
         errors = [error for errors in errors_P for error in errors]
+        errors += [error for failed in skipped for error in errors_of_group(failed)]
         metrics = {**metrics_of_totals(totals_P, tags_P), **error_metrics(errors, len(skipped))}
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
 

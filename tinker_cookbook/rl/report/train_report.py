@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig
-from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup
+from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
 from tinker_cookbook.rl.metric_util import (
     RLTestSetEvaluator,
-    compute_rollout_error_metrics,
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )
 from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.report.live_view import RLProgress
+from tinker_cookbook.rl.report.trajectory_metrics import error_metrics
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.types import RLDataset, RolloutError
 from tinker_cookbook.training.session import TrainingSession
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Reporter:
             test_set,
             config.max_tokens,
             num_groups_to_log=config.num_groups_to_log,
+            context_window=resolve_max_length(config.model_name, None),
             strategy=config.effective_rollout_strategy(),
             temperature=config.eval_temperature,
             top_p=config.top_p,
@@ -140,6 +142,15 @@ class Reporter:
             test_set.step = done.step + 1
         await asyncio.to_thread(self._write_transcripts, done.step, groups)
         self._progress.update(done.step + 1, metrics)
+        if errors := _errors(done.collected):
+            # One line for all of them; logs.log has each.
+            logger.warning(
+                "step %d: %d failed rollouts%s; %d groups were skipped",
+                done.step + 1,
+                len(errors),
+                counted(errors),
+                done.collected.num_failed,
+            )
         self._warn(done.step, groups, metrics)
         self._progress.show_transcript([one.group for one in groups], self._tokenizer)
         self._progress.evaluating()
@@ -173,7 +184,7 @@ class Reporter:
             "progress/done_frac": (done.step + 1) / self._session.total_steps,
             "epoch": done.collected.epoch,
             **compute_trajectory_metrics(groups, tags),
-            **compute_rollout_error_metrics(groups, done.collected.num_failed),
+            **error_metrics(_errors(done.collected), done.collected.num_failed),
             **done.trained,
             **done.collected.metrics,
         }
@@ -231,6 +242,11 @@ class _RecordedTestSet(SamplingClientEvaluator):
         split, groups, tags = f"eval_{evaluator.name}", evaluator.last_groups, evaluator.last_tags
         await asyncio.to_thread(self._writer.write, self.step, split, groups, tags)
         return metrics
+
+
+def _errors(collected: RolloutBatch) -> list[RolloutError]:
+    """Returns the errors of all failed rollouts, those of retried ones and skipped groups too."""
+    return [e for one in collected.groups for e in one.group.rollout_errors] + collected.errors
 
 
 def _worth_showing(name: str) -> bool:

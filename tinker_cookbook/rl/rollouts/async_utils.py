@@ -1,4 +1,9 @@
-"""Timeouts and cancellation that hold even where the awaited code blocks or ignores them."""
+"""Timeouts and cancellation that hold even where the awaited code blocks or ignores them.
+
+Code of users and of models may raise errors that are no ``Exception``: ``sys.exit()``, or the
+cancellation of a task of its own. In a task asyncio takes these for the end of the program or of
+the task, so each function here raises an ``EscapedError`` instead.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,6 +29,59 @@ _GRACE_SECONDS = 2.0
 _abandoned: set[asyncio.Future[Any]] = set()
 
 
+class EscapedError(Exception):
+    """Raised instead of its cause, an error that code awaiting it would not handle as an error."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Returns the error, or an ``EscapedError`` with this cause if it is no ordinary exception."""
+    # A StopIteration is an Exception, but neither a future nor a coroutine can raise it.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    if isinstance(error, SystemExit):
+        text = f"it called sys.exit({error})"
+    elif isinstance(error, asyncio.CancelledError):
+        text = "its own work was cancelled"
+    else:
+        text = str(error) or type(error).__name__
+    escaped = EscapedError(text)
+    escaped.__cause__ = error
+    return escaped
+
+
+def ends_task(error: BaseException) -> bool:
+    """Returns whether the error must be passed on: Ctrl-C, or a cancellation of the current task.
+
+    A library may raise ``CancelledError`` although this task was not cancelled.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs: the coroutine is closed
+        return True
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None:
+        return True
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit, BaseExceptionGroup)):
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt)
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Awaits ``work``; raises an ``EscapedError`` for what would end the task or the program."""
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        if ends_task(error):
+            raise
+        raise as_exception(error) from error
+
+
+def _task(work: Awaitable[T]) -> asyncio.Task[T]:
+    # The name tells in warnings what the task runs.
+    return asyncio.create_task(contained(work), name=getattr(work, "__qualname__", None))
+
+
 def bounded(
     work: Awaitable[T], seconds: float | None, error: Callable[[], Exception]
 ) -> Awaitable[T]:
@@ -36,7 +94,7 @@ def bounded(
 
 
 async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Exception]) -> T:
-    task = asyncio.ensure_future(work)
+    task = _task(work)
     try:
         # Unlike wait_for, wait returns at the timeout even if the task ignores its cancellation.
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -51,7 +109,7 @@ async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Excep
 
 async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     """Runs ``asyncio.gather``, but the first error cancels the others before it is raised."""
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in work]
+    tasks = [_task(awaitable) for awaitable in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -61,7 +119,7 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
 async def finished(work: Awaitable[T]) -> T:
     """Awaits ``work`` to its end; a cancellation of the caller is raised after that."""
     # The task is not cancelled with its caller, who waits for it again after each cancellation.
-    task = asyncio.ensure_future(work)
+    task = _task(work)
     cancelled = False
     while not task.done():
         try:
@@ -97,7 +155,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _cancel_within_grace(tasks: list[asyncio.Future[Any]]) -> None:
+async def _cancel_within_grace(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     if not tasks:
@@ -111,6 +169,20 @@ async def _cancel_within_grace(tasks: list[asyncio.Future[Any]]) -> None:
 
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does the same as ``asyncio.to_thread``, with an ``EscapedError`` for what it cannot raise."""
+
+    def work() -> T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if (raised := as_exception(error)) is error:
+                raise
+            raise raised from error
+
+    return await asyncio.to_thread(work)
 
 
 async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -137,10 +209,8 @@ async def run_in_new_thread(function: Callable[P, T], *args: P.args, **kwargs: P
             return
         try:
             result = context.run(function, *args, **kwargs)
-        except StopIteration as stop:  # asyncio cannot deliver a StopIteration
-            done.set_exception(RuntimeError(f"StopIteration: {stop}"))
         except BaseException as error:
-            done.set_exception(error)
+            done.set_exception(as_exception(error))
         else:
             done.set_result(result)
 

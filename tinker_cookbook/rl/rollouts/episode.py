@@ -15,10 +15,11 @@ from tinker_cookbook.completers import (
     TokensWithLogprobs,
     limit_tokens,
 )
-from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.exceptions import BackendError, CheckpointError, DataValidationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.rl.rollouts.errors import (
     RolloutTimeoutError,
+    SamplerFailedError,
     SamplingTurnTimeoutError,
     checked_reward,
     located_at,
@@ -209,7 +210,8 @@ class Episode:
         ended = getattr(self.env, "rollout_ended", None)
         if ended is not None and not self._closed:
             self._closed = True
-            ended(failed)
+            with located_at(lambda: f"{self.location}, rollout_ended"):
+                ended(failed)
 
     async def _run(self) -> Trajectory:
         enter_member(self.member, self._attempt)
@@ -237,7 +239,7 @@ class Episode:
                     # 1. End the episode if a limit leaves no room for a response.
                     _check_observation(ob)
                     budget = self.token_budget(ob)
-                    reason = await self._resolve(self._reason_before(ob, budget), ob)
+                    reason = await self._resolve(budget.reason if budget.exhausted else None, ob)
                     if reason is not None:
                         break
                     # 2. Sample a response and pass it to the environment. The teacher's prompt is
@@ -321,6 +323,10 @@ class Episode:
         """
         limits = self._config.limits
         budgets: list[TurnBudget] = []
+        # The backend refuses a prompt that fills the model's context.
+        window = getattr(self.policy, "context_window", None)
+        if window is not None:
+            budgets.append(TurnBudget(window - ob.length, StopReason.CONTEXT_OVERFLOW))
         if limits.max_trajectory_tokens is not None:
             # The prompt already holds all earlier turns.
             left = limits.max_trajectory_tokens - ob.length
@@ -334,17 +340,6 @@ class Episode:
         if skip_exhausted:
             budgets = [budget for budget in budgets if not budget.exhausted]
         return min(budgets, key=lambda budget: budget.tokens or 0, default=TurnBudget(None))
-
-    def _reason_before(self, ob: Observation, budget: TurnBudget) -> StopReason | None:
-        """Returns why no further response can be sampled, or ``None``."""
-        if budget.exhausted:
-            return budget.reason
-        window = getattr(self.policy, "context_window", None)
-        # A first prompt that fills the context window is an error of the data, for which the policy
-        # raises an error that names the setting to change.
-        if self._turns and window is not None and ob.length >= window:
-            return StopReason.CONTEXT_OVERFLOW
-        return None
 
     def _reason_between(self) -> StopReason | None:
         """Returns the limit of the whole episode that is reached, or ``None``."""
@@ -374,7 +369,11 @@ class Episode:
             f"no response came within sampling_turn_timeout_seconds={seconds}; raise it, lower "
             "max_tokens, or check whether the backend still responds"
         )
-        action = await self._wait("sampling", work, seconds, timeout)
+        try:
+            action = await self._wait("sampling", work, seconds, timeout)
+        except (BackendError, CheckpointError) as error:
+            # An environment may raise the same classes; only here is it the policy's backend.
+            raise SamplerFailedError(str(error)) from error
         logprobs = action.maybe_logprobs
         # A policy of user code may return tokens and log-probabilities that do not fit.
         if logprobs is not None and len(logprobs) != len(action.tokens):

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+    TinkerCookbookError,
+    TrainingError,
+)
 from tinker_cookbook.rl.advantages import LARGEST_REWARD
+from tinker_cookbook.rl.rollouts.async_utils import EscapedError, as_exception, ends_task
 from tinker_cookbook.rl.types import RolloutError
+from tinker_cookbook.utils.error_logs import where_raised
 
 
 class RolloutFailedError(TrainingError):
     """Raised if an environment or the policy raised an error, which is the cause."""
+
+
+class SamplerFailedError(BackendError):
+    """Raised if the backend that samples the policy failed; no strategy skips this."""
+
+
+class RolloutExecutorError(ConfigurationError, TrainingError):
+    """Raised if the ``rollout_executor`` cannot run a group; no strategy skips this."""
 
 
 class SamplingTurnTimeoutError(TrainingError, TimeoutError):
@@ -29,17 +44,21 @@ class GraderTimeoutError(TrainingError, TimeoutError):
     """Raised if grading takes longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
 
 
-def located(error: Exception, location: str) -> Exception:
+def located(error: BaseException, location: str) -> Exception:
     """Returns the error with its location in front of the message; raise it ``from error``.
 
-    An error of this package keeps its type. Any other error, such as a bug in an environment,
-    becomes a ``RolloutFailedError`` that also names the line that raised it.
+    An error of this package keeps its type. Any other error, such as a bug in an environment or
+    ``sys.exit()``, becomes a ``RolloutFailedError`` that also names the line that raised it.
     """
+    error = as_exception(error)
     # Only the innermost location is added: it names the turn.
     if getattr(error, "_located", False):
         return error
-    message = f": {error}" if str(error) else ""
-    description = f"{location}: {type(error).__name__}{message}"
+    text = str(error)
+    if isinstance(error, EscapedError) and error.__cause__ is not None:
+        error = error.__cause__
+    name = type(error).__name__
+    description = f"{location}: {name}" + (f": {text}" if text not in ("", name) else "")
     result: Exception
     # Only an error that is created from just a message can be recreated with a longer one.
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
@@ -49,9 +68,7 @@ def located(error: Exception, location: str) -> Exception:
             result = RolloutFailedError(description)
     else:
         # The message may be all that a log shows, so it has the line of the user's code.
-        frames = traceback.extract_tb(error.__traceback__)
-        line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        result = RolloutFailedError(f"{description}{line}")
+        result = RolloutFailedError(f"{description}{where_raised(error)}")
     result._located = True  # type: ignore[attr-defined]
     result.__cause__ = error
     return result
@@ -62,11 +79,13 @@ def located_at(location: Callable[[], str]) -> Iterator[None]:
     """Adds the location, evaluated when an error is raised, to errors of the block."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and ends_task(error):
+            raise
         result = located(error, location())
         if result is error:
             raise
-        raise result from error
+        raise result from result.__cause__
 
 
 def original(error: BaseException) -> BaseException:
@@ -82,6 +101,17 @@ def error_record(error: BaseException) -> RolloutError:
     kind = type(original(error))
     name = "TimeoutError" if issubclass(kind, RolloutTimeoutError) else kind.__name__
     return RolloutError(name, " ".join(str(error).split()))
+
+
+def with_attempts(error: Exception, errors: Iterable[BaseException]) -> Exception:
+    """Returns ``error``, which fails a group, with the errors of all attempts of its members."""
+    error._attempts = [error_record(one) for one in errors]  # type: ignore[attr-defined]
+    return error
+
+
+def errors_of_group(error: Exception) -> list[RolloutError]:
+    """Returns what made a group fail, one entry for each failed attempt."""
+    return getattr(error, "_attempts", None) or [error_record(error)]
 
 
 def checked_reward(value: Any, location: str) -> float:

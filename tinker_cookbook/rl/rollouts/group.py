@@ -24,16 +24,12 @@ import chz
 
 from tinker_cookbook.backends.hosted import accept_samples_without_ids
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
-from tinker_cookbook.exceptions import (
-    AllTrajectoriesFailedError,
-    ConfigurationError,
-    DataValidationError,
-    TrainingError,
-)
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.rollouts.async_utils import bounded, finished
 from tinker_cookbook.rl.rollouts.errors import (
     GraderTimeoutError,
+    RolloutExecutorError,
     checked_reward,
     error_record,
     located,
@@ -47,6 +43,8 @@ from tinker_cookbook.rl.rollouts.strategy import (
     MemberStrategy,
     RolloutResult,
     RolloutStrategy,
+    part_of_group,
+    skips_group,
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils import logtree
@@ -92,11 +90,8 @@ async def do_group_rollout(
         else:
             result = await strategy.execute(env_group_builder, policy)
         # 2. Compute the rewards of the successful members together.
-        try:
+        with part_of_group(strategy, f"compute_group_rewards of {name}"):
             rewards_G, metrics_G = await _group_rewards(env_group_builder, result, config)
-        except Exception as error:
-            location = f"compute_group_rewards of {name}"
-            raise strategy.group_failed(located(error, location)) from error
     finally:
         # 3. Release the builder's resources. An error here must neither hide another one nor fail
         # the group.
@@ -207,7 +202,7 @@ async def _run_in_executor(
         try:
             return await asyncio.wrap_future(executor.submit(_run_pickled, *parts))
         except BrokenExecutor as error:
-            raise TrainingError(
+            raise RolloutExecutorError(
                 f"rollout_executor: a process of {type(executor).__name__} died (killed, or out of "
                 "memory), and such a pool cannot go on; RayExecutor and Dask's executor run the "
                 "groups of a dead process again"
@@ -259,12 +254,12 @@ def _pickled(value: Any, what: str) -> bytes:
         # The usual cause gets its own message.
         client = getattr(value, "sampling_client", None)
         if type(client).__module__.startswith("tinker_cookbook.backends.local"):
-            raise ConfigurationError(
+            raise RolloutExecutorError(
                 f"rollout_executor: {what} samples from the local engine, which runs in this "
                 "process, so groups cannot run in other processes; use a ThreadPoolExecutor or "
                 "none, or a remote backend"
             ) from error
-        raise ConfigurationError(
+        raise RolloutExecutorError(
             f"rollout_executor: {what} ({type(value).__name__}) cannot be pickled for another "
             f"process: {error}; use classes and functions defined at the top of a module, or a "
             "ThreadPoolExecutor"
@@ -295,7 +290,7 @@ async def do_group_rollout_and_filter_constant_reward(
             group = await run_group(env_group_builder, policy, strategy=strategy, config=config)
     except Exception as error:
         # A tolerant strategy skips the group instead of ending the run.
-        if not (isinstance(error, AllTrajectoriesFailedError) or strategy.catches_group_errors):
+        if not skips_group(strategy, error):
             raise
         logger.warning("a group is skipped: %s", error)
         return None

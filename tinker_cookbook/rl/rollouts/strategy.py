@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,18 +16,22 @@ from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     BackendError,
     ConfigurationError,
+    DataError,
     DataValidationError,
     EvalGradingError,
     SandboxError,
 )
-from tinker_cookbook.rl.rollouts.async_utils import bounded, stop_tasks
+from tinker_cookbook.rl.rollouts.async_utils import bounded, contained, stop_tasks
 from tinker_cookbook.rl.rollouts.episode import Episode
 from tinker_cookbook.rl.rollouts.errors import (
+    RolloutExecutorError,
     RolloutTimeoutError,
+    SamplerFailedError,
     error_record,
     located,
     located_at,
     original,
+    with_attempts,
 )
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, check_range
@@ -39,6 +44,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.error_logs import only_to_file
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +112,10 @@ class MemberStrategy(RolloutStrategy):
     ) -> RolloutResult:
         """Runs the rollouts of all members; see :meth:`RolloutStrategy.execute`."""
         # 1. Build the environments; an error here fails the whole group.
-        try:
+        with part_of_group(self, f"make_envs of {type(env_group_builder).__name__}"):
             envs_G = list(await env_group_builder.make_envs())
             if not envs_G:
                 raise DataValidationError("got no environments, expected at least one")
-        except Exception as error:
-            location = f"make_envs of {type(env_group_builder).__name__}"
-            raise self.group_failed(located(error, location)) from error
         # 2. Run the members. The first error that a member raises cancels the others.
         config, hooks = config or RolloutConfig(), hooks or RolloutHooks()
         prompts = _FirstPrompts(len(envs_G))
@@ -121,8 +124,15 @@ class MemberStrategy(RolloutStrategy):
             asyncio.create_task(self._run_member(env_group_builder, episode, prompts))
             for episode in episodes_G
         ]
+
+        def cancelled_member() -> str:
+            tasks = zip(episodes_G, members_G, strict=True)
+            return next((e for e, task in tasks if task.cancelled()), episodes_G[0]).location
+
         try:
-            outcomes_G = await asyncio.gather(*members_G)
+            # An environment may also cancel the task of its own rollout.
+            with located_at(cancelled_member):
+                outcomes_G = await asyncio.gather(*members_G)
         finally:
             await stop_tasks(members_G)
             # Requests last, because members wait for them.
@@ -133,7 +143,10 @@ class MemberStrategy(RolloutStrategy):
         succeeded = [
             (trajectory, env) for trajectory, env, _ in outcomes_G if trajectory is not None
         ]
-        self.check_successes(len(succeeded), len(envs_G), errors)
+        try:
+            self.check_successes(len(succeeded), len(envs_G), errors)
+        except AllTrajectoriesFailedError as error:
+            raise with_attempts(error, errors) from error.__cause__
         return RolloutResult(
             [trajectory for trajectory, _ in succeeded],
             [env for _, env in succeeded],
@@ -175,13 +188,48 @@ class MemberStrategy(RolloutStrategy):
             except Exception as error:
                 # A cancellation is no Exception, so it is never retried.
                 errors.append(error)
+                final = attempt == self.max_retries or not _may_succeed(error)
                 if self.catches_group_errors:
-                    last = "; giving up" if attempt == self.max_retries else "; retrying"
-                    logger.warning("rollout of member %d failed%s: %s", member, last, error)
-        if not self.drops(errors[-1]):
-            raise errors[-1]
+                    last = "; giving up" if final else "; retrying"
+                    message = "rollout of member %d failed%s: %s"
+                    logger.warning(message, member, last, error, extra=only_to_file())
+                if final:
+                    break
+        if not self.drops(errors[-1]) or isinstance(errors[-1], SamplerFailedError):
+            raise with_attempts(errors[-1], errors)
         # The strategy decides with ``check_successes`` whether enough members are left.
         return None, episode.env, errors
+
+
+def _may_succeed(error: Exception) -> bool:
+    """Returns whether another attempt makes sense after this error."""
+    task = asyncio.current_task()
+    # The environment may have raised it because this task is cancelled.
+    if task is not None and task.cancelling():
+        return False
+    # A reward that is no number or a wrong setting would come again.
+    return not isinstance(original(error), (DataError, ConfigurationError))
+
+
+@contextmanager
+def part_of_group(strategy: RolloutStrategy, location: str) -> Iterator[None]:
+    """Passes an error of the block, which concerns the whole group, to ``strategy``."""
+    try:
+        with located_at(lambda: location):
+            yield
+    except Exception as error:
+        failed = strategy.group_failed(error)
+        if failed is error:
+            raise
+        raise with_attempts(failed, [error]) from error
+
+
+def skips_group(strategy: RolloutStrategy, error: Exception) -> bool:
+    """Returns whether a run goes on without a group that failed with ``error``."""
+    # Neither the model nor an environment is the cause: every later group would fail too.
+    if isinstance(error, (SamplerFailedError, RolloutExecutorError)):
+        return False
+    return isinstance(error, AllTrajectoriesFailedError) or strategy.catches_group_errors
 
 
 @dataclass(frozen=True)
@@ -362,7 +410,8 @@ class _FirstPrompts:
                 continue
             # Use the first member's random numbers, whichever request finishes first.
             policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
-            request = asyncio.create_task(_sample_many(policy, first.prompt, len(members)))
+            work = contained(_sample_many(policy, first.prompt, len(members)))
+            request = asyncio.create_task(work)
             self.requests.append(request)
             for i, episode in enumerate(members):
                 episode.first_response = partial(_ith_sample, request, i)

@@ -8,8 +8,8 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import chz
 
@@ -17,6 +17,7 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.command_line.programs import alias_recipes, with_recipes_of_folder
+from tinker_cookbook.utils.error_logs import where_raised
 
 __all__ = [
     "also_named",
@@ -25,8 +26,11 @@ __all__ = [
     "program_takes",
     "run_entrypoint",
     "run_program",
+    "run_to_end",
     "server_error_message",
 ]
+
+T = TypeVar("T")
 
 # What the SDK wraps around the message of a request that failed later.
 _WRAPPED = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
@@ -88,7 +92,7 @@ def run_program(program: Callable[[], Any]) -> None:
         # Called outside of an event loop: ``--help`` and parse errors need none.
         result = program()
         if inspect.isawaitable(result):
-            asyncio.run(_finish(result))
+            run_to_end(result)
     except KeyboardInterrupt:
         # A normal exit would wait for the engine's thread, which may be in a long step. Its work is
         # lost; files are as safe as when the process is killed.
@@ -124,5 +128,19 @@ def config_class_of(main: object) -> type[Any] | None:
     return kind if chz.is_chz(kind) else None
 
 
-async def _finish(result: Any) -> Any:
+def run_to_end(work: Awaitable[T]) -> T:
+    """Runs ``work`` in an event loop; a task that calls ``sys.exit(0)`` is an error."""
+    try:
+        return asyncio.run(_finish(work))
+    except SystemExit as error:
+        # asyncio stops the loop for any task, and status 0 would look like the end of the work.
+        if error.code:
+            raise
+        raise TinkerCookbookError(
+            f"a task called sys.exit({error.code}){where_raised(error)}, which ended the program "
+            "before its work was done"
+        ) from error
+
+
+async def _finish(result: Awaitable[T]) -> T:
     return await result
