@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.resume import newest_saved
+from tinker_cookbook.training.data_record import data_record, write_data_record
+from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 C = TypeVar("C")
-D = TypeVar("D")
+D = TypeVar("D", bound=Sized)
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def run_own_loop(
 
     Args:
         config: Settings of the recipe, such as ``recipes.sl_loop`` or ``recipes.rl_loop``.
-        load: Returns the data.
+        load: Returns the data, which the run's folder records.
         count_steps: Returns the number of steps of the whole run.
         train: Runs the steps of the range, from the first one after the checkpoint.
         needs: Server features that the loop needs.
@@ -60,12 +61,16 @@ def run_own_loop(
     settings: Any = config
     behavior = settings.behavior_if_log_dir_exists
     with cli_utils.log_dir_of_run(settings.log_path, behavior), RunLock(settings.log_path):
+        data = load(config)
+        total = count_steps(config, data)
+        record = data_record(data)
         last = checkpoint_utils.get_last_checkpoint(settings.log_path)
         if last is not None:
             # A resumed run with other settings would mix two kinds of steps in its metrics.
             allowed = settings.allow_config_change
-            for line in check_same_settings(settings.log_path, settings, allowed):
+            for line in check_same_settings(settings.log_path, settings, allowed, record):
                 print(line)
+            check_not_passed(last, total)
         ml_logger = ml_log.setup_logging(
             settings.log_path,
             wandb_project=settings.wandb_project,
@@ -73,9 +78,8 @@ def run_own_loop(
             config=settings,
             resume_step=_steps_of(last) if last is not None else -1,
         )
-        data = load(config)
-        total = count_steps(config, data)
-        if last is not None and _steps_of(last) >= total:
+        write_data_record(settings.log_path, record)
+        if last is not None and last.final and _steps_of(last) >= total:
             logger.info("the run in %s is complete (%d steps)", settings.log_path, total)
         else:
             with _connect(settings) as connection:
@@ -91,7 +95,17 @@ def run_own_loop(
                 asyncio.run(check.check_needs(client, needs))
                 for line in check.lines:
                     logger.info(line)
-                train(config, client, data, ml_logger, range(_steps_of(last), total))
+                done = _steps_of(last)
+                train(config, client, data, ml_logger, range(done, total))
+                if last is not None and done == total:
+                    # The run was shortened to this checkpoint, so no step saves a final one.
+                    checkpoint_utils.save_checkpoint(
+                        client,
+                        "final",
+                        settings.log_path,
+                        {"batch": done, "final": True},
+                        kind="both",
+                    )
         ml_logger.close()
 
 

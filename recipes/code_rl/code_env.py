@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import chz
 
@@ -114,6 +114,10 @@ class DeepcoderDataset(ProblemDataset[DeepcoderEnvGroupBuilder]):
 
     def __init__(self, env_group_builders: list[DeepcoderEnvGroupBuilder], batch_size: int) -> None:
         super().__init__(env_group_builders, lambda builder: builder, batch_size)
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the tasks."""
+        return {"": [builder.task for builder in self._problems]}
 
 
 @chz.chz

@@ -275,6 +275,10 @@ class ForecastRLDataset(RLDataset):
         self.examples, self.batch_size = tuple(examples), batch_size
         self.group_size, self.renderer, self.epochs = group_size, renderer, epochs
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the markets."""
+        return {"": self.examples}
+
     def __len__(self) -> int:
         return self.epochs * -(-len(self.examples) // self.batch_size)
 

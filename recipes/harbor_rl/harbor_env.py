@@ -274,6 +274,11 @@ class HarborDataset(ProblemDataset[HarborEnvGroupBuilder]):
     ) -> None:
         super().__init__(env_group_builders, lambda builder: builder, batch_size, shuffle)
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the tasks, without their folders, which may be moved."""
+        tasks = [builder.task for builder in self._problems]
+        return {"": [(task.task_name, task.instruction, task.config) for task in tasks]}
+
 
 @chz.chz
 class HarborDatasetBuilder(RLDatasetBuilder):

@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import chz
 
@@ -332,6 +332,10 @@ class CountingDataset(RLDataset):
         self.corpus, self.task, self.seed = corpus, task, seed
         self.batch_size, self.n_batches = batch_size, n_batches
         self.make_group_builder = make_group_builder
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the text."""
+        return {"": [self.corpus]}
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """Returns the groups of batch ``index``."""

@@ -269,6 +269,10 @@ class VerifiersRLDataset(RLDataset):
             shuffle=False,
         )
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the examples."""
+        return {"": self.rows}
+
     def __len__(self) -> int:
         return len(self._problems)
 

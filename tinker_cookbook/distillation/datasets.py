@@ -161,6 +161,10 @@ class CompositeDataset(RLDataset):
         self.datasets = list(datasets)
         self.groups_per_batch_list = list(groups_per_batch_list)
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the datasets."""
+        return {f"dataset_configs[{i}]": part for i, part in enumerate(self.datasets)}
+
     def __len__(self) -> int:
         # End with the shortest dataset, so that every batch has groups of every teacher.
         return min(len(dataset) for dataset in self.datasets)

@@ -134,11 +134,13 @@ class DemonstrationBuilder(FromConversationFileBuilder):
         train, test = self._split
 
         # The row number links a datum to its demonstration.
-        def datum(row: int) -> tinker.Datum:
-            made = conversation_to_datum(train[row], self.renderer, max_length, self.train_on_what)
-            return numbered(made, row)
+        def datum(row: tuple[int, list[Message]]) -> tinker.Datum:
+            number, talk = row
+            made = conversation_to_datum(talk, self.renderer, max_length, self.train_on_what)
+            return numbered(made, number)
 
-        train_set = SupervisedDatasetFromHFDataset(range(len(train)), batch_size, map_fn=datum)
+        rows = list(enumerate(train))
+        train_set = SupervisedDatasetFromHFDataset(rows, batch_size, map_fn=datum)
         test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
         return train_set, test_set
 
@@ -259,6 +261,10 @@ class ProvidedTexts(SupervisedDataset):
         teacher_prompt: Callable[[str, str], tinker.ModelInput],
     ) -> None:
         self._provider, self._teacher_prompt = provider, teacher_prompt
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the provider."""
+        return {"": self._provider}
 
     def __len__(self) -> int:
         return len(self._provider)

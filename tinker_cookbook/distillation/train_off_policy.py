@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chz
 
@@ -122,6 +122,10 @@ class MixedDataset(SupervisedDataset):
         """Reorders every dataset."""
         for dataset in self._datasets:
             dataset.set_epoch(seed)
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the datasets."""
+        return {f"dataset_configs[{i}]": part for i, part in enumerate(self._datasets)}
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Returns the numbered datums; raises EmptyBatchError if no dataset has any."""

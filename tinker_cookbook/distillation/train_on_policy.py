@@ -310,6 +310,9 @@ class _TeacherDataset(RLDataset):
     def __init__(self, inner: CompositeDataset, views: Sequence[TeacherView | None]) -> None:
         self._inner, self._views = inner, list(views)
 
+    def data_sources(self) -> dict[str, Any]:
+        return {"": self._inner}
+
     def __len__(self) -> int:
         return len(self._inner)
 

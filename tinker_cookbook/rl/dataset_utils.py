@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,10 @@ class EpochCycledRLDataset(RLDataset):
         self.inner, self.num_epochs, self.shuffle_seed = inner, num_epochs, shuffle_seed
         self._epoch: int | None = None
         self._lock = threading.Lock()
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the repeated dataset."""
+        return {"": self.inner}
 
     def __len__(self) -> int:
         return len(self.inner) * self.num_epochs

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import chz
 import numpy as np
@@ -84,6 +85,7 @@ class _InterleavedRLDataset(RLDataset):
         total_batches: int | None = None,
         seed: int = 0,
     ) -> None:
+        self._datasets = list(sources)
         self._sources = [_Groups(dataset, k) for k, dataset in enumerate(sources)]
         self._groups_per_batch, self._seed = groups_per_batch, seed
         self._source_total_groups = [source.total for source in self._sources]
@@ -104,6 +106,10 @@ class _InterleavedRLDataset(RLDataset):
             of_source = np.flatnonzero(chosen_N == k)
             numbers_N[of_source] = np.arange(len(of_source))
         self._samples_N = list(zip(chosen_N.tolist(), numbers_N.tolist(), strict=True))
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the datasets."""
+        return {f"sources[{k}]": dataset for k, dataset in enumerate(self._datasets)}
 
     def __len__(self) -> int:
         return len(self._samples_N) // self._groups_per_batch

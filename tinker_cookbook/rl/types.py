@@ -283,6 +283,14 @@ class RLDataset(ABC):
     def __len__(self) -> int:
         """Returns the number of batches."""
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the rows, or the datasets, that the batches are made of, by name.
+
+        A run records their number and a digest, and a resumed run refuses others. A single part
+        has the name "". Empty (the default): only the number of batches is compared.
+        """
+        return {}
+
     def set_epoch(self, seed: int) -> None:
         """Shuffles the problems for an epoch; by default does nothing."""
 

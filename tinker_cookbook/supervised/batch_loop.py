@@ -169,7 +169,7 @@ async def train_batches(
     schedule = Schedule.of(train_set, config)
     # Fail before the backend is connected if nothing can be trained.
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
-    async with training_session(config) as session:
+    async with training_session(config, train_set) as session:
         # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
             return
@@ -195,7 +195,8 @@ async def train_batches(
         builder, count = config.dataset_builder, config.show_samples
         prompts = builder.held_out_prompts(count) if builder is not None and count else []
         begun = time.monotonic()
-        await show_answers(session, config, prompts, "before training")
+        begins = f"after step {session.start_step}" if session.start_step else "before training"
+        await show_answers(session, config, prompts, begins)
         loop = _Loop(config, session, schedule, objective)
         loop.sample_seconds = time.monotonic() - begun
         if report is not None:

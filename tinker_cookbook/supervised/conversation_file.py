@@ -305,6 +305,10 @@ class ConversationRows:
         if len(self):
             self._read(0)
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the table."""
+        return {"": self._rows}
+
     def __len__(self) -> int:
         return len(self._numbers)
 

@@ -327,6 +327,10 @@ class _MixedRows:
     def __init__(self, rows_K: list[Rows], fields_K: list[str], numbers: Dataset) -> None:
         self._rows_K, self._fields_K, self._numbers = rows_K, fields_K, numbers
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the rows of each source."""
+        return {f"sources[{k}]": rows for k, rows in enumerate(self._rows_K)}
+
     def __len__(self) -> int:
         return len(self._numbers)
 

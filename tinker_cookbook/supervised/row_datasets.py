@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_STREAM_RECORDED = 64
+
 Conversation: TypeAlias = Sequence[Message] | Sequence[Mapping[str, Any]]
 MapFn: TypeAlias = "Callable[[Any], tinker.Datum]"
 FlatmapFn: TypeAlias = "Callable[[Any], list[tinker.Datum]]"
@@ -188,6 +190,10 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
         """Shuffles the rows; the order depends only on ``seed``."""
         self._order = np.random.default_rng(seed).permutation(self._num_rows)
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the rows."""
+        return {"": self.hf_dataset}
+
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Returns the trained datums of the batch, or all datums if none is trained."""
         self._check_index(index)
@@ -229,6 +235,10 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
         self._rows_read = 0
         self._seed = seed
         self._last: tuple[int, list[tinker.Datum]] | None = None
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the first rows of the stream, since it is not read as a whole before training."""
+        return {"first rows": list(self._stream.take(_STREAM_RECORDED))}
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Returns the batch at ``index``, which must not be before the last returned one."""

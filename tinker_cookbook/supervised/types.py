@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chz
 
@@ -40,6 +40,14 @@ class SupervisedDataset(ABC):
         if not self.num_dropped:
             return []
         return [f"{self.num_dropped} examples had no token to train and were dropped"]
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the rows, or the datasets, that the batches are made of, by name.
+
+        A run records their number and a digest, and a resumed run refuses others. A single part
+        has the name "". Empty (the default): only the number of batches is compared.
+        """
+        return {}
 
     @abstractmethod
     def get_batch(self, index: int) -> list[tinker.Datum]:

@@ -1,4 +1,4 @@
-"""Compares the settings of a run with the settings of the command that resumes it."""
+"""Compares the settings and data of a run with those of the command that resumes it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.training.data_record import (
+    UNKNOWN,
+    DataRecord,
+    data_changes,
+    read_data_record,
+)
 from tinker_cookbook.utils.run_folder.config_io import (
     CONFIG_FILE,
+    DIGEST_KEY,
     KINDS_KEY,
     LOST_KEY,
     TYPE_KEY,
@@ -18,22 +25,25 @@ from tinker_cookbook.utils.run_folder.config_io import (
 )
 
 # Settings of outputs, evaluations and the machine, which may change in a resumed run: a
-# training step does not depend on them.
+# training step does not depend on them, except for rounding and for what fails or times out.
+# base_dtype is not one of them: a quantised base has other weights.
 _FREE = """
     log_path recipe_name behavior_if_log_dir_exists allow_config_change
     wandb_project wandb_name session_name enable_trace span_chart_every
-    backend base_url device dtype base_dtype shard_base sampler vllm_python
+    backend base_url device dtype shard_base sampler vllm_python
     vllm_args vllm_timeout submit_ahead store num_replicas async_periodic_saves
     save_every save_every_tokens save_every_seconds
     rolling_save_every rolling_ttl_seconds ttl_seconds
     eval_every infrequent_eval_every evaluator_builders infrequent_evaluator_builders
     best_metric best_metric_mode early_stopping_patience data_report
-    eval_temperature test_file_path test_path show_samples sample_max_tokens
+    eval_temperature test_file_path test_path test_problems show_samples sample_max_tokens
     num_groups_to_log rollout_json_export compute_post_kl kl_depth_edges
     rollout_error_tolerance rollout_timeout_seconds grader_timeout_seconds teacher_concurrency
 """.split()  # noqa: SIM905 - one word for each setting, by subject
 # Settings of the run's length: they change the learning rates, but not data or loss.
 _LENGTH = frozenset({"num_epochs", "max_steps", "num_steps", "num_batches", "n_batches"})
+# Those that determine how many problems a recipe generates.
+_GENERATED = frozenset({"num_batches", "n_batches"})
 
 
 def changed_settings(log_path: str, config: Any) -> dict[str, str]:
@@ -51,35 +61,59 @@ def changed_settings(log_path: str, config: Any) -> dict[str, str]:
     # Convert through JSON like the file, so that a tuple equals the list in the file.
     now = json.loads(json.dumps(dump_config(config)))
     changes = [change for change in _changes(before, now, "") if _leaf(change[0]) not in _FREE]
-    return {name: f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in changes}
+    return {name: f"{name}: {_shown(old)} → {_shown(new, old)}" for name, old, new in changes}
 
 
-def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
-    """Compares ``config`` with the run in ``log_path`` that it resumes.
+def check_same_settings(
+    log_path: str, config: Any, allowed: bool, data: DataRecord | None = None
+) -> list[str]:
+    """Compares ``config`` and the ``data_record`` of its data with the run that it resumes.
 
-    Returns a line for each changed setting: the length of the run may change, and with ``allowed``
-    all others too. Raises ConfigurationError for other changes that affect a training step.
+    Returns a line for each change: the length of the run may change, and with ``allowed`` all
+    settings and the data too. Raises ConfigurationError for other changes that affect a training
+    step. A run without a record of its data gets a line that says so.
     """
     changes = changed_settings(log_path, config)
+    of_data, notes = _changes_of_data(log_path, data, {_leaf(name) for name in changes})
     refused = {name: line for name, line in changes.items() if _leaf(name) not in _LENGTH}
     # A new length changes only the learning rates, so it is allowed and reported.
-    if refused and not allowed:
+    if (refused or of_data) and not allowed:
         # Several settings may have the same name and value, such as the renderer's name.
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
+        what = " and ".join(["settings"] * bool(refused) + ["data"] * bool(of_data))
         raise ConfigurationError(
-            f"log_path={log_path} holds a run with other settings ({'; '.join(lines)}); its steps "
-            "and the new ones would be mixed in one run. Continue with the original settings, "
-            "give another log_path=…, start over with behavior_if_log_dir_exists=delete, or "
-            "continue with the new ones on purpose: allow_config_change=true"
+            f"log_path={log_path} holds a run with other {what} ({'; '.join([*lines, *of_data])}); "
+            "its steps and the new ones would be mixed in one run. Continue with the original "
+            f"{what}, give another log_path=…, start over with behavior_if_log_dir_exists=delete, "
+            "or continue with the new ones on purpose: allow_config_change=true"
         )
-    return [f"changed since the run began: {line}" for line in changes.values()]
+    said = [f"changed since the run began: {line}" for line in (*changes.values(), *of_data)]
+    if of_data:
+        said.append("rows that are held out now may be among those trained on before")
+    return [*said, *notes]
+
+
+def _changes_of_data(
+    log_path: str, data: DataRecord | None, changed: set[str]
+) -> tuple[list[str], list[str]]:
+    """Returns the changes of the data, and a line if they cannot be compared."""
+    if data is None:
+        return [], []
+    before = read_data_record(log_path)
+    if before is None:
+        return [], [UNKNOWN]
+    return data_changes(before, data, bool(changed & _LENGTH), bool(changed & _GENERATED)), []
 
 
 def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
     """Yields name, old and new value of the settings below ``name`` that differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         if LOST_KEY in before or LOST_KEY in now:
-            return  # anonymous functions cannot be compared
+            old, new = before.get(DIGEST_KEY), now.get(DIGEST_KEY)
+            # Digests of functions of different versions of Python differ, as their prefixes do.
+            if old and new and old != new and old.split(":")[:-1] == new.split(":")[:-1]:
+                yield name, before, now
+            return
         # Compare objects of the same class setting by setting, others as a whole.
         if before.get(TYPE_KEY) == now.get(TYPE_KEY):
             # A key on only one side comes from another version of the code.
@@ -108,7 +142,10 @@ def _leaf(name: str) -> str:
     return next((part for part in reversed(name.split(".")) if not part.isdigit()), name)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, before: Any = None) -> str:
+    if isinstance(value, dict) and LOST_KEY in value:
+        same = isinstance(before, dict) and before.get(LOST_KEY) == value[LOST_KEY]
+        return f"{value[LOST_KEY]}{' with other content' if same else ''}"
     if isinstance(value, dict) and TYPE_KEY in value:
         return str(value[TYPE_KEY]).rpartition(":")[2]
     return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, load_checkpoints_file
-from tinker_cookbook.exceptions import CheckpointError, CheckpointNotFoundError
+from tinker_cookbook.exceptions import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+)
 from tinker_cookbook.utils.ml_log.json_logger import cut_later_rows
 from tinker_cookbook.utils.run_folder.jsonl import trim_rows
 from tinker_cookbook.utils.run_folder.paths import local_path
@@ -44,6 +48,17 @@ async def newest_saved(service: ServiceClient, log_path: str) -> tuple[Checkpoin
         f"{next(iter(gone.values()))} Start over with behavior_if_log_dir_exists=delete, or give "
         "another log_path=…"
     )
+
+
+def check_not_passed(last: CheckpointRecord, total_steps: int) -> None:
+    """Raises ConfigurationError if an unfinished run has more steps than it is to have in all."""
+    done = last.batch or 0
+    if done > total_steps and not last.final:
+        raise ConfigurationError(
+            f"this run has {done} steps and is not finished, but its settings and data make "
+            f"{total_steps} steps, expected at least {done}; set max_steps={done} to end it at its "
+            "newest checkpoint, or a larger number to continue it"
+        )
 
 
 def _cut_later(log_path: str, step: int, gone: dict[str, Exception]) -> list[str]:

@@ -14,9 +14,10 @@ the last line and writes the same rows again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Sized
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ from tinker_cookbook.training.best import BestEvaluation
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
-from tinker_cookbook.training.resume import newest_saved
+from tinker_cookbook.training.data_record import data_record, write_data_record
+from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
@@ -61,8 +63,11 @@ Metrics = dict[str, float | int | str]
 
 
 @asynccontextmanager
-async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
-    """Checks the settings, locks the folder, opens the log; closes the backend at the end."""
+async def training_session(config: TrainingConfig, data: Sized) -> AsyncIterator[TrainingSession]:
+    """Checks the settings, locks the folder, opens the log; closes the backend at the end.
+
+    ``data`` is the training set. A resumed run refuses another one than it began with.
+    """
     config.check()
     # A killed process may have left the replaced run under a temporary name.
     replaced_run.recover(config.log_path)
@@ -70,9 +75,12 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
     with RunLock(config.log_path), run_in_folder(config.log_path):
         last = get_last_checkpoint(config.log_path)
         changes: list[str] = []
+        # In a thread, because a large dataset takes seconds.
+        record = await asyncio.to_thread(data_record, data)
         if last is not None:
             # Compare before the log is opened, which replaces config.json.
-            changes = check_same_settings(config.log_path, config, config.allow_config_change)
+            allowed = config.allow_config_change
+            changes = check_same_settings(config.log_path, config, allowed, record)
         log = setup_logging(
             config.log_path,
             config.wandb_project,
@@ -82,6 +90,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             resume_step=last.batch if last is not None else -1,
             print_metrics=False,
         )
+        write_data_record(config.log_path, record)
         session = TrainingSession(config, log, last)
         session.print(*changes)
         try:
@@ -173,6 +182,10 @@ class TrainingSession:
         if self.best is not None and self.last is not None:
             # The rows end at the checkpoint, so this state equals that of an uninterrupted run.
             self.best.restore(read_rows(local_path(config.log_path) / "metrics.jsonl"))
+        if self.last is not None and self.start_step == total_steps and not self.last.final:
+            # The run was shortened to its newest checkpoint, so no later step saves a final one.
+            extra = {k: v for k, v in self.last.extra.items() if k not in ("best", "rolling")}
+            await self.checkpoints.save_async(self.start_step, self.last.epoch or 0, "final", extra)
         self._trace.start(self.start_step + 1)
         return self.client
 
@@ -380,7 +393,10 @@ async def run_evaluators(
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Returns whether no step is left, and prints that. A run of 0 steps still has evaluations."""
+    """Returns whether the run is finished, and prints that. A run of 0 steps still has evaluations.
+
+    Raises ConfigurationError for a length that an unfinished run has already passed.
+    """
     last, patience = session.last, session.config.early_stopping_patience
     # The same or a smaller patience would stop it at the same step again.
     if last is not None and last.final and 0 < patience <= (last.get("stopped_early") or 0):
@@ -392,6 +408,9 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
         return True
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
+    if last is not None and not last.final:
+        check_not_passed(last, total_steps)
+        return False  # ``start`` makes this checkpoint the final one
     session.print(
         f"This run is complete ({session.start_step} steps); num_epochs or max_steps can make it "
         "longer.",

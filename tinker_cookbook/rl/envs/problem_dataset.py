@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
@@ -36,6 +36,10 @@ class ProblemDataset(RLDataset, Generic[P]):
         self._problems, self._make_group, self._shuffle = problems, make_group, shuffle
         self._groups_per_batch = groups_per_batch
         self._order = list(range(len(problems)))
+
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the problems."""
+        return {"": self._problems}
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """Returns the groups of batch ``index``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import chz
 import numpy as np
@@ -88,6 +89,9 @@ class _RandomRewardDataset(RLDataset):
     def __init__(self, dataset: RLDataset, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self.set_epoch = dataset.set_epoch
+
+    def data_sources(self) -> dict[str, Any]:
+        return {"": self._dataset}
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         groups = self._dataset.get_batch(index)

@@ -13,7 +13,8 @@ Plain fields are written under their own names, so a script reads
 
 What cannot be found again by name (a lambda, a closure, a live object) is written as
 ``{"_not_rebuildable": "<its repr>"}``: the run continues and the file shows what is missing;
-:func:`load_config` refuses such a file and names the field.
+:func:`load_config` refuses such a file and names the field. ``"_digest"`` is added where the value
+has content (``digests.value_digest``), so that a resumed run notices another one.
 
 The values are those in force, after chz mungers; a munger must therefore accept its own result.
 If a munger makes something that has no JSON form, its input is written instead.
@@ -37,11 +38,13 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.utils.run_folder.digests import value_digest
 from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 TYPE_KEY = "_type"
 KINDS_KEY = "_kinds"
 LOST_KEY = "_not_rebuildable"
+DIGEST_KEY = "_digest"
 CONFIG_FILE = "config.json"
 
 _Kinds = dict[str, str]
@@ -213,7 +216,9 @@ def _dump_container(value: Any, where: str, kinds: _Kinds) -> Any:
 
 def _lost(value: Any) -> dict[str, str]:
     # Without the address, so that equal runs give equal files.
-    return {LOST_KEY: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))}
+    lost = {LOST_KEY: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))}
+    digest = value_digest(value)
+    return lost if digest is None else {**lost, DIGEST_KEY: digest}
 
 
 def _join(where: str, part: object) -> str:

@@ -1,0 +1,133 @@
+"""Digests of data and settings, by which a resumed run recognises that they have changed.
+
+A digest depends on the content only: on the rows and their order, but not on the file's name or
+format, nor on how a table is divided into chunks. What has no content (a client, a renderer) counts
+by the name of its class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from types import CodeType, FunctionType
+from typing import Any
+
+import chz
+import numpy as np
+
+_BLOCK = 1000  # rows, so that the text of a large dataset is never in memory as a whole
+_SAMPLED = 64
+_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, type(None))
+
+
+def rows_digest(rows: Any) -> str | None:
+    """Returns the SHA-256 of a list of rows or of a table; None if a row cannot be read.
+
+    Other sequences may compute a row each time, so they count by 64 rows at equal distances.
+    """
+    digest = hashlib.sha256()
+    try:
+        for block in _table_blocks(rows) if _is_table(rows) else _blocks(rows):
+            digest.update(block)
+    # Rows may be of any type and read by a user's code; training reports errors in them.
+    except Exception:
+        return None
+    return digest.hexdigest()
+
+
+def value_digest(value: Any) -> str | None:
+    """Returns a digest of a setting that has no JSON form; None for one without content.
+
+    A prefix ``pythonX.Y:`` limits the digest of a function's code to a version of Python.
+    """
+    if isinstance(value, FunctionType):
+        content = rows_digest([_code(value.__code__), *_bound_values(value)])
+        return content and f"python{sys.version_info.major}.{sys.version_info.minor}:{content}"
+    if isinstance(value, Sequence) or _is_table(value):
+        return rows_digest(value)
+    known = isinstance(value, Mapping) or dataclasses.is_dataclass(value) or chz.is_chz(value)
+    return rows_digest([value]) if known and not isinstance(value, type) else None
+
+
+def _is_table(rows: Any) -> bool:
+    # The library is not imported for this: without it, there is no such table.
+    library = sys.modules.get("datasets")
+    return library is not None and isinstance(rows, library.Dataset)
+
+
+def _table_blocks(rows: Any) -> Iterator[bytes]:
+    """Yields the content of a ``datasets.Dataset`` without converting it to Python objects."""
+    for table in rows.with_format("arrow").iter(batch_size=_BLOCK):
+        schema = table.schema
+        yield repr([(name, str(schema.field(name).type)) for name in schema.names]).encode()
+        # A copy, because bits between the values of a slice are those of its neighbours.
+        copy = table.take(np.arange(len(table))).combine_chunks()
+        for batch in copy.to_batches():
+            yield batch.serialize()
+
+
+def _blocks(rows: Any) -> Iterator[bytes]:
+    if not isinstance(rows, (list, tuple, range)):
+        chosen = np.unique(np.linspace(0, len(rows) - 1, _SAMPLED).astype(int)) if len(rows) else []
+        rows = [rows[int(index)] for index in chosen]
+    for start in range(0, len(rows), _BLOCK):
+        yield _encoder.encode(list(rows[start : start + _BLOCK])).encode()
+
+
+def _content(value: Any) -> Any:
+    """Returns the content of a value that JSON cannot represent, as nearly plain data."""
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, (enum.Enum, PurePath)):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, (type, FunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if chz.is_chz(value):
+        return {name: {f.logical_name: getattr(value, f.x_name) for f in _chz_fields(value)}}
+    if dataclasses.is_dataclass(value):
+        return {name: {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}
+    if hasattr(value, "model_dump"):  # pydantic, such as tinker.Datum
+        return value.model_dump()
+    if hasattr(value, "__array__"):  # numpy, torch and images
+        array = np.asarray(value)
+        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    # Only plain attributes: others may hold locks, caches or connections.
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    return {name: {key: item for key, item in own.items() if isinstance(item, _PLAIN)}}
+
+
+_encoder = json.JSONEncoder(default=_content, separators=(",", ":"))
+
+
+def _chz_fields(value: Any) -> Iterator[Any]:
+    return iter(chz.chz_fields(value).values())
+
+
+def _code(code: CodeType) -> list[Any]:
+    """Returns what a function does, without its position in the file."""
+    return [code.co_code, code.co_names, code.co_varnames, list(map(_constant, code.co_consts))]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # The order of a set differs between processes.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _bound_values(function: FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [function.__defaults__, function.__kwdefaults__, cells]
