@@ -157,7 +157,7 @@ async def run(
     total_steps = count_steps(config, len(train_set), batch_size)
     set_rollout_executor(rollout_executor)
     # 2. Open the run folder, connect, and create or restore the training client.
-    async with training_session(config, train_set) as session:
+    async with training_session(config, train_set, total_steps) as session:
         # A finished run that is started again does not need a model.
         if is_complete(session, total_steps):
             return

@@ -169,7 +169,7 @@ async def train_batches(
     schedule = Schedule.of(train_set, config)
     # Fail before the backend is connected if nothing can be trained.
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
-    async with training_session(config, train_set) as session:
+    async with training_session(config, train_set, schedule.total_steps) as session:
         # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
             return

@@ -1,4 +1,4 @@
-"""Record of the data that a run trains on, ``data.json`` in its folder.
+"""Record of the data that a run trains on, ``data_record.json`` in its folder.
 
 It has the number of rows and a digest of each file or table, under the name that errors use::
 
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from tinker_cookbook.utils.run_folder.digests import rows_digest
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
-DATA_FILE = "data.json"
+DATA_FILE = "data_record.json"
 DataRecord: TypeAlias = dict[str, dict[str, Any]]
 
 UNKNOWN = (

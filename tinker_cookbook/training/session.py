@@ -2,7 +2,7 @@
 
 Every loop opens a session::
 
-    async with training_session(config) as session:
+    async with training_session(config, train_set, total_steps) as session:
         client = await session.start(total_steps)
         ...
             await session.finish_step(step, metrics, epoch=...)
@@ -63,10 +63,13 @@ Metrics = dict[str, float | int | str]
 
 
 @asynccontextmanager
-async def training_session(config: TrainingConfig, data: Sized) -> AsyncIterator[TrainingSession]:
+async def training_session(
+    config: TrainingConfig, data: Sized, total_steps: int
+) -> AsyncIterator[TrainingSession]:
     """Checks the settings, locks the folder, opens the log; closes the backend at the end.
 
-    ``data`` is the training set. A resumed run refuses another one than it began with.
+    ``data`` is the training set, and ``total_steps`` the length of the whole run. Raises
+    ConfigurationError if the folder holds a run on other data, or a longer unfinished one.
     """
     config.check()
     # A killed process may have left the replaced run under a temporary name.
@@ -81,6 +84,7 @@ async def training_session(config: TrainingConfig, data: Sized) -> AsyncIterator
             # Compare before the log is opened, which replaces config.json.
             allowed = config.allow_config_change
             changes = check_same_settings(config.log_path, config, allowed, record)
+            check_not_passed(last, total_steps)
         log = setup_logging(
             config.log_path,
             config.wandb_project,
@@ -393,10 +397,7 @@ async def run_evaluators(
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Returns whether the run is finished, and prints that. A run of 0 steps still has evaluations.
-
-    Raises ConfigurationError for a length that an unfinished run has already passed.
-    """
+    """Returns whether the run is finished, and prints that; a run of 0 steps has evaluations left."""
     last, patience = session.last, session.config.early_stopping_patience
     # The same or a smaller patience would stop it at the same step again.
     if last is not None and last.final and 0 < patience <= (last.get("stopped_early") or 0):
@@ -409,7 +410,6 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
     if last is not None and not last.final:
-        check_not_passed(last, total_steps)
         return False  # ``start`` makes this checkpoint the final one
     session.print(
         f"This run is complete ({session.start_step} steps); num_epochs or max_steps can make it "

@@ -29,7 +29,7 @@ WRITTEN_BEFORE_THE_FIRST_ROW = (
     LOCK_FILE,
     CONFIG_FILE,
     "config.previous",
-    "data.json",
+    "data_record.json",
     "logs.log",
     "code.diff",
 )
