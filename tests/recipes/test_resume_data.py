@@ -31,7 +31,7 @@ from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromCompari
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
-from tinker_cookbook.rl.problem_env import ProblemEnv
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum

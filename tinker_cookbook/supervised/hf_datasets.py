@@ -328,7 +328,6 @@ class _MixedRows:
         self._rows_K, self._fields_K, self._numbers = rows_K, fields_K, numbers
 
     def data_sources(self) -> dict[str, Any]:
-        """Returns the rows of each source."""
         return {f"sources[{k}]": rows for k, rows in enumerate(self._rows_K)}
 
     def __len__(self) -> int:
@@ -498,6 +497,4 @@ def hold_out(
 def _weights_or_sizes(
     sources_K: Sequence[Dataset], weights_K: Sequence[float] | None
 ) -> list[float]:
-    if weights_K is None:
-        return [float(len(source)) for source in sources_K]
-    return list(weights_K)
+    return [float(len(s)) for s in sources_K] if weights_K is None else list(weights_K)

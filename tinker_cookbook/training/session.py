@@ -397,7 +397,7 @@ async def run_evaluators(
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Returns whether the run is finished, and prints that; a run of 0 steps has evaluations left."""
+    """Returns whether the run is finished, and prints that. A run of 0 steps has evaluations."""
     last, patience = session.last, session.config.early_stopping_patience
     # The same or a smaller patience would stop it at the same step again.
     if last is not None and last.final and 0 < patience <= (last.get("stopped_early") or 0):
