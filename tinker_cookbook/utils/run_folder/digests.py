@@ -19,7 +19,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import chz
-import numpy as np
 
 _BLOCK = 1000  # rows, so that the text of a large dataset is never in memory as a whole
 _SAMPLED = 64
@@ -67,15 +66,15 @@ def _table_blocks(rows: Any) -> Iterator[bytes]:
         schema = table.schema
         yield repr([(name, str(schema.field(name).type)) for name in schema.names]).encode()
         # A copy, because bits between the values of a slice are those of its neighbours.
-        copy = table.take(np.arange(len(table))).combine_chunks()
+        copy = table.take(list(range(len(table)))).combine_chunks()
         for batch in copy.to_batches():
             yield batch.serialize()
 
 
 def _blocks(rows: Any) -> Iterator[bytes]:
     if not isinstance(rows, (list, tuple, range)):
-        chosen = np.unique(np.linspace(0, len(rows) - 1, _SAMPLED).astype(int)) if len(rows) else []
-        rows = [rows[int(index)] for index in chosen]
+        count = min(len(rows), _SAMPLED)
+        rows = [rows[index * len(rows) // count] for index in range(count)]
     for start in range(0, len(rows), _BLOCK):
         yield _encoder.encode(list(rows[start : start + _BLOCK])).encode()
 
@@ -102,6 +101,8 @@ def _content(value: Any) -> Any:
     if hasattr(value, "model_dump"):  # pydantic, such as tinker.Datum
         return value.model_dump()
     if hasattr(value, "__array__"):  # numpy, torch and images
+        import numpy as np  # loaded here, since most runs have no arrays in their rows
+
         array = np.asarray(value)
         return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
     # Only plain attributes: others may hold locks, caches or connections.
