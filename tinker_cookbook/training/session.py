@@ -44,6 +44,7 @@ from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
+from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
@@ -102,6 +103,8 @@ async def training_session(
         # BaseException, so that the command to continue is printed after Ctrl-C too.
         except BaseException as error:
             session.print(*session.continue_lines(error))
+            # The terminal may be closed when the cause is looked for.
+            logger.error("the run stopped", exc_info=error, extra=only_to_file())
             session.close(error)
             raise
         session.close()

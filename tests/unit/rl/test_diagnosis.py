@@ -44,6 +44,7 @@ CASES = {
                "answers have the format", "check_format"]),
     "same_text": (groups_of(lambda i: f"7 {END}"), ["the same text", "temperature"]),
     "all_bad": (groups_of(ended), ["group_size (now 4)", "easier task", "temperature"]),
+    "one_reward": (groups_of(ended, 0.5), ["All 32 samples have exactly", "look at the answer"]),
     "all_good": (groups_of(ended, 1.0), ["the same reward, 1.000", "harder"]),
     "all_constant": ([answers(1.0, 1.0), answers(0.0, 0.0)], ["from 0.000 to 1.000",
                      "group_size (now 2)"]),

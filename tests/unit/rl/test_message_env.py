@@ -10,7 +10,7 @@ import pytest
 from rollout_samples import Group
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import (
     EnvFromMessageEnv,
@@ -190,6 +190,22 @@ def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer):
     trajectory = play(wrapped, Says(renderer, "y…"))
     assert trajectory.transitions[0].reward == -0.1 + 10
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    # Where malformed answers do not end the episode, this one does not either.
+    says = Says(renderer, "y…", "a")
+    flags = {"terminate_on_length": False, "terminate_on_parse_error": False}
+    trajectory = play(EnvFromMessageEnv(renderer, Echo(1), **flags), says)
+    assert "too long and was truncated" in says.prompts[1]
+    assert [t.reward for t in trajectory.transitions] == [-1.0, 11.0]
+
+
+@pytest.mark.parametrize("wrong", [None, (1.0, True), {"reward": 1.0}])
+def test_a_step_that_returns_something_else_is_named(renderer, wrong):
+    class Wrong(Echo):
+        async def step(self, message):
+            return wrong
+
+    with pytest.raises(DataValidationError, match=rf"Wrong.step returned {type(wrong).__name__}"):
+        play(EnvFromMessageEnv(renderer, Wrong()), Says(renderer, "a"))
 
 
 def test_the_wrapper_has_the_id_of_its_example(renderer):

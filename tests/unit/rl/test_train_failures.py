@@ -14,6 +14,7 @@ import tinker
 from animal_stories import StoryGroupBuilder, story_config
 from rollout_samples import Group, Steps, hang
 from train_runs import adapter, run
+from trajectory_samples import group_of_rewards
 
 from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
@@ -28,9 +29,11 @@ from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.sources import (
     BatchSource,
     PolicySnapshot,
+    RolloutGroup,
     RolloutWorker,
     problem_batches,
 )
+from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig
@@ -46,8 +49,30 @@ def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, t
 
 
 def test_an_environment_that_raises_is_named(stories_model, tmp_path):
-    with pytest.raises(TinkerCookbookError, match=r"StoryEnv.*the judge is away"):
+    with pytest.raises(
+        TinkerCookbookError, match=r"batch 0, group \d: StoryEnv.*the judge is away"
+    ):
         run(story_config(stories_model, tmp_path, {"reward_for": "error"}))
+    assert "Traceback (most recent call last)" in (tmp_path / "logs.log").read_text()
+
+
+def test_an_error_in_a_library_names_the_line_of_the_environment(tmp_path):
+    async def fault():
+        json.loads("x")
+
+    place = r"\(at .*test_train_failures.py:\d+, raised at .*decoder.py:\d+\); rollout_error_tol"
+    with pytest.raises(TinkerCookbookError, match=rf"batch 0, group 0: Steps, member 1.*{place}"):
+        collect(tmp_path, "sync", False, failing(fault))
+
+
+def test_a_few_solved_groups_are_no_solved_task(tmp_path, caplog):
+    reporter = Reporter.__new__(Reporter)
+    reporter._config, reporter._diagnosed = story_config("no-such-model", tmp_path), {}
+    solved = [RolloutGroup(0, i, result=group_of_rewards(1.0, 1.0)) for i in range(2)]
+    mixed = [RolloutGroup(0, 0, result=group_of_rewards(1.0, 0.0))]
+    for step, groups in enumerate([solved, mixed, *[solved] * 6]):
+        reporter._warn(step, groups, {})
+    assert [r.getMessage()[:7] for r in caplog.records] == ["step 6:"]
 
 
 def test_groups_that_cannot_be_played_are_left_out_and_counted(

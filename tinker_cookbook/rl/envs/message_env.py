@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy, SupportsToolCallLimit
@@ -75,8 +75,9 @@ class MessageEnv(ABC):
     ) -> MessageStepResult | list[Message] | None:
         """Handles an answer that was truncated; ``message`` is its parsed part.
 
-        Returns the result of the step, or the whole conversation with the answer (a step without a
-        reward that does not end the episode). ``None``, the default, ends the episode.
+        Called with ``EnvFromMessageEnv(terminate_on_length=False)``. Returns the result of the
+        step, or the whole conversation with the answer (a step without a reward that does not end
+        the episode). ``None``, the default: the answer is treated as malformed.
         """
         return None
 
@@ -151,8 +152,8 @@ class EnvFromMessageEnv(Env):
         context_overflow_reward: Reward of the step if this limit is exceeded or an answer is
             truncated.
         terminate_on_length: Whether a truncated answer ends the episode; if not,
-            ``observe_truncated_response`` decides. By default it ends the episode too, or with a
-            ``ParseErrorPolicy`` it is malformed.
+            ``observe_truncated_response`` decides. By default the answer then is malformed; where
+            malformed answers end the episode, its reward is ``context_overflow_reward``.
         parse_error_policy: Used if the rollout has none.
         rollout_limits: Limits of ``run_rollout``, if it has none.
     """
@@ -246,7 +247,8 @@ class EnvFromMessageEnv(Env):
                 observed = MessageStepResult(0.0, False, observed)
             if observed is not None:
                 return await self._after_step(observed, {})
-            if (self._config.parse_errors or self.parse_error_policy) is None:
+            policy = self._config.parse_errors or self.parse_error_policy
+            if policy is None and self.terminate_on_parse_error:
                 return self._truncated()
         unparsed = message.get("unparsed_tool_calls", ())
         reads = self.message_env.handles_unparsed_tool_calls
@@ -310,6 +312,11 @@ class EnvFromMessageEnv(Env):
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
     async def _after_step(self, result: MessageStepResult, metrics: Metrics) -> StepResult:
+        if not isinstance(result, MessageStepResult):
+            raise DataValidationError(
+                f"{type(self.message_env).__name__}.step returned {type(result).__name__}, "
+                "expected a MessageStepResult"
+            )
         # next_messages is the whole conversation, which the environment may have shortened.
         self._history.update(result.next_messages)
         self._stop = result.next_stop_condition

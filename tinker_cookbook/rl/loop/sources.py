@@ -32,10 +32,10 @@ from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
-from tinker_cookbook.rl.rollouts.errors import errors_of_group
+from tinker_cookbook.rl.rollouts.errors import errors_of_group, original
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
-from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, skips_group
+from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.utils.error_logs import only_to_file
@@ -223,6 +223,7 @@ class RolloutWorker:
         except Exception as error:
             # A tolerant strategy skips the group; other errors end the run.
             if not skips_group(self._strategy, error):
+                self._add_group(error, group)
                 raise
             self._errors += errors_of_group(error)
             message = "group %d of batch %d is skipped: %s"
@@ -236,6 +237,15 @@ class RolloutWorker:
         group.group.sampling_client_step = snapshot.step
         group.seconds = time.monotonic() - began
         return group
+
+    def _add_group(self, error: Exception, group: RolloutGroup) -> None:
+        """Adds the group, and the setting that would skip it, to the message of a rollout."""
+        fails_fast = isinstance(self._strategy, FailFast)
+        if fails_fast and original(error) is not error and error.args == (str(error),):
+            error.args = (
+                f"batch {group.batch}, group {group.index}: {error}; rollout_error_tolerance=true "
+                "retries rollouts and skips groups that keep failing",
+            )
 
     def take_errors(self) -> list[RolloutError]:
         """Returns the errors of the groups that were skipped since the last call."""

@@ -137,7 +137,9 @@ def _likeliest_cause(
     """Returns the cause of constant rewards and the advice; the most specific cause first."""
     values = [rewards[0] for rewards in rewards_P if rewards]
     # Equal and good rewards are success, not a failure of the answers.
-    if min(values) >= GOOD_REWARD:
+    # One value other than 0 and 1 in all groups rather comes from the code of the reward.
+    suspect = len(values) > 1 and is_constant(values) and values[0] not in (0.0, 1.0)
+    if min(values) >= GOOD_REWARD and not suspect:
         return "all_good", "The model solves these problems already: use harder ones, or stop here."
     # Truncated answers come next: without their end they neither parse nor have the format.
     truncated = [turn for turn in turns if turn.ac.stop_reason == "length"]
@@ -169,6 +171,11 @@ def _likeliest_cause(
         return "same_text", (
             "The samples of each group are the same text: raise temperature towards 1, and raise "
             "top_p and top_k."
+        )
+    if suspect:
+        return "one_reward", (
+            f"All {sum(map(len, rewards_P))} samples have exactly this reward: does the code that "
+            "computes it look at the answer?"
         )
     # What remains is the difficulty of the task.
     size = max(len(rewards) for rewards in rewards_P)

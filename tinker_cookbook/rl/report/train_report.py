@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _REPEAT_AFTER = 10
 """Iterations between two diagnoses of the same cause."""
+_MIN_GROUPS = 8
+"""Groups in a row with good or equal rewards after which this is reported."""
 
 _COUNTERS = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
 """Keys of the checkpoint for tokens counted since the start of the run."""
@@ -88,7 +90,8 @@ class Reporter:
             config.log_path, config.num_groups_to_log, config.rollout_json_export, tokenizer
         )
         self._counters = {name: session.restored(name, 0) for name in _COUNTERS.values()}
-        self._diagnosed: dict[str, int] = {}  # cause to the step of its last message
+        # Cause to its groups in a row and the step of its last message.
+        self._diagnosed: dict[str, tuple[int, int | None]] = {}
         self._test_sets: list[_RecordedTestSet] = []
 
     def __enter__(self) -> Self:
@@ -221,11 +224,14 @@ class Reporter:
         for one in found:
             if one is None:
                 continue
-            last = before.get(one.cause)
-            if last is None or step - last >= _REPEAT_AFTER:
+            seen, last = before.get(one.cause, (0, None))
+            seen += len(groups)
+            # A few groups may be solved by chance.
+            enough = seen >= _MIN_GROUPS or one.cause not in ("all_good", "one_reward")
+            if enough and (last is None or step - last >= _REPEAT_AFTER):
                 logger.warning("step %d: %s", step + 1, one)
                 last = step
-            self._diagnosed[one.cause] = last
+            self._diagnosed[one.cause] = seen, last
 
 
 class _RecordedTestSet(SamplingClientEvaluator):
