@@ -40,7 +40,12 @@ from tinker_cookbook.supervised.hf_datasets import (
     HFDatasetSource,
     InterleavedChatDatasetBuilder,
 )
-from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    ChatDatasetBuilderCommonConfig,
+    SupervisedDataset,
+)
+from tinker_cookbook.training.data_record import data_changes, data_record
 from tinker_cookbook.utils.run_folder.digests import rows_digest, value_digest
 
 NAMES = ["Tom", "Lily", "Ben", "Sue", "Mia", "Anna", "Max", "Tim", "Amy", "Sam", "Joe", "Eva"]
@@ -320,7 +325,10 @@ def test_a_run_continues_on_other_data_on_purpose(stories_model, tmp_path, monke
     assert "changed since the run began: training data: 10 rows → 6 rows" in said
     assert "held out now may be among those trained on" in said
     # From here on, these are the data of the run.
-    start(tmp_path, rows[:8], stories_model, max_steps=3)
+    start(tmp_path, rows[:8], stories_model, max_steps=3, show_samples=1, sample_max_tokens=2)
+    said = capsys.readouterr().out
+    assert "held-out prompt, after step 2" in said
+    assert "before training" not in said
     # Runs of earlier versions have no record.
     (tmp_path / "run" / "data_record.json").unlink()
     start(tmp_path, rows, stories_model, max_steps=4)
@@ -356,6 +364,29 @@ def test_a_quantised_base_is_another_setting(tmp_path):
     assert changed_settings(base.log_path, free) == {}
     found = changed_settings(base.log_path, chz.replace(base, base_dtype="nf4"))
     assert found == {"base_dtype": "base_dtype: auto → nf4"}
+
+
+def test_a_class_without_data_sources_is_compared_by_its_batches():
+    before, now = data_record(OnlyBatches(4)), data_record(OnlyBatches(5))
+    assert before == {"training data": {"batches": 4}}
+    assert data_changes(before, before, longer=False, rebuilt=False) == []
+    lines = ["training data: 4 batches → 5 batches"]
+    assert data_changes(before, now, longer=False, rebuilt=False) == lines
+    # It may repeat its rows for num_epochs itself.
+    assert data_changes(before, now, longer=True, rebuilt=False) == []
+
+
+class OnlyBatches(SupervisedDataset):
+    """A dataset of a user's own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def get_batch(self, index: int) -> Any:
+        return []
 
 
 def test_digests_depend_on_content_only():

@@ -267,14 +267,15 @@ class VerifiersTaskDatasetBuilder(RLDatasetBuilder):
                 f"num_test: got {self.num_test}, expected less than the {len(tasks)} tasks of "
                 f"{self.spec.taskset_id}"
             )
-        indices = list(range(len(tasks)))
+        # With the tasks, so that a resumed run notices others.
+        numbered = list(enumerate(tasks))
         split = len(tasks) - self.num_test
 
         def group(size: int) -> Any:
-            return lambda index: VerifiersTaskGroupBuilder(self.spec, index, size)
+            return lambda task: VerifiersTaskGroupBuilder(self.spec, task[0], size)
 
-        train_set = ProblemDataset(indices[:split], group(self.group_size), self.groups_per_batch)
+        train_set = ProblemDataset(numbered[:split], group(self.group_size), self.groups_per_batch)
         if not self.num_test:
             return train_set, None
-        test_set = ProblemDataset(indices[split:], group(1), self.num_test, shuffle=False)
+        test_set = ProblemDataset(numbered[split:], group(1), self.num_test, shuffle=False)
         return train_set, test_set
