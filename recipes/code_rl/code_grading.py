@@ -14,10 +14,11 @@ outputs are compared here.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -35,21 +36,25 @@ from tinker_cookbook.sandbox.grading import (
     StdioTest,
     Test,
     same_output,
-    with_preamble,
 )
+from tinker_cookbook.sandbox.inside.values import same_value
+from tinker_cookbook.sandbox.program_text import extract_program, with_preamble
 
 TEST_TYPES = ("stdin_stdout", "functional", "code")
 
-_BLOCK = re.compile(r"```(?:\w+)?[ \t]*\n(.*?)```", re.DOTALL)
 _MAX_MESSAGE = 300
 _OUTPUT_CHARACTERS = 200_000
 _ANSWER_BYTES = 64 << 20
 
 
-def extract_code_from_model(model_response: str) -> str | None:
-    """Returns the last fenced code block of an answer, or ``None`` if there is none."""
-    blocks = _BLOCK.findall(model_response)
-    return blocks[-1].strip() if blocks else None
+def extract_code_from_model(model_response: str, names: Sequence[str] = ()) -> str | None:
+    """Returns the program in an answer, or ``None`` if it has no fenced code block.
+
+    It is the last block of Python, which defines one of ``names`` if any does: see
+    ``tinker_cookbook.sandbox.program_text.extract_program``.
+    """
+    code = extract_program(model_response, names)
+    return None if code is None else code.strip()
 
 
 def postprocess_lcb_sample(sample: list[dict[str, Any]]) -> dict[str, str]:
@@ -191,8 +196,11 @@ def describe(grade: Grade, max_failures: int = 3) -> dict[str, Any]:
 
 @cache
 def _local_grader(timeout: float) -> PythonGrader:
-    # One pool for all environments: its sandboxes are warm. It ends with the program.
-    return PythonGrader(test_seconds=timeout)
+    # One pool for all environments: its sandboxes are warm. It ends with the program. NumPy can be
+    # imported, as where LiveCodeBench runs programs.
+    found = importlib.util.find_spec("numpy")
+    folders = [] if found is None or found.origin is None else [Path(found.origin).parents[1]]
+    return PythonGrader(test_seconds=timeout, python_path=tuple(map(str, folders)))
 
 
 def _function_name(test: dict[str, Any]) -> str:
@@ -323,5 +331,5 @@ def _compare(
     except ValueError:
         return GradedTest(False, "its result is no JSON value")
     # Through JSON, where tuples and lists are the same.
-    passed = result == json.loads(json.dumps(test.expected))
+    passed = same_value(result, json.loads(json.dumps(test.expected)))
     return GradedTest(passed, "" if passed else "wrong result")

@@ -13,6 +13,7 @@ from tinker_cookbook.recipes.code_rl.code_grading import (
 )
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sandbox import Grade, SandboxBackend
+from tinker_cookbook.sandbox.program_text import with_preamble
 from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
 from tinker_cookbook.utils import logtree
 
@@ -27,6 +28,7 @@ class DeepcoderTask:
         starter_code: Code to complete.
         setup: Code before the program, such as imports that the problem gives. The tests get
             their own copy, which the program cannot change.
+        preamble: Code before the program only, such as imports that the starter code presupposes.
         public_tests: Tests that the tool runs. By default those whose input and output are both
             in the problem's text: the model has seen them.
         entry_points: Names in the tests that refer to the program; see ``code_grading``.
@@ -38,6 +40,13 @@ class DeepcoderTask:
     setup: str = ""
     public_tests: tuple[dict[str, Any], ...] | None = None
     entry_points: tuple[str, ...] | None = None
+    preamble: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Functions of a solution that the tests call, as far as they are known."""
+        called = {(test.get("metadata") or {}).get("func_name") for test in self.tests}
+        return tuple(sorted((called - {None}) | set(self.entry_points or ())))
 
     async def grade(
         self,
@@ -48,7 +57,12 @@ class DeepcoderTask:
     ) -> Grade:
         """Runs some of its tests against a solution; see ``code_grading.grade_solution``."""
         return await grade_solution(
-            tests, code, timeout, backend, setup=self.setup, entry_points=self.entry_points
+            tests,
+            with_preamble(self.preamble, code),
+            timeout,
+            backend,
+            setup=self.setup,
+            entry_points=self.entry_points,
         )
 
     def visible_tests(self) -> list[dict[str, Any]]:
@@ -114,7 +128,7 @@ class DeepcoderReward:
         """Grades the last answer of the conversation."""
         answers = [message for message in history if message["role"] == "assistant"]
         content = get_text_content(answers[-1]) if answers else ""
-        code = extract_code_from_model(content)
+        code = extract_code_from_model(content, self.task.names)
         if code is None and not self.code_block:
             code = content
         has_block = float(code is not None)

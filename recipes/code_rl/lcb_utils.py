@@ -14,6 +14,20 @@ LCB_FORMATTING_WITHOUT_STARTER_CODE = (
     "examples. Put the whole program into one fenced code block."
 )
 
+_STAR_MODULES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
+    "statistics", "itertools", "functools", "operator", "io", "sys", "json",
+)  # fmt: skip
+# What LiveCodeBench runs before each program: starter code, in the style of LeetCode, presupposes
+# it. The built-in functions come last, since modules have others of their names, such as pow.
+LCB_PREAMBLE = "\n".join(
+    [
+        *(f"from {name} import *" for name in (*_STAR_MODULES, "builtins", "typing")),
+        f"import {', '.join(_STAR_MODULES)}",
+        "sys.setrecursionlimit(600_000)",
+    ]
+)
+
 
 def fetch_live_code_bench_system_prompt(prompt: str, starter_code: str | None = None) -> str:
     """Returns the text of a problem with the form of the answer: a fenced block of Python code."""

@@ -11,8 +11,11 @@ from typing import Any, Literal
 from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
 from tinker_cookbook.recipes.code_rl.code_grading import taco_to_lcb_format
 from tinker_cookbook.recipes.code_rl.deepcoder_tool import DeepcoderTask
-from tinker_cookbook.recipes.code_rl.lcb_utils import fetch_live_code_bench_system_prompt
-from tinker_cookbook.sandbox.grading import names_in_tests, split_check
+from tinker_cookbook.recipes.code_rl.lcb_utils import (
+    LCB_PREAMBLE,
+    fetch_live_code_bench_system_prompt,
+)
+from tinker_cookbook.sandbox.program_text import names_in_tests, split_check
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
@@ -164,6 +167,7 @@ def _deepcoder_task(row: Mapping[str, Any]) -> DeepcoderTask:
         tests,
         starter,
         public_tests=None if public is None else tuple(normalized_tests(public, metadata)),
+        preamble=LCB_PREAMBLE,
     )
 
 

@@ -157,7 +157,7 @@ async def _move_folder(source: Any, target: Any, folder: str) -> bool:
     """Replaces a folder of ``target`` by the one of ``source``; if it was deleted, by an empty one.
 
     Links that lead out of the folder are left out. Returns False if it cannot be read, because the
-    model has made it too large or unreadable.
+    model has made it too large, too deep or unreadable.
     """
     for sandbox in (source, target):
         if not hasattr(sandbox, "export_folder"):
@@ -172,12 +172,13 @@ async def _move_folder(source: Any, target: Any, folder: str) -> bool:
         return True
     try:
         archive = await source.export_folder(folder)
+        # Paths may be too long to unpack, as folders of folders without end.
+        await target.import_folder(archive, folder)
     except SandboxTerminatedError:
         raise
     except SandboxError as error:
         logger.info("the work folder is not graded: %s", error)
         return False
-    await target.import_folder(archive, folder)
     # A link to a file of the tests would pass it off as the model's work.
     cleaned = await target.run_command(_REMOVE_OUTER_LINKS, workdir=folder)
     return cleaned.exit_code == 0

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recipe_runs import RecipeRuns
@@ -273,10 +274,108 @@ def test_a_bad_row_is_named(row, reason):
         task_of(row, "file.jsonl:3")
 
 
-def test_the_last_code_block_counts():
+PROGRAM = "def f():\n    return 1\n"
+FENCES = [
+    f"```python\n{PROGRAM}```",
+    f"Sure!\n\n```Python\n{PROGRAM}```\nDone.",
+    f"```py\n{PROGRAM}```",
+    f"```python3\n{PROGRAM}```",
+    f"```\n{PROGRAM}```",
+    f"```code\n{PROGRAM}```",
+    f"```solution.py\n{PROGRAM}```",
+    f"```  python  \n{PROGRAM}```  ",
+    f'```python title="a.py"\n{PROGRAM}```',
+    f"```{{python}}\n{PROGRAM}```",
+    f"```{{.python .numberLines}}\n{PROGRAM}```",
+    f"~~~python\n{PROGRAM}~~~",
+    f"~~~\n{PROGRAM}~~~",
+    f"~~~python\n{PROGRAM}# ```\n~~~",
+    f"````python\n{PROGRAM}````",
+    f"```python\n{PROGRAM}`````",
+    f"```python\n{PROGRAM}```".replace("\n", "\r\n"),
+    f"```python\n{PROGRAM}",
+    f"```python\n{PROGRAM.rstrip()}```",
+    f"The code: ```python\n{PROGRAM}```",
+    f"Call ```f```.\n```python\n{PROGRAM}```",
+    "1. Code:\n\n   ```python\n   def f():\n       return 1\n   ```\n",
+    "- ```python\n  def f():\n      return 1\n  ```\n",
+    "    ```python\n    def f():\n        return 1\n",
+    "\t```python\n\tdef f():\n\t    return 1\n\t```",
+    "```python\n    def f():\n        return 1\n```",
+    f"```python\n{PROGRAM}```\nOutput:\n```\n6\n```",
+    f"```python\n{PROGRAM}```\n```text\n6 7\n```",
+    f"```python\n{PROGRAM}```\nRun:\n```bash\npython a.py\n```",
+    f"```python\n{PROGRAM}```\n```pycon\n>>> f()\n1\n```",
+    f"```\n3\n1 2 3\n```\n```python\n{PROGRAM}```",
+    f"```python\nx = 1\n```\nBetter:\n```\n{PROGRAM}```",
+    f"```python\n{PROGRAM}```\nOr:\n```python\ndef f(",
+    f"```python\n{PROGRAM}```\n```python\n```",
+    f"```cpp\nint f();\n```\n```python\n{PROGRAM}```",
+    '```python\ndef f():\n    """As:\n\n    ```py\n    f()\n    ```\n    """\n    return 1\n```',
+    "```python\ndef f():\n    return len('```') - 2\n```",
+]
+
+
+@pytest.mark.parametrize("text", FENCES)
+def test_a_program_is_found_in_every_fence(text):
+    names: dict[str, Any] = {}
+    exec(extract_code_from_model(text) or "", names)
+    assert names["f"]() == 1
+
+
+def test_which_block_is_the_program():
     text = "```python\nx = 1\n```\nBetter:\n```\nx = 2\n```"
     assert extract_code_from_model(text) == "x = 2"
     assert extract_code_from_model("no code") is None
+    used = f"```python\n{PROGRAM}```\nUse it:\n```python\nprint(f())\n```"
+    assert extract_code_from_model(used, ["f"]) == PROGRAM.strip()
+    assert extract_code_from_model(used) == "print(f())"
+
+
+STARTER = [
+    "return Counter(s).most_common(1)[0][0]",
+    "return max(defaultdict(int, {c: s.count(c) for c in s}).items(), key=lambda p: p[1])[0]",
+    "heap: List[Tuple[int, str]] = []\n        for c in s: heappush(heap, (-s.count(c), c))\n"
+    "        return heappop(heap)[1]",
+    "return sorted(s)[bisect_left(sorted(s), 'b')] if math.sqrt(4) == sqrt(4) else inf",
+    "best: Optional[str] = reduce(lambda a, b: a if s.count(a) >= s.count(b) else b, s)\n"
+    "        return best",
+    "return deque(chain(permutations('b', 1)))[0][0] if gcd(4, 6) == comb(2, 1) else ''",
+    "@cache\n        def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
+    "        return 'b' if depth(5000) == 5000 else ''",
+    "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
+    "        return 'b' if depth(50_000) == 50_000 else ''",
+    "return 'b' if pow(3, -1, 7) == 5 and sum([1]) == abs(-1) else ''",
+    "return re.sub('[^b]', '', s)[0] + string.ascii_letters[:0]",
+    "import numpy as np\n        return str(np.array(list(s))[2])",
+]
+
+
+def test_solutions_may_use_what_starter_code_presupposes():
+    """LiveCodeBench runs them behind imports, with a high limit of recursion."""
+    row = {
+        "question": "The most frequent letter.",
+        "starter_code": "class Solution:\n    def f(self, s: str) -> str:\n",
+        "tests": [{"input": '"abbc"', "output": '"b"', "testtype": "functional"}],
+        "metadata": {"func_name": "f"},
+    }
+    task = task_of(row, "row 0")
+
+    async def rewards(bodies):
+        head = "class Solution:\n    def f(self, s: str) -> Optional[str]:\n        "
+        graded = (DeepcoderReward(task)(answer(f"```python\n{head}{body}\n```")) for body in bodies)
+        return [reward for reward, _ in await asyncio.gather(*graded)]
+
+    assert asyncio.run(rewards(STARTER)) == [1.0] * len(STARTER)
+    assert asyncio.run(rewards(["return Counter(s).most_common(1)", "return gcd"])) == [0.0, 0.0]
+    # The tests do not see the imports: a program's own function of such a name counts.
+    own = {"problem": "gcd", "tests": [{"input": "assert gcd(4, 6) == 2", "testtype": "code"}]}
+    for code, reward in (("def gcd(a, b): return 0", 0.0), ("gcd = math.gcd", 1.0)):
+        text = answer(f"```python\n{code}\n```")
+        assert asyncio.run(DeepcoderReward(task_of(own, "row 0"))(text))[0] == reward
+    stdio = task_of({"question": "Sum.", "tests": [SUM]}, "row 1")
+    text = answer("```python\nprint(sum(map(int, stdin.readline().split())))\n```")
+    assert asyncio.run(DeepcoderReward(stdio)(text))[0] == 1.0
 
 
 def test_one_line_functions_can_be_solved():

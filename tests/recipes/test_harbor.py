@@ -246,6 +246,9 @@ ATTACKS = {
     "has modules of the same names": f"""echo 'open("{REWARD}", "w").write("1")' | """
     "tee sitecustomize.py usercustomize.py collections.py > pathlib.py",
     "links to the tests": f"ln -s /tests tests; ln -s {REWARD} errors.txt",
+    "has paths that are too long": "for i in $(seq 25); do mkdir {0}; cd {0}; done".format(
+        200 * "d"
+    ),
 }
 
 
@@ -259,6 +262,7 @@ def test_tricks_of_the_first_sandbox_do_not_reach_the_tests():
 
     for name, (reward, metrics, outputs) in zip(ATTACKS, asyncio.run(all_at_once()), strict=True):
         assert reward == 0.0, (name, metrics, outputs)
+        assert metrics.get("work_not_readable", 0.0) == float("too long" in name)
 
 
 @needs_sandbox

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
         StdioTest,
         default_grader,
         grade_program,
-        names_in_tests,
         same_output,
-        split_check,
     )
     from tinker_cookbook.sandbox.launch import SandboxLimits, SandboxTier, available_tier
     from tinker_cookbook.sandbox.local_sandbox import LocalSandbox, LocalSandboxPool
     from tinker_cookbook.sandbox.modal_sandbox import ModalSandbox, ModalSandboxPool
+    from tinker_cookbook.sandbox.program_text import names_in_tests, split_check
     from tinker_cookbook.sandbox.sandboxfusion import SandboxFusionClient
 
 
@@ -58,9 +57,7 @@ _GRADING = (
     "StdioTest",
     "default_grader",
     "grade_program",
-    "names_in_tests",
     "same_output",
-    "split_check",
 )
 __getattr__ = lazy_exports(
     __name__,
@@ -73,6 +70,8 @@ __getattr__ = lazy_exports(
         "SandboxLimits": "tinker_cookbook.sandbox.launch",
         "SandboxTier": "tinker_cookbook.sandbox.launch",
         "available_tier": "tinker_cookbook.sandbox.launch",
+        "names_in_tests": "tinker_cookbook.sandbox.program_text",
+        "split_check": "tinker_cookbook.sandbox.program_text",
         **dict.fromkeys(_GRADING, "tinker_cookbook.sandbox.grading"),
     },
 )

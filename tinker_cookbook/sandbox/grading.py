@@ -13,10 +13,8 @@ and the verdict stay in the process of the tests.
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import io
-import math
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +31,7 @@ from tinker_cookbook.sandbox.grading_types import (
 from tinker_cookbook.sandbox.grading_worker import WorkerPool
 from tinker_cookbook.sandbox.inside import values
 from tinker_cookbook.sandbox.launch import SandboxTier
+from tinker_cookbook.sandbox.program_text import parse_program
 
 __all__ = [
     "CallTest",
@@ -44,24 +43,11 @@ __all__ = [
     "StdioTest",
     "default_grader",
     "grade_program",
-    "names_in_tests",
     "same_output",
-    "split_check",
-    "with_preamble",
 ]
 
 
-_PARSING = threading.Lock()
-
-
-def parse_program(code: str) -> ast.Module:
-    """Returns ``ast.parse(code)``, for calls from several threads.
-
-    In CPython 3.11 all threads share the depth counter of the parser: if one thread is interrupted
-    while it parses, another can fail with ``SystemError``.
-    """
-    with _PARSING:
-        return ast.parse(code)
+_WHOLE = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True)
@@ -304,7 +290,8 @@ def same_output(printed: str, expected: str) -> bool:
     """Whether two outputs agree, line by line, up to white space at the ends of lines.
 
     Lines that differ as text agree if they have equally many words and each pair is the same text
-    or the same number (``1.50`` and ``1.5``), up to a relative difference of 1e-9.
+    or the same number: whole numbers in every digit, others (``1.50`` and ``1.5``) up to an
+    absolute or relative difference of 1e-6.
     """
     ours, theirs = (text.rstrip().split("\n") for text in (printed, expected))
     return len(ours) == len(theirs) and all(
@@ -315,95 +302,29 @@ def same_output(printed: str, expected: str) -> bool:
 
 def _same_words(ours: list[str], theirs: list[str]) -> bool:
     return len(ours) == len(theirs) and all(
-        a == b or _same_number(a, b) for a, b in zip(ours, theirs, strict=True)
+        a == b or _same_numbers(a, b) for a, b in zip(ours, theirs, strict=True)
     )
 
 
-def _same_number(ours: str, theirs: str) -> bool:
-    if "_" in ours + theirs:
-        return False  # float("1_0") is 10
+def _same_numbers(ours: str, theirs: str) -> bool:
+    if _WHOLE.fullmatch(ours) and _WHOLE.fullmatch(theirs):
+        # As text, since int() refuses more than 4,300 digits.
+        return _digits(ours) == _digits(theirs)
     try:
-        a, b = float(ours), float(theirs)
+        return "_" not in ours + theirs and values.same_number(_number(ours), _number(theirs))
     except ValueError:
         return False
-    # Whole numbers must agree in every digit, which floats do not show above 2^53. They are
-    # compared as text, since int() refuses more than 4,300 digits.
-    if ours.lstrip("+-").isdigit() and theirs.lstrip("+-").isdigit():
-        return _digits(ours) == _digits(theirs)
-    return abs(a - b) <= 1e-9 * max(1.0, abs(b)) < math.inf  # False for nan
+
+
+def _number(word: str) -> float:
+    # A whole number stays exact, if it is not longer than what int() takes.
+    return int(word) if _WHOLE.fullmatch(word) and len(word) < 4000 else float(word)
 
 
 def _digits(number: str) -> str:
     """Returns a whole number without leading zeros; only negative ones keep their sign."""
     digits = number.lstrip("+-").lstrip("0")
     return f"-{digits}" if digits and number.startswith("-") else digits
-
-
-def with_preamble(preamble: str, program: str) -> str:
-    """Returns a program that runs ``preamble`` first, such as the imports in a prompt.
-
-    Imports from ``__future__`` in ``program`` stay at the top, where Python requires them.
-    """
-    if not preamble:
-        return program
-    try:
-        body = parse_program(program).body
-    except (SyntaxError, ValueError, RecursionError):
-        body = []  # the program cannot run anyway
-    ends = [
-        node.end_lineno or 0
-        for node in body
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-    ]
-    lines = list(io.StringIO(program, newline=""))  # the lines that the parser counts
-    top = max(ends, default=0)
-    return "".join([*lines[:top], f"\n{preamble}\n", *lines[top:]])
-
-
-def split_check(code: str, entry_point: str) -> list[str]:
-    """Splits the ``def check(candidate)`` of HumanEval into one test for each assertion.
-
-    Args:
-        code: Text of the column ``test``.
-        entry_point: Name of the function that ``candidate`` stands for.
-
-    Returns:
-        Tests for ``PythonGrader.grade``. A loop of assertions is one test. Statements without an
-        assertion are part of each.
-
-    Raises:
-        DataValidationError: There is no function ``check``, or it asserts nothing.
-    """
-    module = parse_program(code)
-    check = next(
-        (n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None
-    )
-    if check is None:
-        raise DataValidationError("test: no function check(candidate)")
-    before = [node for node in module.body if node is not check]
-    parameter = check.args.args[0].arg
-    before += parse_program(f"{parameter} = {entry_point}").body
-    tests: list[str] = []
-    for node in check.body:
-        if any(isinstance(part, ast.Assert) for part in ast.walk(node)):
-            tests.append(ast.unparse(ast.Module([*before, node], [])))
-        else:
-            before.append(node)
-    if not tests:
-        raise DataValidationError("test: its function check asserts nothing")
-    return tests
-
-
-def names_in_tests(solution: str, tests: Sequence[str]) -> list[str]:
-    """Returns the functions and classes of a correct solution that its tests use by name.
-
-    Use them as ``entry_points`` for data sets that do not list any, such as MBPP.
-    """
-    top = parse_program(solution).body
-    defined = {n.name for n in top if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    trees = [ast.walk(parse_program(test)) for test in tests]
-    used = {n.id for tree in trees for n in tree if isinstance(n, ast.Name)}
-    return sorted(defined & used)
 
 
 _default: PythonGrader | None = None

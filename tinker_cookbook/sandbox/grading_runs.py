@@ -20,7 +20,7 @@ from tinker_cookbook.sandbox.grading_types import (
     StdioJob,
 )
 from tinker_cookbook.sandbox.inside import channel
-from tinker_cookbook.sandbox.inside.remote import MOST_WALL_FACTOR, WALL_FACTOR
+from tinker_cookbook.sandbox.inside.budget import MOST_WALL_FACTOR, WALL_FACTOR
 from tinker_cookbook.sandbox.launch import SandboxProcess
 from tinker_cookbook.sandbox.sandbox_interface import SandboxInfrastructureError
 
@@ -57,7 +57,9 @@ class GradedProcess:
                 "memory": settings.memory_mb << 20,
                 "file_size": settings.disk_mb << 20,
                 "cpu_seconds": int(cpu_seconds) + 1,
-                "processes": settings.threads,
+                "processes": settings.threads + 1,  # the main thread
+                # Of the main thread: calls of C functions, such as those of functools.cache.
+                "stack": 64 << 20,
             },
         }
         self.report: dict[str, Any] | None = None
@@ -119,7 +121,9 @@ def run_stdio(inside: SandboxProcess, settings: GraderSettings, job: StdioJob) -
         if skip:
             tests.append((skip, 0.0))
             continue
-        run = run_program(inside, settings, job.program, stdin)
+        # A right output is as long as the expected one, up to white space.
+        most = max(settings.output_bytes, 2 * len(expected.encode(errors="replace")))
+        run = run_program(inside, settings, job.program, stdin, most)
         message = _stdio_problem(run, settings)
         error = error or message
         if not message:
@@ -143,7 +147,11 @@ def _difference(job: StdioJob, printed: str, expected: str) -> str:
 
 
 def run_program(
-    inside: SandboxProcess, settings: GraderSettings, program: str, stdin: str
+    inside: SandboxProcess,
+    settings: GraderSettings,
+    program: str,
+    stdin: str,
+    output_bytes: int,
 ) -> ProgramRun:
     """Runs the whole program with a text as its input."""
     stdout, stdout_theirs = os.pipe()
@@ -160,7 +168,7 @@ def run_program(
         )
         seconds = MOST_WALL_FACTOR * settings.test_seconds + _GRACE_SECONDS
         deadline = time.monotonic() + seconds
-        printed, errors, truncated = _read_outputs(stdout, stderr, settings.output_bytes, deadline)
+        printed, errors, truncated = _read_outputs(stdout, stderr, output_bytes, deadline)
         if truncated:
             return ProgramRun(printed, errors, exit_code=1, truncated=True)
         report = process.wait(_GRACE_SECONDS)
@@ -179,7 +187,7 @@ def _total_limit(seconds: float) -> str:
 def _stdio_problem(run: ProgramRun, settings: GraderSettings) -> str:
     """Returns why the output of a run does not count; empty if it does."""
     if run.truncated:
-        return f"it printed more than {settings.output_bytes} bytes"
+        return "it printed too much"  # the limit depends on the expected output
     if run.timed_out:
         return f"it ran longer than {settings.test_seconds:g} s"
     if run.exit_code:

@@ -31,9 +31,9 @@ class GraderSettings:
     tier: SandboxTier | str | None = None
     """None: the strongest tier that works on this machine."""
     test_seconds: float = 6.0
-    """CPU time of one call into the program, and of one run with a text as input. Its wall-clock
-    time may be three times as long, or ten times if it computes, so a busy machine fails no
-    program."""
+    """CPU time of all calls of one test into the program, and of one run with a text as input. The
+    wall-clock time may be three times as long, or ten times if it computes, so a busy machine fails
+    no program."""
     total_seconds: float = 60.0
     """Time limit of all tests of a program; tests that were not reached count as failed."""
     memory_mb: int = 512
@@ -43,7 +43,8 @@ class GraderSettings:
     threads: int = 64
     """Threads of a program. A program cannot start processes."""
     output_bytes: int = 4 << 20
-    """Maximum output of a program; a program that prints more fails."""
+    """Maximum output of a program, which fails if it prints more. At least twice the expected
+    output is allowed."""
     attempts: int = 3
     """Attempts at grading a program before an infrastructure error is raised."""
     preload: tuple[str, ...] = ()

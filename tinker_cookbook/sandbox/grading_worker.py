@@ -119,7 +119,8 @@ class _Worker(threading.Thread):
                     return CallsRun(inside, self._settings, job).result()
                 if isinstance(job, StdioJob):
                     return run_stdio(inside, self._settings, job)
-                run = run_program(inside, self._settings, job.program, job.stdin)
+                most = self._settings.output_bytes
+                run = run_program(inside, self._settings, job.program, job.stdin, most)
                 return JobResult([], run)
             except (SandboxUnavailableError, DataValidationError):
                 raise

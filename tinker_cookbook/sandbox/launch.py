@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, SandboxError, nearest
-from tinker_cookbook.sandbox.inside import channel, kernel
+from tinker_cookbook.sandbox.inside import channel, folders, kernel
 from tinker_cookbook.sandbox.sandbox_interface import SandboxUnavailableError
 
 __all__ = ["SandboxLimits", "SandboxProcess", "SandboxTier", "available_tier", "tier_problems"]
@@ -48,6 +48,7 @@ _INSIDE = Path(__file__).parent / "inside"
 # Host folders of the system's programs and libraries.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 _SETTINGS = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types", "localtime")
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Capabilities that process 1 of a sandbox keeps if root started it: setuid, kill, mount.
 _CAPABILITIES = ("SETUID", "SETGID", "KILL", "SYS_ADMIN", "DAC_READ_SEARCH")
 
@@ -147,7 +148,7 @@ class SandboxProcess:
             self.process.wait()
         if self.tier is SandboxTier.LANDLOCK:
             # The process inside does this too, unless it was killed.
-            shutil.rmtree(self.work_folder, ignore_errors=True)
+            folders.remove_folder(self.work_folder)
 
 
 def start(
@@ -295,14 +296,27 @@ def environment(python: str | None, folder: str, home: str = "/home/sandbox") ->
         "PYTHONDONTWRITEBYTECODE": "1",
         # A fixed hash seed: the order of sets is the same in every run.
         "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
+        **_ONE_THREAD,
     }
 
 
 def _sources(module: str) -> list[tuple[str, str]]:
-    needed = {"agent": ("channel", "kernel", "agent")}
-    names = needed.get(module, ("channel", "kernel", "values", "remote", "roles", "zygote"))
+    # Each after those that it imports.
+    needed = {
+        "agent": ("channel", "kernel", "folders", "agent"),
+        "zygote": (
+            "channel",
+            "kernel",
+            "folders",
+            "values",
+            "budget",
+            "remote",
+            "standard_files",
+            "roles",
+            "zygote",
+        ),
+    }
+    names = needed[module]
     return [(name, (_INSIDE / f"{name}.py").read_text(encoding="utf-8")) for name in names]
 
 
@@ -403,6 +417,7 @@ def _spawn(command: list[str], descriptors: list[int], errors: int) -> subproces
                 "LANG": "C.UTF-8",
                 "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
                 "PYTHONHASHSEED": "0",
+                **_ONE_THREAD,
             },
             start_new_session=True,
         )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tinker_cookbook.eval.benchmarks import REGISTRY, BenchmarkConfig, Grade
-from tinker_cookbook.eval.benchmarks._code import ProgramTests, _program, extract_program
+from tinker_cookbook.eval.benchmarks._code import ProgramTests, _program
 
 pytestmark = [
     pytest.mark.shared,
@@ -87,16 +87,12 @@ def test_the_setup_of_tests_may_use_a_class_of_the_program(shared_dir):
     assert grade(benchmark, str(example.gold), example).reward == 1.0
 
 
-def test_which_block_is_the_program():
-    answer = (
-        "First an idea:\n```python\ndef helper(): pass\n```\nNow:\n"
-        "```py\ndef area(r):\n    return 3\n```\nUse it:\n```\nprint(area(2))\n```"
+def test_an_answer_may_be_code_only():
+    assert _program("def area(r): return 1", ProgramTests((), ("area",))) == "def area(r): return 1"
+    tests = ProgramTests((), ("area",), preamble="import math")
+    assert _program("```py\ndef area(r): ...\n```\n```\nprint(area(2))\n```", tests).endswith(
+        "import math\ndef area(r): ...\n"
     )
-    assert extract_program(answer, ["area"]) == "def area(r):\n    return 3\n"
-    assert extract_program(answer) == "print(area(2))\n"
-    assert extract_program("def area(r): return 1", ["area"]) == "def area(r): return 1"
-    cut = "```python\ndef area(r):\n    return 3 *"
-    assert extract_program(cut, ["area"]) == "def area(r):\n    return 3 *"
 
 
 def test_a_future_import_of_the_answer_stays_before_the_preamble():

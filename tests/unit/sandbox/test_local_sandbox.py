@@ -175,6 +175,32 @@ def test_files_in_device_folders_count_as_well(tier):
     run(main())
 
 
+def test_folders_count_and_may_be_deep(each_tier):
+    landlock = each_tier == "landlock"
+    nest = "for _ in range({0}): os.mkdir('{1}'); os.chdir('{1}')"
+    # In memory, with bubblewrap, folders need no space and have no path of the host.
+    limit = "disk" if landlock else ""
+
+    async def limit_reached_by(box, *lines: str) -> str:
+        # A limit ends it before the second sleep has ended.
+        lines = ("import os, time", *lines, f"time.sleep({9 if landlock else 0})")
+        await box.write_file(f"{box.workdir}/make.py", "\n".join(lines))
+        return (await box.run_command("python3 make.py", timeout=20)).metrics["over_limit"]
+
+    async def main():
+        async with sandbox(each_tier) as box:
+            # Deeper than Python recurses, then longer than a path can be.
+            deep = nest.format(1200, "d"), "time.sleep(.2)", "exit()"
+            assert await limit_reached_by(box, *deep) == ""
+            assert await limit_reached_by(box, nest.format(20, 200 * "d")) == limit
+        assert not landlock or not Path(box.workdir).exists()
+        async with sandbox(each_tier, disk_mb=1) as box:
+            many = "for i in range(400): os.mkdir(str(i))"
+            assert await limit_reached_by(box, many) == limit
+
+    run(main())
+
+
 def test_commands_run_at_once_and_cancelling_one_ends_it(tier):
     async def main():
         async with sandbox(tier) as box:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 # The slowest reference solution (mbpp_123) computes for 5 s on a laptop.
 _TEST_SECONDS = 20.0
-# The last block may be cut off at max_tokens.
-_BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -35,17 +31,6 @@ class ProgramTests:
     """Code that runs before the program, such as the imports in the prompt."""
 
 
-def extract_program(response: str, names: Sequence[str] = ()) -> str:
-    """Returns the last code block that defines one of ``names``, else the last code block.
-
-    A response without a block is treated as code.
-    """
-    blocks: list[str] = _BLOCK.findall(response)
-    defines = re.compile(rf"^\s*(?:async\s+def|def|class)\s+(?:{'|'.join(names)})\b", re.MULTILINE)
-    defining = [block for block in blocks if names and defines.search(block)]
-    return (defining or blocks or [response])[-1]
-
-
 class CodeBenchmark(ExampleBenchmark):
     """Benchmark with programs as answers. An answer is right if it passes all tests.
 
@@ -55,7 +40,7 @@ class CodeBenchmark(ExampleBenchmark):
     """
 
     requires_sandbox = True
-    grader_version = "3"
+    grader_version = "4"
 
     @abstractmethod
     def program_tests(self, example: Example) -> ProgramTests:
@@ -97,9 +82,11 @@ def _grader() -> sandbox.PythonGrader:
 
 
 def _program(response: str, tests: ProgramTests) -> str:
-    from tinker_cookbook.sandbox.grading import with_preamble
+    """Returns the program in a response; a response without a code block is treated as code."""
+    from tinker_cookbook.sandbox.program_text import extract_program, with_preamble
 
-    return with_preamble(tests.preamble, extract_program(response, tests.entry_points))
+    code = extract_program(response, tests.entry_points)
+    return with_preamble(tests.preamble, response if code is None else code)
 
 
 def _grade_of(graded: sandbox.Grade) -> Grade:

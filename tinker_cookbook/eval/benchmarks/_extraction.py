@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from tinker_cookbook.rl.envs.grading import extract_boxed, last_number
-from tinker_cookbook.sandbox.grading import parse_program
+from tinker_cookbook.sandbox.program_text import code_blocks, parse_program
 
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
@@ -209,13 +209,6 @@ def extract_final_answer(text: str) -> str:
     return found.replace("**", "").replace("`", "").strip(" \"'$").rstrip(".").strip(" \"'$")
 
 
-_FENCE = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*(?P<tag>[\w+-]*)[^\n]*\n"
-    r"(?P<code>.*?)(?:^[ \t]*(?P=mark)|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
-
-
 def extract_python_code(text: str, entry_point: str | None = None) -> str:
     """Returns the Python code of a response: the block that defines ``entry_point``.
 
@@ -223,16 +216,12 @@ def extract_python_code(text: str, entry_point: str | None = None) -> str:
     tagged as Python are preferred. A truncated block ends with the text. Without a block,
     the whole text is returned.
     """
-    blocks: list[tuple[str, str]] = []
-    for found in _FENCE.finditer(text):
-        # Remove only the indentation of the fence; blank lines may be part of a string.
-        code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.MULTILINE)
-        blocks.append((found["tag"].lower(), code.strip()))
+    blocks = code_blocks(text)
     if not blocks:
         return text.strip()
-    tagged = [code for tag, code in blocks if tag in ("python", "py", "python3")]
-    untagged = [code for tag, code in blocks if not tag]
-    codes = tagged or untagged or [code for _, code in blocks]
+    tagged = [block for block in blocks if block.is_python]
+    untagged = [block for block in blocks if not block.tag]
+    codes = [block.code.strip() for block in tagged or untagged or blocks]
     for code in codes:
         names = _defined(code)
         if entry_point in names or (entry_point is None and names):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinker_cookbook.sandbox.inside import channel, kernel
+from tinker_cookbook.sandbox.inside import channel, folders, kernel
 
 _POLL_SECONDS = 0.1
 _MOST_FILES = 200_000
@@ -186,7 +185,8 @@ class Agent:
 
     def _disk_problem(self) -> str:
         if self._settings["landlock"]:
-            size, files = _folder_use(self._settings["writable"][0], self._settings["disk"])
+            work = self._settings["writable"][0]
+            size, files = folders.folder_use(work, self._settings["disk"], _MOST_FILES)
         else:
             # The mount limits the size, but not the number of files.
             disk = os.statvfs("/")
@@ -221,7 +221,7 @@ class Agent:
             time.sleep(0.01)
         if self._settings["landlock"]:
             for folder in self._settings["writable"]:
-                shutil.rmtree(folder, ignore_errors=True)
+                folders.remove_folder(folder)
 
 
 def _kill_all(pids: Any) -> None:
@@ -242,19 +242,6 @@ def _processes() -> Any:
         except OSError:
             continue  # it has ended
         yield int(name), int(fields[1]), int(fields[3]), int(fields[21]) * _PAGE
-
-
-def _folder_use(folder: str, enough: int) -> tuple[int, int]:
-    """Returns bytes and files below a folder; stops counting at the limits."""
-    size = files = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            files += 1
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(root, name)).st_blocks * 512
-        if size > enough or files > _MOST_FILES:
-            break
-    return size, files
 
 
 def main(control: socket.socket, settings: dict[str, Any]) -> None:

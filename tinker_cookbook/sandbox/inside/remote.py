@@ -7,22 +7,21 @@ results travel as plain values, so the program never shares an interpreter with 
 from __future__ import annotations
 
 import builtins
+import functools
+import math
 import operator
-import signal
 import socket
 import time
+import types
+import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from tinker_cookbook.sandbox.inside import channel, values
+from tinker_cookbook.sandbox.inside.budget import MOST_WALL_FACTOR, Budget, Interrupt
 
 MAX_VALUE_BYTES = 16 << 20
-# Wall-clock limits as multiples of the limit on CPU time: for a program that mostly sleeps, and for
-# any program. A program that computes on a busy machine gets the longer time.
-WALL_FACTOR = 3.0
-MOST_WALL_FACTOR = 10.0
-BUSY_SHARE = 0.05
+_LEAST_WAIT = 0.1
 
 
 class ProgramError(Exception):
@@ -41,24 +40,67 @@ class UnsupportedValueError(TypeError):
     """A test passes a value that cannot be sent to the program."""
 
 
-class _Interrupt(BaseException):
-    """Raised inside a call of the program when its time is over."""
+def _leave(target: Any, *names: str) -> None:
+    """Ends a ``with`` block of the tests, in which an exception of these classes was raised."""
+    error = _exception(list(names), "") if names else None
+    target.__exit__(type(error) if error else None, error, None)
 
 
+def _await(target: Any) -> Any:
+    return _event_loop().run(target)
+
+
+@functools.cache
+def _event_loop() -> Any:
+    import asyncio  # takes longer than most programs
+
+    return asyncio.Runner()
+
+
+# Special methods of ``Remote``, and the function that the program's process applies to the object.
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "__call__": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__len__": len,
+    "__iter__": iter,
+    "__next__": next,
+    "__reversed__": reversed,
+    "__bool__": bool,
+    "__hash__": hash,
+    "__int__": int,
+    "__float__": float,
+    "__complex__": complex,
+    "__index__": operator.index,
+    "__round__": round,
+    "__trunc__": math.trunc,
+    "__floor__": math.floor,
+    "__ceil__": math.ceil,
+    "__abs__": abs,
+    "__neg__": operator.neg,
+    "__pos__": operator.pos,
+    "__invert__": operator.invert,
+    "__str__": str,
+    "__repr__": repr,
+    "__format__": format,
+    "__enter__": lambda target: target.__enter__(),
+}
+# Operators between two objects of the program.
+_OPERATORS = (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and",
+    "or", "xor", "lt", "le", "gt", "ge",
+)  # fmt: skip
 # Operations that the tests may apply to an object of the program.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    **_SPECIAL,
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in (*_OPERATORS, "eq")},
+    "value": lambda target: target,
     "get": getattr,
     "set": setattr,
-    "item": operator.getitem,
-    "put": operator.setitem,
-    "remove": operator.delitem,
     "instance": lambda target, value: isinstance(value, target),
-    "length": len,
-    "iterate": iter,
-    "next": next,
-    "text": str,
-    "repr": repr,
+    "leave": _leave,
+    "await": _await,
 }
 
 
@@ -74,6 +116,11 @@ class Connection:
         self._seconds = call_seconds
         self._objects: dict[int | str, Any] = {}
         self._number = 0
+        # One proxy for each object, so that ``is`` works.
+        self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._test = 0
+        self._waited = 0.0  # seconds in this test
+        self._budget = Budget(call_seconds)
         self.answered = False
         """Whether the other end has answered a request."""
 
@@ -83,18 +130,24 @@ class Connection:
 
     # The calling side
 
+    def start_test(self) -> None:
+        """Gives the other end its whole time again."""
+        self._test += 1
+        self._waited = 0.0
+
     def request(self, operation: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies ``operation`` to an object of the other end.
 
         Raises:
             UnsupportedValueError: An argument cannot be sent.
             ProgramError: The operation raised. Built-in exceptions keep their type.
-            ProgramTimeoutError: The operation took longer than allowed.
+            ProgramTimeoutError: The operations of this test took longer than allowed.
             ProgramLostError: The other end is gone.
         """
         self._number += 1
         message = {
             "number": self._number,
+            "test": self._test,
             "operation": operation,
             "target": target,
             "args": [values.encode(value, self._refer) for value in args],
@@ -113,7 +166,9 @@ class Connection:
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         """Sends a request, serves the other end's requests, and returns the answer."""
-        self._peer.settimeout(answer_seconds(self._seconds))
+        started = time.monotonic()
+        left = answer_seconds(self._seconds) - self._waited
+        self._peer.settimeout(max(left, _LEAST_WAIT))
         try:
             channel.send(self._peer, message)
             while True:
@@ -133,10 +188,16 @@ class Connection:
         except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
             self._peer.close()
             raise ProgramLostError(f"no valid answer: {type(error).__name__}") from error
+        finally:
+            self._waited += time.monotonic() - started
 
     def _dereference(self, content: Any) -> Any:
         owner, number = content
-        return self._own(number) if owner == "yours" else Remote(self, int(number))
+        if owner == "yours":
+            return self._own(number)
+        kind = RemoteCoroutine if owner == "coroutine" else Remote
+        number = int(number)
+        return self._remotes.setdefault(number, kind(self, number))
 
     def _own(self, target: int | str) -> Any:
         """Returns the object of this end that the other end names."""
@@ -161,7 +222,7 @@ class Connection:
             )
         number = id(value)
         self._objects[number] = value  # the reference keeps the id unique
-        return ["ref", ["mine", number]]
+        return ["ref", ["coroutine" if isinstance(value, types.CoroutineType) else "mine", number]]
 
     # The serving side
 
@@ -178,9 +239,15 @@ class Connection:
     def _serve(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"number": message["number"]}
         try:
-            value = self._perform(message)
-            answer["value"] = values.encode(value, self._refer)
-        except _Interrupt:
+            if self._names is None:
+                answer["value"] = values.encode(self._call_back(message), self._refer)
+            else:
+                if message["test"] != self._test:
+                    self._test, self._waited = message["test"], 0.0
+                    self._budget = Budget(self._seconds)
+                with self._budget:
+                    answer["value"] = values.encode(self._perform(message), self._refer)
+        except Interrupt:
             answer["raised"] = [["ProgramTimeoutError"], "the call did not return in time"]
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: every error here is the program's.
@@ -193,17 +260,20 @@ class Connection:
         channel.send(self._peer, answer)
 
     def _perform(self, message: dict[str, Any]) -> Any:
-        operation, target = message["operation"], message["target"]
+        args, kwargs = self._arguments(message)
+        return _OPERATIONS[message["operation"]](self._own(message["target"]), *args, **kwargs)
+
+    def _call_back(self, message: dict[str, Any]) -> Any:
+        """On the tests' end: the program may only call the functions that it was given."""
+        args, kwargs = self._arguments(message)
+        if message["operation"] != "__call__":
+            raise PermissionError("only calls")
+        return self._own(message["target"])(*args, **kwargs)
+
+    def _arguments(self, message: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         args = [values.decode(value, self._dereference) for value in message["args"]]
         kwargs = {k: values.decode(v, self._dereference) for k, v in message["kwargs"].items()}
-        if self._names is None:
-            # On the tests' end: the program may only call the functions that it was given.
-            if operation != "call":
-                raise PermissionError("only calls")
-            return self._own(target)(*args, **kwargs)
-        found = self._own(target)
-        with _Timer(self._seconds):
-            return _OPERATIONS[operation](found, *args, **kwargs)
+        return args, kwargs
 
 
 def find(names: dict[str, Any], name: str) -> Any:
@@ -218,36 +288,6 @@ def find(names: dict[str, Any], name: str) -> Any:
 def answer_seconds(call_seconds: float) -> float:
     """Returns the seconds that a caller waits: the other end interrupts the call earlier."""
     return MOST_WALL_FACTOR * call_seconds + 2
-
-
-class _Timer:
-    """Interrupts a call in the main thread when it exceeds its CPU time or sleeps too long.
-
-    CPU time does not depend on the load of the machine, so a busy machine fails no program.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        started, cpu_started = time.monotonic(), time.process_time()
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            elapsed = time.monotonic() - started
-            computes = time.process_time() - cpu_started > BUSY_SHARE * elapsed
-            patient = computes and elapsed < MOST_WALL_FACTOR * self._seconds
-            if number == signal.SIGPROF or not patient:
-                raise _Interrupt
-
-        for number in (signal.SIGPROF, signal.SIGALRM):
-            signal.signal(number, interrupt)
-        # The timers fire again, in case the program catches the first interrupt.
-        signal.setitimer(signal.ITIMER_PROF, self._seconds, 0.1)
-        signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * self._seconds, 0.1)
-
-    def __exit__(self, *exc: object) -> None:
-        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
-            signal.setitimer(timer, 0)
 
 
 def _exception(names: list[str], text: str) -> Exception:
@@ -267,7 +307,8 @@ def _exception(names: list[str], text: str) -> Exception:
 class Remote:
     """Proxy of a program's object in the tests. Operations run in the program's process.
 
-    A proxy equals only itself: the program's ``__eq__`` is never called.
+    The program's operators are never called with a value of the tests: its ``__eq__`` or
+    ``__sub__`` would see the expected result, and could always agree.
     """
 
     def __init__(self, connection: Connection, target: int | str) -> None:
@@ -277,53 +318,60 @@ class Remote:
     def _remote(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         return self._remote_connection.request(operation, self._remote_target, *args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
-        return self._remote("call", *args, **kwargs)
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
         return self._remote("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._remote("set", name, value)
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._remote("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._remote("put", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._remote("remove", key)
-
     def __contains__(self, item: Any) -> bool:
         # The program's ``__contains__`` would see the item and could always agree.
-        return any(one is item or one == item for one in self)
+        return any(one is item or one == item for one in self)  # type: ignore[attr-defined]
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, Remote) and self._remote("instance", instance) is True
 
-    def __len__(self) -> int:
-        return int(self._remote("length"))
-
-    def __bool__(self) -> bool:
-        return True  # otherwise __len__ would decide
-
-    def __iter__(self) -> Any:
-        return self._remote("iterate")
-
-    def __next__(self) -> Any:
-        return self._remote("next")
-
-    def __str__(self) -> str:
-        return str(self._remote("text"))
-
-    def __repr__(self) -> str:
-        return str(self._remote("repr"))
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and other._remote_target == self._remote_target
+        return self is other or (
+            isinstance(other, Remote) and self._remote("__eq__", other) is True
+        )
 
-    def __hash__(self) -> int:
-        return hash(self._remote_target)
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # The result is not used: the program could suppress the failure of an assertion.
+        self._remote("leave", *(base.__name__ for base in (kind.__mro__ if kind else ())))
+
+
+class RemoteCoroutine(Remote):
+    """Coroutine of the program, which its process runs to the end when the tests await it."""
+
+    def send(self, *values: object) -> Any:
+        """Does what an event loop expects of a coroutine: it is done at once."""
+        raise StopIteration(self._remote("await"))
+
+    __next__ = throw = send
+
+    def __await__(self) -> Any:
+        return self
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: Remote, *args: Any, **kwargs: Any) -> Any:
+        return self._remote(name, *args, **kwargs)
+
+    return method
+
+
+def _compute(name: str) -> Callable[[Remote, object], Any]:
+    def method(self: Remote, other: object) -> Any:
+        return self._remote(name, other) if isinstance(other, Remote) else NotImplemented
+
+    return method
+
+
+for _name in _SPECIAL:
+    setattr(Remote, _name, _forward(_name))
+for _name in _OPERATORS:
+    setattr(Remote, f"__{_name}__", _compute(f"__{_name}__"))

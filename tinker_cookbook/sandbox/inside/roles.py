@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import atexit
 import builtins
 import importlib
+import linecache
 import os
+import resource
 import socket
 import sys
 import threading
@@ -15,7 +16,8 @@ import traceback
 import types
 from typing import Any
 
-from tinker_cookbook.sandbox.inside import channel, remote, values
+from tinker_cookbook.sandbox.inside import channel, remote, standard_files, values
+from tinker_cookbook.sandbox.inside.budget import Budget, Interrupt
 from tinker_cookbook.sandbox.inside.remote import (
     Connection,
     ProgramLostError,
@@ -24,6 +26,7 @@ from tinker_cookbook.sandbox.inside.remote import (
 )
 
 _MESSAGE_CHARACTERS = 500
+_FILE = "solution.py"  # the program in tracebacks
 
 
 def _describe(error: BaseException) -> str:
@@ -38,10 +41,29 @@ def _describe(error: BaseException) -> str:
 
 def _load(code: str, name: str) -> types.ModuleType:
     """Runs the program as module ``name`` and registers it in ``sys.modules``."""
+    # Only the process of the program converts integers of any length.
+    sys.set_int_max_str_digits(0)
+    _bound_stacks()
+    code = code.removeprefix("\ufeff")
+    # For ``inspect.getsource``.
+    linecache.cache[_FILE] = (len(code), None, code.splitlines(keepends=True), _FILE)
+    sys.argv[:] = [_FILE]
     module = types.ModuleType(name)
+    module.__file__ = os.path.abspath(_FILE)
     sys.modules[name] = module
-    exec(compile(code, "solution.py", "exec"), module.__dict__)
+    exec(compile(code, _FILE, "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def _bound_stacks() -> None:
+    """Makes the stacks of threads fit into the memory.
+
+    Programs ask for 512 MB to recurse deeply. Calls of Python functions need none of it.
+    """
+    most = resource.getrlimit(resource.RLIMIT_AS)[0] // 4
+    set_size = threading.stack_size
+    set_size(max(most // 32, 1 << 18))
+    threading.stack_size = lambda size=0: set_size(min(size, most))
 
 
 class StdioProgram:
@@ -49,17 +71,12 @@ class StdioProgram:
 
     def __init__(self, job: dict[str, Any], descriptors: list[int]) -> None:
         self._code = job["code"]
-        stdin = os.memfd_create("stdin")
-        data = memoryview(job["stdin"].encode())
-        while data:
-            data = data[os.write(stdin, data) :]
-        os.lseek(stdin, 0, os.SEEK_SET)
-        for number, descriptor in enumerate((stdin, *descriptors)):
-            os.dup2(descriptor, number)
+        standard_files.connect(job["stdin"], *descriptors)
         self.kept: list[int] = []
 
     def run(self) -> int:
         """Returns the exit status that the interpreter would have."""
+        standard_files.open_all()
         status = 0
         try:
             _load(self._code, "__main__")
@@ -71,10 +88,7 @@ class StdioProgram:
             frames = frames.tb_next if frames else None
             traceback.print_exception(type(error), error, frames, limit=-20)
             status = 1
-        # Only these steps of the interpreter's exit; the others take longer than the program.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
+        standard_files.finish()
         return status
 
 
@@ -99,15 +113,18 @@ class CalledProgram:
         """Returns 0 when the tests have ended."""
         seconds = self._job["call_seconds"]
         try:
-            with remote._Timer(seconds):
+            with Budget(seconds):
                 module = _load(self._job["code"], "solution")
-        except remote._Interrupt:
+        except Interrupt:
             channel.send(self._peer, {"failed": "it did not load in time"})
             return 0
         except BaseException as error:
             channel.send(self._peer, {"failed": _describe(error)})
             return 0
-        channel.send(self._peer, {"names": [n for n in module.__dict__ if type(n) is str]})
+        names = {
+            name: callable(item) for name, item in module.__dict__.items() if type(name) is str
+        }
+        channel.send(self._peer, {"names": names})
         Connection(self._peer, names=module.__dict__, call_seconds=seconds).serve()
         return 0
 
@@ -125,8 +142,9 @@ class Tests:
         self._host = socket.socket(fileno=descriptors[1])
         self.kept = descriptors
         self._program_error = ""
-        self._known: set[str] = set()  # globals of the program
-        self._namespace: dict[str, Any] = {"__name__": "tests"}
+        # Globals of the program, and whether they can be called.
+        self._known: dict[str, bool] = {}
+        self._namespace: dict[str, Any] = _Namespace(self)
 
     def _report(self, **fields: Any) -> None:
         channel.send(self._host, {"token": self._job["token"], **fields})
@@ -162,25 +180,38 @@ class Tests:
             self._namespace[name] = Remote(self._program, name)
         return ""
 
-    def _wait_for_program(self) -> set[str]:
+    def value_of(self, name: str) -> Any:
+        """Returns the value that a global of the program has now.
+
+        Raises:
+            KeyError: The program has none of this name, or it is a function or a class.
+        """
+        if self._known.get(name, True) or self._job["entry_points"] is not None:
+            raise KeyError(name)
+        return self._program.request("value", name)
+
+    def _wait_for_program(self) -> dict[str, bool]:
         """Returns the globals of the program, once it is loaded."""
         self._peer.settimeout(remote.answer_seconds(self._job["call_seconds"]))
         try:
             loaded, _ = channel.receive(self._peer, remote.MAX_VALUE_BYTES)
             if "failed" in loaded:
                 self._program_error = str(loaded["failed"])[:_MESSAGE_CHARACTERS]
-                return set()
-            return {str(name) for name in loaded["names"]}
+                return {}
+            return {str(name): called is True for name, called in loaded["names"].items()}
         except TimeoutError:
             self._program_error = "it did not load in time"
         except (OSError, EOFError):
             self._program_error = "the program ended while it was loaded"
-        except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError,
+        ) as error:  # fmt: skip
             self._program_error = f"the program sent no valid message: {type(error).__name__}"
-        return set()
+        return {}
 
     def _run_test(self, test: dict[str, Any]) -> str:
         """Returns why the test failed; empty if it passed."""
+        self._program.start_test()
         try:
             if "function" in test:
                 return self._call_and_compare(test)
@@ -205,10 +236,10 @@ class Tests:
             bound = self._bind(name, name in called)
             if bound is not None:
                 self._namespace[name] = bound
-        exec(compile(tree, "test.py", "exec"), self._namespace)
+        exec(compile(tree, "test.py", "exec", dont_inherit=True), self._namespace)
 
     def _bind(self, name: str, called: bool) -> Any:
-        """Returns the object that a free name refers to."""
+        """Returns the function or class that a free name refers to; None for a value."""
         entry_points = self._job["entry_points"]
         if name in (entry_points or ()):
             return Remote(self._program, name)
@@ -216,7 +247,7 @@ class Tests:
         # module cannot be called.
         if name in sys.stdlib_module_names and not (called and name in self._known):
             return importlib.import_module(name)
-        if entry_points is None and (name in self._known or "Solution" in self._known):
+        if entry_points is None and self._known.get(name, "Solution" in self._known):
             return Remote(self._program, name)
         return None
 
@@ -226,19 +257,21 @@ class Tests:
 
         arguments = values.decode(test["arguments"], refuse)
         expected = values.decode(test["expected"], refuse)
-        got = self._program.request("call", test["function"], *arguments)
-        if _as_lists(got) == _as_lists(expected):
+        got = self._program.request("__call__", test["function"], *arguments)
+        if values.same_value(got, expected):
             return ""
         return f"wrong result {got!r}"[:_MESSAGE_CHARACTERS]
 
 
-def _as_lists(value: Any) -> Any:
-    """Converts tuples to lists: data sets store expected results as JSON, without tuples."""
-    if isinstance(value, (list, tuple)):
-        return [_as_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _as_lists(item) for key, item in value.items()}
-    return value
+class _Namespace(dict[str, Any]):
+    """Globals of the tests. A value of the program is looked up each time: it may have changed."""
+
+    def __init__(self, tests: Tests) -> None:
+        super().__init__(__name__="tests")
+        self._tests = tests
+
+    def __missing__(self, name: str) -> Any:
+        return self._tests.value_of(name)
 
 
 def _free_names(tree: ast.Module) -> set[str]:

@@ -10,11 +10,59 @@ import collections
 import datetime
 import decimal
 import fractions
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Encoder = Callable[[Any], Any]
+_TOLERANCE = 1e-6
 _LARGE = 1 << 53  # JSON readers keep integers below it exactly
+
+
+def same_value(got: Any, expected: Any) -> bool:
+    """Whether a returned value is the expected one; both are made of built-in types.
+
+    Lists and tuples compare as equal, since data sets store expected results as JSON. Numbers
+    compare by ``same_number``.
+    """
+    if isinstance(expected, (list, tuple)):
+        return (
+            isinstance(got, (list, tuple))
+            and len(got) == len(expected)
+            and all(map(same_value, got, expected))
+        )
+    if isinstance(expected, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == expected.keys()
+            and all(same_value(got[key], item) for key, item in expected.items())
+        )
+    if isinstance(got, float) or isinstance(expected, float):
+        numbers = (int, float)
+        return (
+            isinstance(got, numbers)
+            and isinstance(expected, numbers)
+            and same_number(got, expected)
+        )
+    return got == expected
+
+
+def same_number(got: float, expected: float) -> bool:
+    """Whether two numbers agree, up to an absolute or relative difference of 1e-6.
+
+    The difference to an expected ``int`` is absolute: 1000000.7 is not 1000000. Integers must be
+    equal.
+    """
+    if got == expected or (isinstance(got, int) and isinstance(expected, int)):
+        return got == expected
+    if isinstance(expected, int) or not math.isfinite(expected):
+        most = _TOLERANCE
+    else:
+        most = _TOLERANCE * max(1.0, abs(expected))
+    try:
+        return abs(got - expected) <= most  # False for nan
+    except OverflowError:  # an integer that is larger than any float
+        return False
 
 
 def encode(value: Any, reference: Callable[[Any], Any]) -> Any:

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -20,8 +19,8 @@ import time
 import traceback
 from typing import Any
 
-from tinker_cookbook.sandbox.inside import channel, kernel, roles
-from tinker_cookbook.sandbox.inside.remote import BUSY_SHARE
+from tinker_cookbook.sandbox.inside import channel, folders, kernel, roles
+from tinker_cookbook.sandbox.inside.budget import BUSY_SHARE
 
 # Modules imported before the fork. Rare ones are left out: each makes every fork slower.
 _PRELOAD = (
@@ -71,6 +70,8 @@ class Zygote:
                 # The next child is process 1 of a namespace, so its own children end with it.
                 kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
                 kernel.mount_tmpfs("/tmp", request["disk"], 1000)
+                # Semaphores, as in ``multiprocessing.pool.ThreadPool``, are files in /dev/shm.
+                kernel.mount_again("/tmp", "/dev/shm")
             pid = os.fork()
             if pid == 0:
                 self._become_program(request, descriptors)
@@ -162,6 +163,7 @@ def _write_line(descriptor: int, message: dict[str, Any]) -> None:
 
 def main(control: socket.socket, settings: dict[str, Any]) -> None:
     """Imports the usual modules, and serves until the host is gone."""
+    kernel.share_heap()
     sys.path[:] = [path for path in sys.path if path] + settings["python_path"]
     for name in (*_PRELOAD, *settings["preload"]):
         importlib.import_module(name)
@@ -174,4 +176,4 @@ def main(control: socket.socket, settings: dict[str, Any]) -> None:
     finally:
         if settings["landlock"]:
             for folder in settings["writable"]:
-                shutil.rmtree(folder, ignore_errors=True)
+                folders.remove_folder(folder)
