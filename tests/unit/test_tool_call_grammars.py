@@ -126,12 +126,12 @@ def walk(renderer, mask, seed, most=2000):
     return renderer.parse_response(tokens)[0]
 
 
-def checked_calls(renderer, message):
+def checked_calls(renderer, message, tools=TOOLS):
     """The names of calls whose arguments are valid by the schemas of their tools."""
     assert not message.get("unparsed_tool_calls"), message
     form = renderer.answer_form().calls.arguments
     for call in message.get("tool_calls", []):
-        arguments, schema = call.function.arguments, TOOLS[call.function.name]
+        arguments, schema = call.function.arguments, tools[call.function.name]
         if form is not None and not form.typed:
             arguments = typed_arguments(arguments, schema)
         jsonschema.validate(json.loads(arguments), schema)
@@ -201,14 +201,70 @@ XML = "qwen3_5_disable_thinking"
         ({"description": "any", "not": {}}, "without a type"),
         ({"$ref": "#/$defs/None"}, "not in the schema"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "string", "pattern": "(?=a)b"}, "invalid regex"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        # What would be left out, since strings have no quotes here.
+        ({"enum": ["a", "b1"], "pattern": "1"}, "x: got the keyword pattern next to enum"),
+        ({"type": "string", "not": {"const": "a"}}, "x: got the keyword not"),
+        ({"type": "string", "allOf": [{"maxLength": 2}]}, "x: got the keyword allOf"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 2}, "keyword maxLength"),
+        ({"$ref": "#/$defs/S", "maxLength": 1}, "keyword maxLength"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf with alternatives of one"),
+        ({"oneOf": [{"type": "string"}, {"enum": ["a"]}]}, "oneOf with alternatives of one"),
+        ({"type": "array", "items": {"$ref": "#"}}, "'#' within a value"),
+        ({"$ref": "#/$defs/Loop"}, "alternatives without end"),
+        ({"type": "string", "minLength": "x"}, "which JSON Schema forbids"),
+        ({"enum": [1], "type": "string"}, "without a possible value"),
+        ({"enum": []}, "without a possible value"),
+        ({"enum": ["a<|im_end|>"]}, "in a constant or a name"),
     ],
 )
 def test_a_schema_without_a_form_is_refused(schema, words):
     renderer = get_renderer(XML, tokenizer())
-    whole = {"type": "object", "properties": {"x": schema}}
+    loop = {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}]}
+    definitions = {"S": {"type": "string"}, "Loop": loop}
+    whole = {"type": "object", "properties": {"x": schema}, "$defs": definitions}
     with pytest.raises(GrammarError, match=words):
         answer_mask(renderer, AnswerRule(tools=[("f", whole)]))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"minProperties": 1}, "keyword minProperties"),
+        ({"allOf": [{"required": ["y"]}]}, "keyword allOf"),
+        ({"patternProperties": {"^a": {"type": "null"}}}, "keyword patternProperties"),
+        ({"required": ["y"]}, "'y', which is not in properties"),
+        ({"required": True}, "required true, which JSON Schema forbids"),
+        ({"properties": {}, "additionalProperties": {"type": "null"}}, "without names"),
+    ],
+)
+def test_conditions_on_all_arguments_are_refused(more, words):
+    renderer = get_renderer(XML, tokenizer())
+    whole = {"type": "object", "properties": {"x": {"type": "null"}}, **more}
+    with pytest.raises(GrammarError, match=words):
+        answer_mask(renderer, AnswerRule(tools=[("f", whole)]))
+
+
+UNIONS = {
+    "text": {"type": ["string", "integer"], "maximum": 3, "maxLength": 2},
+    "list": {"anyOf": [{"type": "string", "maxLength": 3},
+                       {"type": "array", "items": {"type": "null"}, "maxItems": 2}]},
+    "one": {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}, {"const": 5}]},
+    "kind": {"type": "string", "enum": ["a", 1]},
+    "flag": {"type": "boolean", "enum": [True]},
+    "both": {"type": "string", "pattern": "a$", "minLength": 2, "maxLength": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [XML, "glm4_6_disable_thinking", "deepseekv3_2", "kimi_k2"])
+def test_random_calls_fit_alternatives(name):
+    """Where strings have no quotes, one that reads as a number or a list is not allowed."""
+    schema = {"type": "object", "properties": UNIONS, "required": [*UNIONS]}
+    renderer = get_renderer(name, tokenizer())
+    rule = AnswerRule(tools=[("f", schema)], tool_use="required", parallel=False)
+    mask = answer_mask(renderer, rule)
+    for seed in range(15):
+        checked_calls(renderer, walk(renderer, mask, seed), {"f": schema})
 
 
 @pytest.mark.parametrize("text", ["", "a\nb", "\n", "12", "[1, 2", "true", "<parameter=x>", " x "])

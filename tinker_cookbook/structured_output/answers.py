@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tinker_cookbook.structured_output.rules import ANY_TEXT, RuleWriter
 
 ToolUse: TypeAlias = Literal["auto", "required", "none"]
 
+_TAG = re.compile(r"</?[^<>\s=]+>")
 _BRACE_FIRST = r"/[ \t\r\n]*[{](.|\n)*/"
 
 
@@ -70,6 +72,8 @@ class _AnswerGrammar:
                 "be constrained; leave out strict, tool_choice and parallel_tool_calls, or name a "
                 "renderer with tools (qwen3, llama3)"
             )
+        if rule.text is not None:
+            self._check_constants("text", rule.text)
         bodies = []
         if rule.tool_use != "required":
             bodies.append(self._text(rule, calls if rule.tools else None))
@@ -80,6 +84,21 @@ class _AnswerGrammar:
         leading = rules.white(self._form.leading)
         start = f"start: {self._thinking()} {leading} body"
         return "\n".join([start, f"body: {' | '.join(bodies)}", *rules.rules])
+
+    def _check_constants(self, where: str, rule: str) -> None:
+        """Refuses a rule whose constants contain a marker of the chat format.
+
+        An answer with it would be read as another one, up to the marker or as a call.
+        """
+        form, marks = self._form, set(self._rules.control_tokens)
+        marks.update(form.thinking or ())
+        if (calls := form.calls) is not None:
+            marks.update(_TAG.findall(f"{calls.begin} {calls.before} {calls.after} {calls.end}"))
+        if found := sorted(mark for mark in marks if mark and json.dumps(mark)[1:-1] in rule):
+            raise GrammarError(
+                f"{where}: got {found[0]!r} in a constant or a name, expected none of the markers "
+                f"of the chat format {self._name}, which reads an answer at them"
+            )
 
     def _thinking(self) -> str:
         form, rules = self._form, self._rules
@@ -117,8 +136,10 @@ class _AnswerGrammar:
                 raise GrammarError(
                     f"tools: got the name {name!r}, expected letters, digits, _ and -"
                 )
+            whole = json_rule(schema)
+            self._check_constants(f"tools: {name}", whole)
             if form.arguments is None:
-                arguments = rules.add(f"arguments_{i}", json_rule(schema))
+                arguments = rules.add(f"arguments_{i}", whole)
             else:
                 arguments = arguments_rule(rules, form.arguments, f"a{i}", name, schema)
             called = rules.constant(name), form.number, rules.constant(form.between)

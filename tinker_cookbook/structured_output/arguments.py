@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.renderers.core.answer_form import ArgumentForm
-from tinker_cookbook.structured_output.masks import GrammarError, Schema, json_rule, regex_rule
+from tinker_cookbook.structured_output.masks import json_rule, regex_rule
+from tinker_cookbook.structured_output.patterns import GrammarError, whole_pattern
 from tinker_cookbook.structured_output.rules import ANY_TEXT, RuleWriter
+from tinker_cookbook.structured_output.schemas import Schema
 
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
 # Type implied by a keyword, for a schema without a type.
 _OF_KEYWORD = {"properties": "object", "items": "array"}
+_SHAPES: Mapping[str, type] = {
+    "properties": Mapping, "required": list, "enum": list, "anyOf": list, "oneOf": list,
+    "pattern": str, "minLength": int, "maxLength": int, "$ref": str,
+}  # fmt: skip
+_COMBINING = frozenset(("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"))
+_OF_STRINGS = frozenset(("pattern", "minLength", "maxLength", "format"))
+_CONDITIONS = _COMBINING | _OF_STRINGS | frozenset((
+    "type", "enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains",
+    "properties", "patternProperties", "additionalProperties", "required", "minProperties",
+    "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
+    "unevaluatedProperties", "unevaluatedItems",
+))  # fmt: skip
+"""Keywords that values can violate."""
+_OF_ALL_ARGUMENTS = frozenset(("type", "properties", "required", "additionalProperties"))
+_NESTED_REFERENCE = re.compile(r'"\$ref": "(?!#/\$defs/|#/definitions/)([^"]*)"')
+# Unquoted texts that a format without types reads as values of these types.
+_READ_AS = {
+    "integer": r"/-?[0-9.]+([eE][+-]?[0-9]+)?/",
+    "number": r"/-?[0-9.]+([eE][+-]?[0-9]+)?/",
+    "array": r"/[ \t\r\n]*\[(.|\n)*/",
+    "object": r"/[ \t\r\n]*[{](.|\n)*/",
+}
 
 
 def arguments_rule(
@@ -35,15 +61,19 @@ class _Arguments:
         self._count = 0
 
     def sequence(self) -> str:
-        schema = self._resolved(self._root)
+        schema = self._resolved("parameters", self._root)
         properties: Mapping[str, Schema] = schema.get("properties") or {}
         required = schema.get("required") or []
         if unknown := [name for name in required if name not in properties]:
             raise self._error("required", f"{unknown[0]!r}, which is not in properties")
-        if schema.get("type", "object") != "object" or {"anyOf", "oneOf", "allOf"} & schema.keys():
+        if schema.get("type", "object") != "object":
             raise self._error("parameters", "a schema that is not a single object with properties")
+        self._refuse("parameters", schema, _CONDITIONS - _OF_ALL_ARGUMENTS)
         if not properties:
-            closed = schema.get("additionalProperties") is False or "properties" in schema
+            others = schema.get("additionalProperties", True)
+            if not isinstance(others, bool):
+                raise self._error("additionalProperties", "a schema for arguments without names")
+            closed = not others or "properties" in schema
             return "" if closed else f"{self._any_argument()}*"
         return " ".join(
             self._argument(name, one) + ("" if name in required else "?")
@@ -63,37 +93,88 @@ class _Arguments:
 
     def _values(self, name: str, schema: Schema) -> Iterator[str]:
         """Yields the alternatives for a value, including the text after its name."""
-        if not isinstance(schema, Mapping) or not schema:
-            if schema is False:
-                raise self._error(name, "the schema false")
-            yield self._string(name, {})
-            if self._form.typed:
-                yield self._json({})
+        options = list(self._options(name, schema))
+        kinds = [kind for kind, _ in options]
+        for kind, option in options:
+            if kind == "any":
+                yield self._string(name, {}, ())
+                if self._form.typed:
+                    yield self._json({})
+            elif kind == "string":
+                yield self._string(name, option, () if self._form.typed else kinds)
+            elif kind in ("constant", "boolean", "null"):
+                for value in option["enum"]:
+                    yield from self._constants(name, value)
+            else:
+                yield self._json(option)
+
+    def _options(
+        self, name: str, schema: Schema, depth: int = 0
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields the schemas without alternatives, each with the type of its values.
+
+        Constants, true, false and null are listed as ``enum``.
+        """
+        if schema is False or depth > 16:
+            got = "the schema false" if schema is False else "alternatives without end"
+            raise self._error(name, got)
+        if schema is True or not _CONDITIONS & schema.keys():
+            yield "any", {}
             return
-        schema = self._resolved(schema)
-        options = schema.get("anyOf") or schema.get("oneOf")
+        schema = self._resolved(name, schema)
         kinds = schema.get("type") or next(
             (kind for keyword, kind in _OF_KEYWORD.items() if keyword in schema), None
         )
         if "enum" in schema or "const" in schema:
-            for value in schema.get("enum", [schema.get("const")]):
-                yield from self._constants(name, value)
-        elif options:
-            for option in options:
-                yield from self._values(name, option)
+            self._refuse(name, schema, _CONDITIONS - {"type", "enum", "const"})
+            yield "constant", {"enum": self._allowed(name, schema, kinds)}
+        elif unions := [key for key in ("anyOf", "oneOf") if key in schema and kinds is None]:
+            self._refuse(name, schema, _CONDITIONS - {unions[0]})
+            branches = [list(self._options(name, o, depth + 1)) for o in schema[unions[0]]]
+            if unions == ["oneOf"]:
+                self._refuse_overlap(name, branches)
+            for branch in branches:
+                yield from branch
         elif isinstance(kinds, list):
             for kind in kinds:
-                yield from self._values(name, {**schema, "type": kind})
+                yield from self._options(name, {**schema, "type": kind}, depth + 1)
         elif kinds == "string":
-            yield self._string(name, schema)
-        elif kinds == "boolean":
-            yield from (one for value in (True, False) for one in self._constants(name, value))
-        elif kinds == "null":
-            yield from self._constants(name, None)
+            self._refuse(name, schema, _COMBINING)
+            yield kinds, schema
+        elif kinds in ("boolean", "null"):
+            self._refuse(name, schema, _COMBINING)
+            yield kinds, {"enum": [None] if kinds == "null" else [True, False]}
         elif kinds is not None:
-            yield self._json(schema)
+            yield kinds, schema
         else:
             raise self._error(name, f"{json.dumps(schema)[:80]} without a type")
+
+    def _allowed(self, name: str, schema: Mapping[str, Any], kinds: Any) -> list[Any]:
+        """Returns the constants of a schema that have one of its types."""
+        values = schema.get("enum", [schema.get("const")])
+        if "const" in schema:
+            values = [one for one in values if _same(one, schema["const"])]
+        wanted = [kinds] if isinstance(kinds, str) else kinds
+        if wanted:
+            values = [one for one in values if set(_kinds_of(one)) & set(wanted)]
+        if not values:
+            raise self._error(name, f"{json.dumps(schema)[:80]} without a possible value")
+        return values
+
+    def _refuse_overlap(
+        self, name: str, branches: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
+    ) -> None:
+        """Refuses branches of ``oneOf`` whose values might fit two of them."""
+        seen: set[str] = set()
+        for branch in branches:
+            kinds = set[str]()
+            for kind, schema in branch:
+                kind = "integer" if kind == "number" else kind
+                values = schema["enum"] if kind in ("constant", "boolean", "null") else []
+                kinds |= {_kinds_of(one)[0] for one in values} if values else {kind}
+            if kinds & seen or "any" in kinds | seen:
+                raise self._error(name, "oneOf with alternatives of one type; use anyOf")
+            seen |= kinds
 
     def _constants(self, name: str, value: Any) -> Iterator[str]:
         if isinstance(value, str):
@@ -106,45 +187,48 @@ class _Arguments:
         for text in dict.fromkeys([spelled, words.get(spelled, spelled)]):
             yield self._rules.constant(self._form.between + text + self._form.after)
 
-    def _string(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Returns the rule of an unquoted string: any text without the markers that would end
-        it."""
+    def _string(self, name: str, schema: Mapping[str, Any], others: Sequence[str]) -> str:
+        """Returns the rule of an unquoted string: any text without the markers that would end it,
+        and none that would be read as a value of the types ``others``."""
         if "format" in schema:
             raise self._error(name, f"a string of format {schema['format']!r}; use pattern or enum")
-        conditions = []
+        conditions = sorted({f"~{_READ_AS[kind]}" for kind in others if kind in _READ_AS})
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if least or most != "":
-            conditions.append(regex_rule(rf"(.|\n){{{least},{most}}}"))
+            conditions.insert(0, rf"/(.|\n){{{least},{most}}}/")
         if "pattern" in schema:
-            # A pattern of a JSON schema is not anchored.
-            pattern: str = schema["pattern"]
-            start = "" if pattern.startswith("^") else r"(.|\n)*"
-            end = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else r"(.|\n)*"
-            inner = pattern.removeprefix("^").removesuffix("" if end else "$")
-            conditions.append(regex_rule(f"{start}({inner}){end}"))
+            conditions.insert(0, f"/{whole_pattern(schema['pattern'])}/")
         self._count += 1
         text = self._rules.closed(
             f"{self._prefix}_{self._count}".upper(),
-            conditions or [ANY_TEXT],
+            conditions if conditions and conditions[0][0] == "/" else [ANY_TEXT, *conditions],
             self._form.marks,
             self._form.after,
         )
         return f"{self._rules.constant(self._form.string_between)} {text}"
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        # References are resolved in the root of the schema.
+        # References are resolved in the root of the schema, of which only the definitions are here.
         definitions = {
             key: self._root[key] for key in ("$defs", "definitions") if key in self._root
         }
-        value = self._new(json_rule({**schema, **definitions}))
+        whole = {**schema, **definitions}
+        if outside := _NESTED_REFERENCE.search(json.dumps(whole)):
+            raise self._error("$ref", f"{outside[1]!r} within a value, expected #/$defs/NAME")
+        value = self._new(json_rule(whole))
         before = self._rules.constant(self._form.between)
         return f"{before} {value} {self._rules.constant(self._form.after)}"
 
-    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _resolved(self, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         for _ in range(8):
+            for keyword, kind in _SHAPES.items():
+                if keyword in schema and not isinstance(schema[keyword], kind):
+                    got = f"{keyword} {json.dumps(schema[keyword])[:80]}, which JSON Schema forbids"
+                    raise self._error(name, got)
             reference = schema.get("$ref")
             if reference is None:
                 return schema
+            self._refuse(name, schema, _CONDITIONS - {"$ref"})
             found: Any = self._root
             for key in str(reference).removeprefix("#/").split("/"):
                 found = found.get(key) if isinstance(found, Mapping) else None
@@ -152,6 +236,11 @@ class _Arguments:
                 raise self._error("$ref", f"{reference!r}, which is not in the schema")
             schema = found
         raise self._error("$ref", "a reference to itself")
+
+    def _refuse(self, name: str, schema: Mapping[str, Any], keywords: frozenset[str]) -> None:
+        """Raises GrammarError if ``schema`` has one of the ``keywords``."""
+        if found := sorted(keywords & schema.keys()):
+            raise self._error(name, f"the keyword {found[0]} next to {', '.join(schema)}"[:120])
 
     def _new(self, right: str) -> str:
         self._count += 1
@@ -162,3 +251,18 @@ class _Arguments:
             f"tools: {self._tool}: {name}: got {got}; this chat format writes arguments one by one "
             "and cannot express it"
         )
+
+
+def _kinds_of(value: Any) -> tuple[str, ...]:
+    """Returns the types of JSON Schema that a value has."""
+    if isinstance(value, bool) or value is None:
+        return ("null" if value is None else "boolean",)
+    if isinstance(value, (int, float)):
+        return ("integer", "number") if float(value).is_integer() else ("number",)
+    return (
+        "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object",
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and one == other

@@ -7,25 +7,27 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command
+from tinker_cookbook.structured_output.patterns import GrammarError, full_pattern
+from tinker_cookbook.structured_output.schemas import Schema, readable_schema
 from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Schema: TypeAlias = Mapping[str, Any] | bool
-
 ANY_OBJECT: Schema = {"type": "object"}
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# No escapes by number, as which the name of a property could be written once more.
+_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _MAX_TOKENIZERS = 8
-
-
-class GrammarError(ConfigurationError):
-    """A grammar or a JSON schema that the library does not support."""
 
 
 class GrammarMask:
@@ -74,16 +76,24 @@ class GrammarState:
 
 
 def json_rule(schema: Schema) -> str:
-    """Returns the rule for JSON that is valid under ``schema``."""
-    if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": _JSON}
-    return f"%json {json.dumps(schema)}"
+    """Returns the rule for JSON that is valid under ``schema``.
+
+    Raises GrammarError for a keyword or a pattern that cannot be expressed.
+    """
+    if not isinstance(schema, (bool, Mapping)):
+        raise GrammarError(f"schema: got {json.dumps(schema)[:80]}, expected an object")
+    readable = readable_schema(schema)
+    # Options have no place in the schemas true and false.
+    whole = {"allOf": [readable]} if isinstance(readable, bool) else readable
+    return f"%json {json.dumps({**whole, 'x-guidance': _JSON})}"
 
 
 def regex_rule(pattern: str) -> str:
-    """Returns the rule for texts that match a regular expression."""
-    escaped = pattern.replace("/", r"\/").replace("\n", r"\n")
-    return f"/{escaped}/"
+    """Returns the rule for texts that match a regular expression (ECMA 262) as a whole.
+
+    Raises GrammarError for a pattern that cannot be expressed.
+    """
+    return f"/{full_pattern(pattern)}/"
 
 
 def choice_rule(choices: Sequence[str]) -> str:
@@ -101,7 +111,7 @@ def json_schema_mask(
 def regex_mask(
     tokenizer: Tokenizer, regex: str, stop_tokens: Collection[int] | None = None
 ) -> GrammarMask:
-    """Returns the mask for texts that match ``regex`` (Rust's syntax, without look-around)."""
+    """Returns the mask for texts that match ``regex`` (ECMA 262, without look-around)."""
     return GrammarMask(tokenizer, f"start: {regex_rule(regex)}", stop_tokens)
 
 
@@ -113,8 +123,17 @@ def choice_mask(
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Returns the first line of the library's message, without the position in the grammar."""
-    text = matcher.get_error().split("\n")[0]
+    """Returns the first line of the library's message, without the position in the grammar.
+
+    The reason of an invalid regular expression is in a later line.
+    """
+    first, *rest = matcher.get_error().split("\n")
+    reasons = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
+    text = " ".join([first, *reasons[:1]])
+    text = text.replace(
+        "Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf"
+    )
+    text = text.replace("Unimplemented keys", "keywords without support")
     return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", text)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from tinker_cookbook.structured_output.masks import regex_rule
+from tinker_cookbook.structured_output.patterns import literal_pattern
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ class RuleWriter:
             name: token for name, token in vocabulary.items() if tokens.is_special_token(token)
         }
         self.rules: list[str] = []
+
+    @property
+    def control_tokens(self) -> Collection[str]:
+        """The texts of the vocabulary's control tokens."""
+        return self._special.keys()
 
     def add(self, name: str, right: str) -> str:
         """Adds a rule once and returns its name. An upper-case name makes it a terminal."""
@@ -55,7 +60,7 @@ class RuleWriter:
     def without(self, name: str, marks: Sequence[str], *conditions: str) -> str:
         """Returns a terminal for text without ``marks``, also if they are spelled by other
         tokens, that satisfies all ``conditions``."""
-        containing = (regex_rule(rf"(.|\n)*{re.escape(mark)}(.|\n)*") for mark in marks)
+        containing = (f"/(.|\\n)*{literal_pattern(mark)}(.|\\n)*/" for mark in marks)
         right = " & ".join([*(conditions or [ANY_TEXT]), *(f"~{one}" for one in containing)])
         return self.add(name, right)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,52 +163,58 @@ def completion_mask(body: SamplingBody, model: LoadedModel) -> GrammarMask | Non
 
 def _text_rule(body: SamplingBody) -> tuple[str, str] | None:
     """Returns the parameter that constrains the text, and its grammar rule."""
-    given = [
-        *_of_response_format(body.response_format),
-        ("guided_json", None if body.guided_json is None else _json_rule(body.guided_json)),
-        ("guided_regex", _regex_rule(body.guided_regex, "guided_regex")),
-        ("guided_choice", _choice_rule(body.guided_choice, "guided_choice")),
+    given: list[tuple[str, Callable[[Any], str], Any]] = [
+        ("response_format", json_rule, _schema_of(body.response_format)),
+        ("guided_json", _json_rule, body.guided_json),
+        ("guided_regex", _regex_rule, body.guided_regex),
+        ("guided_choice", _choice_rule, body.guided_choice),
     ]
     if (outputs := body.structured_outputs) is not None:
         param = "structured_outputs"
         among = [
-            None if outputs.json_ is None else _json_rule(outputs.json_),
-            _regex_rule(outputs.regex, param),
-            _choice_rule(outputs.choice, param),
-            json_rule(ANY_OBJECT) if outputs.json_object else None,
+            (param, _json_rule, outputs.json_),
+            (param, _regex_rule, outputs.regex),
+            (param, _choice_rule, outputs.choice),
+            (param, json_rule, ANY_OBJECT if outputs.json_object else None),
         ]
-        if among == [None] * len(among):
+        if all(value is None for _, _, value in among):
             raise ApiError(
                 f"{param}: got no constraint, expected one of json, regex, choice and json_object",
                 param=param,
             )
-        given += [(param, rule) for rule in among]
-    found = [(param, rule) for param, rule in given if rule is not None]
+        given += among
+    found = []
+    for param, rule_of, value in given:
+        try:
+            found += [] if value is None else [(param, rule_of(value))]
+        except GrammarError as error:
+            raise ApiError(f"{param}: {error}", param=param) from error
     if len(found) > 1:
         names = " and ".join(param for param, _ in found)
         raise ApiError(f"{found[1][0]}: got {names}, expected only one of them", param=found[1][0])
     return found[0] if found else None
 
 
-def _regex_rule(regex: str | None, param: str) -> str | None:
+def _regex_rule(regex: str) -> str:
     # A filtered or unset value of the client, which must not give unconstrained text.
-    if regex == "":
-        raise ApiError(f"{param}: got an empty regular expression", param=param)
-    return None if regex is None else regex_rule(regex)
+    if not regex:
+        raise GrammarError("got an empty regular expression")
+    return regex_rule(regex)
 
 
-def _choice_rule(choices: Sequence[str] | None, param: str) -> str | None:
-    if choices is not None and not choices:
-        raise ApiError(f"{param}: got no choice, expected at least one", param=param)
-    return None if choices is None else choice_rule(choices)
+def _choice_rule(choices: Sequence[str]) -> str:
+    if not choices:
+        raise GrammarError("got no choice, expected at least one")
+    return choice_rule(choices)
 
 
-def _of_response_format(value: Json | None) -> list[tuple[str, str | None]]:
+def _schema_of(value: Json | None) -> Schema | None:
+    """Returns the schema of a ``response_format``; None if it does not constrain the text."""
     kind = "text" if value is None else value.get("type")
     if kind == "text":
-        return []
+        return None
     if kind == "json_object":
-        return [("response_format", json_rule(ANY_OBJECT))]
+        return ANY_OBJECT
     wrapper = value.get("json_schema") if value else None
     schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
@@ -218,7 +224,7 @@ def _of_response_format(value: Json | None) -> list[tuple[str, str | None]]:
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}',
             param="response_format",
         )
-    return [("response_format", json_rule(schema))]
+    return schema
 
 
 def _json_rule(schema: Json | str) -> str:
@@ -227,4 +233,4 @@ def _json_rule(schema: Json | str) -> str:
     try:
         return json_rule(json.loads(schema))
     except ValueError as error:
-        raise ApiError(f"guided_json: got no JSON ({error})", param="guided_json") from error
+        raise GrammarError(f"got no JSON ({error})") from error

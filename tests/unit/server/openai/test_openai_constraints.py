@@ -237,6 +237,12 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
     ("more", "param", "words"),
     [
         ({"response_format": BAD}, "response_format", "Invalid type: strin"),
+        (
+            {"extra_body": {"guided_json": {"type": "string", "pattern": "(?!a)b"}}},
+            "guided_json",
+            "guided_json: pattern: '(?!a)b' has look-around",
+        ),
+        ({"extra_body": {"guided_regex": r"(a)\1"}}, "guided_regex", "a reference to a group"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         ({"tool_choice": "required"}, "tool_choice", "without tools"),
@@ -261,6 +267,7 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
         ({"extra_body": {"guided_choice": []}}, "guided_choice", "no choice"),
         ({"extra_body": {"guided_regex": ""}}, "guided_regex", "empty regular expression"),
         ({"extra_body": {"guided_json": ""}}, "guided_json", "no JSON"),
+        ({"extra_body": {"guided_json": "[1]"}}, "guided_json", "schema: got [1]"),
         ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "no constraint"),
         *(
             ({"extra_body": {"structured_outputs": of}}, "structured_outputs", words)
