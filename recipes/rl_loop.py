@@ -22,11 +22,11 @@ import numpy as np
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.numbers import check_gsm8k
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.config import loss_hint
-from tinker_cookbook.rl.envs.grading import equal_plain_numbers, extract_gsm8k_answer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
@@ -127,8 +127,7 @@ def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Pr
 
 def reward_of(answer: str, reference: str) -> float:
     """Returns 1 if the number after ``####``, or else the last one, is the reference."""
-    number = extract_gsm8k_answer(answer)
-    return float(number is not None and equal_plain_numbers(number, reference) is True)
+    return float(check_gsm8k(answer, reference))
 
 
 def make_datum(

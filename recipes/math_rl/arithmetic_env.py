@@ -9,8 +9,8 @@ from functools import partial
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.numbers import equal_numbers, last_number
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
-from tinker_cookbook.rl.envs.grading import equal_plain_numbers, last_number
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -49,7 +49,7 @@ class ArithmeticEnv(ProblemEnv):
     def check_answer(self, sample_str: str) -> bool:
         """Returns whether the last number is the sum."""
         number = last_number(sample_str)
-        return number is not None and bool(equal_plain_numbers(number, self.get_reference_answer()))
+        return number is not None and equal_numbers(number, self.get_reference_answer()) is True
 
     def check_format(self, sample_str: str) -> bool:
         """Returns whether there is a number at all."""

@@ -20,12 +20,12 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     nearest,
 )
+from tinker_cookbook.grading.mathematics import require_math_verify
+from tinker_cookbook.grading.texts import extract_boxed
 from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.envs.grading import (
     DEFAULT_TIMEOUT_SECONDS,
-    extract_boxed,
-    require_math_verify,
 )
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder

@@ -6,8 +6,8 @@ Where the result is in the answer:
 env     the result                                                      well formed
 ======  ==============================================================  ==========================
 MATH    what the last ``\boxed{…}`` holds                               there is a ``\boxed{…}``
-GSM8K   the number after the last ``####``; without one the number in   there is a ``####`` with a
-        the last ``\boxed{…}``; without one the last number             number
+GSM8K   the number after the last ``####`` or in the last               there is a ``####`` with a
+        ``\boxed{…}``, as in ``grading.numbers.final_number``            number
 ======  ==============================================================  ==========================
 
 GSM8K accepts several formats, so that a model which can add but does not know the format has a
@@ -21,18 +21,15 @@ import re
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.numbers import check_gsm8k, marked_number
+from tinker_cookbook.grading.texts import boxed_answer, extract_boxed
 from tinker_cookbook.recipes.math_rl.math_grading import (
     grade_answer,
     grade_answer_math_verify,
     run_with_timeout_signal,
 )
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.rl.envs.grading import (
-    DEFAULT_TIMEOUT_SECONDS,
-    extract_boxed,
-    extract_gsm8k_answer,
-    grade_math,
-)
+from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS, grade_math
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.utils.imports import lazy_exports
 
@@ -133,9 +130,9 @@ class MathEnv(ProblemEnv):
 
     async def check_answer(self, sample_str: str) -> bool:
         """Returns whether what is boxed equals the reference; in a process with a timeout."""
-        given = extract_boxed(sample_str)
+        given = boxed_answer(sample_str)
         return given is not None and await grade_math(
-            given, self.answer, timeout_seconds=self.grading_timeout_seconds
+            given[1], self.answer, timeout_seconds=self.grading_timeout_seconds
         )
 
     def check_format(self, sample_str: str) -> bool:
@@ -158,14 +155,11 @@ class Gsm8kEnv(MathEnv):
     async def check_answer(self, sample_str: str) -> bool:
         """Returns whether the number found equals the reference."""
         # Lenient, so that a model that ignores the format still has a reward to learn from.
-        given = extract_gsm8k_answer(sample_str)
-        return given is not None and await grade_math(
-            given, self.answer, timeout_seconds=self.grading_timeout_seconds
-        )
+        return check_gsm8k(sample_str, self.answer)
 
     def check_format(self, sample_str: str) -> bool:
         """Returns whether there is a number after ``####``."""
-        return "####" in sample_str and extract_gsm8k_answer(sample_str) is not None
+        return marked_number(sample_str) is not None
 
 
 def safe_grade(
@@ -173,7 +167,7 @@ def safe_grade(
 ) -> bool:
     """Returns whether two answers are equal; one that cannot be compared in ``timeout`` s is wrong.
 
-    ``sympy`` normalises and compares (``grade_answer``), ``math_verify`` only calls that library.
+    ``grader`` is ``sympy`` or ``math_verify``; both names mean ``grade_answer``.
     """
     graders = {"sympy": grade_answer, "math_verify": grade_answer_math_verify}
     if grader not in graders:

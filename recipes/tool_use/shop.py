@@ -14,8 +14,8 @@ from typing import Literal
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.numbers import last_number
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
-from tinker_cookbook.rl.envs.grading import last_number
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer

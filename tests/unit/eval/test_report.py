@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
+from tinker_cookbook.eval.benchmarks._summary import summarize
 from tinker_cookbook.eval.comparison import compare_rewards
 from tinker_cookbook.eval.report import (
     comparison_lines,
@@ -38,6 +39,14 @@ def test_a_row_for_each_task(capsys):
     assert lines[2] == ["math500", "pass@k", "10.0%", "20.0%", "40.0%", "80.0%"]
     assert lines[3] == ["math500", "maj@k", "50.0%", "60.0%"]
     assert curve_table({"gsm8k": one}) is None
+    rows = [
+        StoredTrajectory(i, "x", f"x{i}", sample=s, error="grading: failed" if i < 8 else None)
+        for i in range(24)
+        for s in range(2)
+    ]
+    (_, _, line) = shown(result_table({"x": summarize("x", rows)}), capsys)
+    assert line[:4] == ["x", "24", "x", "2"]
+    assert line[-3] == "16"
 
 
 @pytest.mark.parametrize(("samples", "middle"), [(2, ["sometimes"]), (4, ["up", "up", "below"])])

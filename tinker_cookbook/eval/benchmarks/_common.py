@@ -8,17 +8,12 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from tinker_cookbook.eval.benchmarks._data import load_hub_rows
-from tinker_cookbook.eval.benchmarks._extraction import (
-    check_gsm8k,
-    extract_final_answer,
-    extract_gsm8k_answer,
-    extract_mcq_answer,
-    extract_number,
-    extract_python_code,
-)
+from tinker_cookbook.eval.benchmarks._extraction import extract_python_code
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.grading.letters import extract_mcq_answer
+from tinker_cookbook.grading.numbers import check_gsm8k, extract_gsm8k_answer, extract_number
+from tinker_cookbook.grading.texts import extract_boxed, extract_final_answer
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
-from tinker_cookbook.rl.envs.grading import extract_boxed
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:

@@ -170,6 +170,7 @@ class InstructionBenchmark(ExampleBenchmark):
     """
 
     source: Source
+    grader_version = "2"
     num_excluded = 0
     """Prompts that the latest ``load_examples`` skipped."""
 
@@ -233,7 +234,8 @@ class InstructionBenchmark(ExampleBenchmark):
             "num_strict": sum(strict),
             "num_loose": sum(loose),
         }
-        followed = dict(zip(names, strict, strict=True))
+        # A prompt may have the same instruction twice, with different arguments.
+        followed = [list(pair) for pair in zip(names, strict, strict=True)]
         return Grade(float(all(strict)), metrics, {"followed": followed})
 
     def aggregate(self, rewards: list[float], metrics_list: list[Metrics]) -> BenchmarkResult:

@@ -8,7 +8,6 @@ of lm-evaluation-harness, so that scores of base models can be compared.
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from tinker_cookbook.eval.benchmarks._data import mean_by_key
 from tinker_cookbook.eval.benchmarks._types import BenchmarkResult, Logs, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.grading.texts import comparable_text
 
 LETTERS = string.ascii_uppercase
 INSTRUCTION = "Answer with the letter of the right choice and nothing else."
@@ -39,7 +39,7 @@ def plain_question(question: str, choices: Sequence[str]) -> str:
 class MultipleChoiceBenchmark(ExampleBenchmark):
     """Benchmark of questions with one right choice each."""
 
-    grader_version = "2"
+    grader_version = "3"
     instruction = INSTRUCTION
 
     def make_example(
@@ -82,8 +82,10 @@ class MultipleChoiceBenchmark(ExampleBenchmark):
         choices: list[str] = example.logs["choices"]
         letter = extract_mcq_answer(response, LETTERS[: len(choices)])
         if not letter:
-            said = _comparable(extract_final_answer(response))
-            same = [i for i, choice in enumerate(choices) if said and _comparable(choice) == said]
+            said = comparable_text(extract_final_answer(response))
+            same = [
+                i for i, choice in enumerate(choices) if said and comparable_text(choice) == said
+            ]
             # If two choices have the same text, the text is ambiguous.
             letter = LETTERS[same[0]] if len(same) == 1 else ""
         right = float(letter == example.expected)
@@ -96,7 +98,3 @@ class MultipleChoiceBenchmark(ExampleBenchmark):
         result = super().aggregate(rewards, metrics_list)
         result.metrics |= mean_by_key(metrics_list, lambda name: name.endswith("/accuracy"))
         return result
-
-
-def _comparable(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip(" .").casefold()

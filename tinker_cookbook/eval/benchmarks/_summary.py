@@ -65,7 +65,7 @@ def summarize(
         correct = [[row.correct for row in group] for group in groups]
         result.pass_at_k = mean_pass_at_k(correct)
         result.metrics.update(
-            num_problems=len(groups),
+            num_problems=len({row.example_id for row in rows}),
             mixed_share=mixed_share(correct),
             never_solved=sum(not any(answers) for answers in correct),
             always_solved=sum(all(answers) for answers in correct),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from tinker_cookbook.eval.benchmarks._common import (
     build_messages,
+    check_gsm8k,
     extract_gsm8k_answer,
     make_example_id,
 )
@@ -19,7 +18,7 @@ from tinker_cookbook.exceptions import DataFormatError
 class AIMEBenchmarkBuilder(ExampleBenchmark):
     """The two competitions of a year."""
 
-    grader_version = "2"
+    grader_version = "3"
     recommended_system_prompt = "Put your final answer in \\boxed{}."
 
     def __init__(self, year: str, benchmark_name: str) -> None:
@@ -55,12 +54,8 @@ class AIMEBenchmarkBuilder(ExampleBenchmark):
 
     def grade(self, response: str, example: Example) -> Grade:
         """Compares the integer; ``073`` is 73."""
-        extracted = extract_gsm8k_answer(response)
-        try:
-            right = Fraction(extracted) == example.expected
-        except (ValueError, ZeroDivisionError):
-            right = False
-        return Grade(float(right), logs={"extracted": extracted})
+        right = check_gsm8k(response, str(example.expected))
+        return Grade(float(right), logs={"extracted": extract_gsm8k_answer(response)})
 
 
 register(AIMEBenchmarkBuilder("2025", "aime_2025"))

@@ -18,7 +18,7 @@ from tinker_cookbook.eval.benchmarks._data import Row, Source, column, mean_by_k
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.rl.envs.grading import last_number
+from tinker_cookbook.grading.numbers import final_number
 
 _NAMES = """
 boolean_expressions causal_judgement date_understanding disambiguation_qa dyck_languages
@@ -60,8 +60,10 @@ def _word(words: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def _number(response: str) -> str:
-    answer = extract_final_answer(response)
-    return last_number(answer) or answer
+    number = final_number(response)
+    if number is None:
+        return extract_final_answer(response)
+    return number.text.partition(".")[0] if number.value.denominator == 1 else number.text
 
 
 def _words(response: str) -> str:
@@ -98,7 +100,7 @@ def _choices(question: str, target: str) -> list[str]:
 class BBHBenchmarkBuilder(ExampleBenchmark):
     """BIG-Bench Hard, or one of its tasks."""
 
-    grader_version = "2"
+    grader_version = "3"
     shuffle_seed = 42
 
     def __init__(self, task: str | None = None) -> None:

@@ -36,7 +36,7 @@ class GSM8KBenchmarkBuilder(ExampleBenchmark):
     """GSM8K. The answer is the marked number, else the last number of a response."""
 
     name = "gsm8k"
-    grader_version = "2"
+    grader_version = "3"
     recommended_system_prompt = "Put your final answer in \\boxed{}."
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:

@@ -1,6 +1,6 @@
 r"""MATH-500: 500 competition problems with expressions as answers (Lightman et al. 2023).
 
-The content of the last ``\boxed{…}`` is compared: as text, as a number, or by ``math_verify``.
+The content of the last ``\boxed{…}`` is compared by ``tinker_cookbook.grading.mathematics``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class MATH500BenchmarkBuilder(ExampleBenchmark):
     """MATH-500, with the score of each level."""
 
     name = "math500"
+    grader_version = "2"
     recommended_system_prompt = "Put your final answer in \\boxed{}."
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:

@@ -12,11 +12,9 @@ import atexit
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,6 +23,11 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.mathematics import (
+    compare_quickly,
+    require_math_verify,
+    verify_expressions,
+)
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -39,11 +42,6 @@ DEFAULT_TIMEOUT_SECONDS = 5.0
 _WORKER_MEMORY_BYTES = 2 << 30
 _MAX_WORKERS = 4
 _ORPHAN_SECONDS = 2.0  # seconds after the timeout until a worker without a parent exits
-_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
-_PLAIN = re.compile(rf"[+-]?(?:{_NUMBER})")
-# A minus is a sign unless a number or letter precedes it: "5-3" ends in 3, "= -3" in -3.
-_IN_TEXT = re.compile(rf"(?:(?<![\w.)])-)?(?:{_NUMBER})")
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 
 T = TypeVar("T")
 
@@ -244,20 +242,13 @@ async def grade_math(
 ) -> bool:
     """Returns whether ``answer`` is mathematically equal to ``reference``.
 
-    Both are final answers without explanation, in LaTeX or plain text (``\\frac{1}{2}``, ``1/2``,
-    ``0.5``). Numbers in decimal notation are compared exactly; everything else is compared by
-    ``math_verify``, to six digits. An answer that exceeds the timeout counts as wrong, with a
-    warning.
+    Both are final answers without explanation; ``grading.mathematics`` has the rules. Only
+    expressions that need ``math_verify`` go to a worker. An answer that exceeds the timeout counts
+    as wrong, with a warning.
     """
-    answer, reference = answer.strip(), reference.strip()
-    if not answer or not reference:
-        return False
-    # Equal texts and plain numbers do not need a worker or math_verify.
-    if answer == reference:
-        return True
-    plain = equal_plain_numbers(answer, reference)
-    if plain is not None:
-        return plain
+    quick = compare_quickly(answer, reference)
+    if quick is not None:
+        return quick
     require_math_verify()
     try:
         return await (pool or _default_pool).call(
@@ -270,75 +261,3 @@ async def grade_math(
         reason = f"the grading process died ({error})"
     logger.warning("%s; counted as wrong: %.80r (reference %.80r)", reason, answer, reference)
     return False
-
-
-def equal_plain_numbers(answer: str, reference: str) -> bool | None:
-    """Returns whether two numbers in decimal notation are equal; None if one is not a number.
-
-    A leading ``$`` (or ``\\$``), thousands separators and a final full stop are allowed.
-    """
-    numbers: list[Decimal] = []
-    for text in (answer, reference):
-        text = text.strip().removesuffix(".").removeprefix("\\").removeprefix("$").strip()
-        if not _PLAIN.fullmatch(text):
-            return None
-        # Decimal compares all digits; as floats, different long numbers may be equal.
-        numbers.append(Decimal(text.replace(",", "")))
-    return numbers[0] == numbers[1]
-
-
-def last_number(text: str) -> str | None:
-    """Returns the last number in decimal notation in ``text``, without commas, or None."""
-    found = _IN_TEXT.findall(text)
-    return found[-1].replace(",", "") if found else None
-
-
-def extract_boxed(text: str) -> str | None:
-    r"""Returns the content of the last complete ``\boxed{…}``, with nested braces, or None."""
-    # The last box is the answer; if it is truncated, the previous box counts.
-    for match in reversed(list(_BOXED.finditer(text))):
-        depth = 0
-        for i in range(match.end(), len(text)):
-            # An escaped brace (a set, \{1, 2\}) does not nest.
-            if text[i] in "{}" and text[i - 1] != "\\":
-                depth += 1 if text[i] == "{" else -1
-                if depth == 0:
-                    return text[match.end() + 1 : i].strip()
-    return None
-
-
-def extract_gsm8k_answer(text: str) -> str | None:
-    """Returns the number after the last ``####``; else the boxed one; else the last in the text."""
-    _, marked, after = text.rpartition("####")
-    if marked:
-        # The line ends the answer: an explanation below it may contain other numbers.
-        return last_number(after.strip().split("\n")[0])
-    boxed = extract_boxed(text)
-    return last_number(text if boxed is None else boxed)
-
-
-def require_math_verify() -> None:
-    """Raises ``ConfigurationError`` if the packages that compare expressions are missing."""
-    missing = [name for name in ("math_verify", "pebble") if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"grading: comparing mathematical expressions needs {' and '.join(missing)}, which is "
-            "not installed; expected: pip install 'tinker_cookbook[math]'"
-        )
-
-
-def verify_expressions(answer: str, reference: str) -> bool:
-    """Returns whether ``math_verify`` finds two expressions equal, without a timeout.
-
-    The timeouts of the library use signals; ``grade_math`` calls this in a worker instead.
-    """
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
-    from math_verify import parse, verify
-
-    # The order matters: verify(gold, target) is not symmetric.
-    expected, got = (
-        # In a box, the whole text is one answer, LaTeX or plain.
-        parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        for text in (reference, answer)
-    )
-    return bool(verify(expected, got, timeout_seconds=None))
