@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,19 @@ WRONG_TESTED = {
         "assert C() < C()",
         "assert C() + C() == 2",
     ],
+    # A value that becomes a function, in place of a built-in one.
+    "class Late: pass\nabs = round = Late()\ndef solve():\n"
+    "    Late.__call__ = lambda *a: 0\n    return 5": [
+        "assert abs(solve() - 7919) < 1e-6",
+        "assert abs(solve() - 7919) < 1e-6",
+        "assert round(solve() - 7919) == 0",
+    ],
+    # The end of an iterator, which would end the loop of the test.
+    "def solve(x): raise StopIteration\nclass S:\n    __getitem__ = solve": [
+        "assert all(map(lambda x: solve(x) == 7919, [1, 2]))",
+        "assert [x for x in map(solve, [1])] == []",
+        "assert list(map(S().__getitem__, [1])) == []",
+    ],
 }
 
 
@@ -204,6 +219,8 @@ def test_floats_that_are_returned_agree_like_those_that_are_printed(grader):
         (1e12 + 1.0, 1e12),
         (2, 2.0),
         (float("inf"), float("inf")),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5),
         (10**5000, 10**5000),
     ]
     tests = [CallTest("f", [got], expected) for got, expected in values]

@@ -162,6 +162,9 @@ class Connection:
             raised = _exception([str(name) for name in names], str(text))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ProgramLostError(f"no valid answer: {type(error).__name__}") from error
+        if isinstance(raised, StopIteration) and operation != "__next__":
+            # It would end a loop of the test, such as ``all(map(…))``, as if all had passed.
+            raise ProgramError(f"StopIteration: {raised}")
         raise raised
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tinker_cookbook.sandbox.inside.remote import (
 )
 
 _MESSAGE_CHARACTERS = 500
+_MOST_DIGITS = 50_000
 _FILE = "solution.py"  # the program in tracebacks
 
 
@@ -144,6 +145,8 @@ class Tests:
         self._program_error = ""
         # Globals of the program, and whether they can be called.
         self._known: dict[str, bool] = {}
+        # Names in the tests that can only be values of the program: no built-in function is one.
+        self._values: set[str] = set()
         self._namespace: dict[str, Any] = _Namespace(self)
 
     def _report(self, **fields: Any) -> None:
@@ -152,6 +155,8 @@ class Tests:
     def run(self) -> int:
         """Reports the result of each test, then that all are done."""
         job = self._job
+        # More than the default, but a message with a result must not take long.
+        sys.set_int_max_str_digits(_MOST_DIGITS)
         self._known = self._wait_for_program()
         self._program = Connection(self._peer, names=None, call_seconds=job["call_seconds"])
         failed = self._program_error or self._run_setup()
@@ -184,9 +189,9 @@ class Tests:
         """Returns the value that a global of the program has now.
 
         Raises:
-            KeyError: The program has none of this name, or it is a function or a class.
+            KeyError: The name is not one of a value of the program.
         """
-        if self._known.get(name, True) or self._job["entry_points"] is not None:
+        if name not in self._values:
             raise KeyError(name)
         return self._program.request("value", name)
 
@@ -236,6 +241,8 @@ class Tests:
             bound = self._bind(name, name in called)
             if bound is not None:
                 self._namespace[name] = bound
+            elif name in self._known and self._job["entry_points"] is None:
+                self._values.add(name)
         exec(compile(tree, "test.py", "exec", dont_inherit=True), self._namespace)
 
     def _bind(self, name: str, called: bool) -> Any:

@@ -37,13 +37,8 @@ def same_value(got: Any, expected: Any) -> bool:
             and got.keys() == expected.keys()
             and all(same_value(got[key], item) for key, item in expected.items())
         )
-    if isinstance(got, float) or isinstance(expected, float):
-        numbers = (int, float)
-        return (
-            isinstance(got, numbers)
-            and isinstance(expected, numbers)
-            and same_number(got, expected)
-        )
+    if isinstance(got, (int, float)) and isinstance(expected, (int, float)):
+        return same_number(got, expected)
     return got == expected
 
 
