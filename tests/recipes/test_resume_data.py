@@ -48,12 +48,13 @@ from tinker_cookbook.supervised.types import (
 from tinker_cookbook.training.data_record import data_changes, data_record
 from tinker_cookbook.utils.run_folder.digests import rows_digest, value_digest
 
-NAMES = ["Tom", "Lily", "Ben", "Sue", "Mia", "Anna", "Max", "Tim", "Amy", "Sam", "Joe", "Eva"]
+# More rows than are sampled of a sequence of an unknown type; one that is not sampled is edited.
+NAMES = [f"{name}{i}" for i in range(33) for name in ("Tom", "Lily", "Ben", "Sue")]
 EDITS: dict[str, Any] = {
     "removed": lambda rows: rows[:6],
     "added": lambda rows: [*rows, row("Zoe")],
     "reordered": lambda rows: rows[::-1],
-    "edited": lambda rows: [row("Zoe"), *rows[1:]],
+    "edited": lambda rows: [rows[0], row("Zoe"), *rows[2:]],
 }
 Rows = list[dict[str, Any]]
 
@@ -322,7 +323,7 @@ def test_a_run_continues_on_other_data_on_purpose(stories_model, tmp_path, monke
     start(tmp_path, rows, stories_model)
     start(tmp_path, rows[:8], stories_model, max_steps=2, allow_config_change=True)
     said = capsys.readouterr().out
-    assert "changed since the run began: training data: 10 rows → 6 rows" in said
+    assert "changed since the run began: training data: 130 rows → 6 rows" in said
     assert "held out now may be among those trained on" in said
     # From here on, these are the data of the run.
     start(tmp_path, rows[:8], stories_model, max_steps=3, show_samples=1, sample_max_tokens=2)
@@ -390,9 +391,7 @@ class OnlyBatches(SupervisedDataset):
 
 
 def test_digests_depend_on_content_only():
-    rows = [
-        {"messages": row(name)["messages"], "n": i or None} for i, name in enumerate(NAMES * 99)
-    ]
+    rows = [{"messages": row(name)["messages"], "n": i or None} for i, name in enumerate(NAMES * 9)]
     whole = datasets.Dataset.from_list(rows)
     parts = datasets.concatenate_datasets(
         [whole.select(range(701)), whole.select(range(701, 1188))]

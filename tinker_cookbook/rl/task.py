@@ -41,6 +41,9 @@ class _Problems(Sequence[Any]):
     def __repr__(self) -> str:
         return f"<{len(self)} problems>"
 
+    def data_sources(self) -> dict[str, Any]:
+        return {"": self._problems}
+
 
 @chz.chz
 class TaskDatasetBuilder(RLDatasetBuilder):

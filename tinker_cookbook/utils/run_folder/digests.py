@@ -48,6 +48,8 @@ def value_digest(value: Any) -> str | None:
     if isinstance(value, FunctionType):
         content = rows_digest([_code(value.__code__), *_bound_values(value)])
         return content and f"python{sys.version_info.major}.{sys.version_info.minor}:{content}"
+    if hasattr(value, "data_sources"):  # a sequence around others
+        return rows_digest(list(value.data_sources().values()))
     if isinstance(value, Sequence) or _is_table(value):
         return rows_digest(value)
     known = isinstance(value, Mapping) or dataclasses.is_dataclass(value) or chz.is_chz(value)
@@ -82,6 +84,8 @@ def _blocks(rows: Any) -> Iterator[bytes]:
 def _content(value: Any) -> Any:
     """Returns the content of a value that JSON cannot represent, as nearly plain data."""
     name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if _is_table(value):
+        return rows_digest(value)
     if isinstance(value, (enum.Enum, PurePath)):
         return str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
