@@ -57,8 +57,13 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
             task.cancel()
         state.close()
 
+    # FastAPI's own page of documentation would run code from a third party's server.
     app = FastAPI(
-        title="tinker_cookbook server", lifespan=lifespan, redoc_url=None, redirect_slashes=False
+        title="tinker_cookbook server",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.server = state
     app.state.max_request_bytes = max_request_bytes

@@ -192,6 +192,10 @@ def test_pages_need_the_key_and_browsers_are_asked_for_it(serving):
         assert refused.headers["www-authenticate"].startswith("Basic ")
         assert httpx.get(serving.url + path, auth=("any", serving.key())).status_code == 200
         assert httpx.get(serving.url + path, auth=("any", "tml-wrong")).status_code == 401
+    listed = httpx.get(f"{serving.url}/docs", auth=("any", serving.key())).text
+    for path in ("POST /oai/api/v1/responses", "GET /api/v1/sessions", "GET /metrics"):
+        assert f"<dt>{path}</dt>" in listed
+    assert "http" not in listed  # nothing is loaded from elsewhere
     # A page of somebody else could make a browser send these.
     assert httpx.get(f"{serving.url}/api/v1/sessions", auth=("", serving.key())).status_code == 401
 

@@ -1,10 +1,12 @@
-"""Chat page at ``/``: three files that need no key, since the page has a field for it.
+"""Pages for browsers: the chat page at ``/``, and the list of all paths at ``/docs``.
 
-The page calls the OpenAI API of this server with the key that the user enters.
+The three files of the chat page need no key, since the page has a field for it. The page calls the
+OpenAI API of this server with the key that the user enters. No page loads code from elsewhere.
 """
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -32,6 +34,24 @@ async def _file(request: Request) -> Response:
     path = _FOLDER / FILES[request.url.path]
     media = f"{_TYPES[path.suffix]}; charset=utf-8"
     return Response(path.read_bytes(), media_type=media, headers=_HEADERS)
+
+
+@router.get("/docs")
+async def list_paths(request: Request) -> Response:
+    """Lists the paths of the OpenAPI document with what they do."""
+    rows = "".join(
+        f"<dt>{method.upper()} {escape(path)}</dt>"
+        f"<dd>{escape(operation.get('description', ''))}</dd>"
+        for path, methods in request.app.openapi()["paths"].items()
+        for method, operation in methods.items()
+    )
+    text = (
+        "<!doctype html><html lang='en'><title>tinker_cookbook server</title>"
+        "<h1>Paths of this server</h1><p>The OpenAI API (<code>/oai/api/v1</code>) is also at "
+        "<code>/v1</code>. The bodies are in <a href='/openapi.json'>openapi.json</a>.</p>"
+        f"<dl>{rows}</dl></html>"
+    )
+    return Response(text, media_type="text/html; charset=utf-8", headers=_HEADERS)
 
 
 for _path in FILES:
