@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 import tinker
 
@@ -22,6 +23,7 @@ from tinker_cookbook.backends.hosted import (
     hosted_requested,
 )
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 MODELS = {"supported_models": [{"model_name": "org/model", "max_context_length": 128}]}
 
@@ -259,3 +261,14 @@ def test_asking_for_credentials_loads_no_sdk() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_result_that_is_gone_is_one_sentence():
+    """After a restart of the server; the SDK raises from its own 404."""
+    response = httpx.Response(404, request=httpx.Request("POST", "http://x/api/v1/retrieve_future"))
+    gone = tinker.NotFoundError("404", response=response, body={"detail": "request 'a:1': unknown"})
+    for depth in (0, 1, 2):
+        assert server_error_message(gone) == "request 'a:1': unknown", depth
+        wrapped = ValueError(f"Error retrieving result: {gone} for self.request_id='a:1'")
+        wrapped.__cause__, gone = gone, wrapped
+    assert server_error_message(ValueError("Error retrieving result: without a cause")) is None

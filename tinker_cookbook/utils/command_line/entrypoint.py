@@ -43,6 +43,9 @@ def server_error_message(error: BaseException) -> str | None:
     Errors of other kinds give ``None``. The SDK's errors are recognised by their attributes, since
     the SDK may not be imported.
     """
+    # The SDK wraps the 404 of a result that is gone, as after a restart of the server.
+    while error.__cause__ is not None and str(error).startswith("Error retrieving result"):
+        error = error.__cause__
     if type(error).__module__.partition(".")[0] != "tinker":
         return None
     # Statuses 4xx are refusals whose message is for the user; others keep their traceback.
