@@ -23,8 +23,6 @@ from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import SUFFIXES
 
-_INSTEAD = "Give pairs of your own with dataset=FILE.jsonl, use dataset=example"
-
 
 @dataclass(frozen=True)
 class _Chosen:
@@ -75,7 +73,11 @@ class HubComparisonBuilder(ComparisonDatasetBuilder):
     def _load(self, split: str) -> Rows:
         # A local copy has no named configurations.
         local = Path(self.path).expanduser().exists()
-        return load_hf_dataset(self.path, split, None if local else self.hub_config, _INSTEAD)
+        advice = (
+            f"Put a copy of it into the folder {self.path} of the current folder, give pairs of "
+            "your own with dataset=FILE.jsonl, use dataset=example"
+        )
+        return load_hf_dataset(self.path, split, None if local else self.hub_config, advice)
 
 
 @chz.chz
@@ -88,7 +90,7 @@ class HHHComparisonBuilder(HubComparisonBuilder):
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Chosen is A."""
-        return comparison_of_row(example)
+        return comparison_of_row(example, self.unread_keys)
 
 
 @chz.chz

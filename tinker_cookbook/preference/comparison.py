@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,8 +16,9 @@ from tinker_cookbook.exceptions import (
     nearest,
 )
 from tinker_cookbook.judges.labels import LabelRenderer
-from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.renderers import Message, Renderer, ToolSpec, get_text_content
 from tinker_cookbook.supervised.common import tokens_of
+from tinker_cookbook.supervised.conversation_row import with_tools
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import lazy_module
 
@@ -46,6 +47,13 @@ class Comparison:
     prompt_conversation: list[Message]
     completion_A: list[Message]
     completion_B: list[Message]
+    tools: list[ToolSpec] = field(default_factory=list)
+    """Tools that the answers may call; ``prompt`` declares them."""
+
+    def prompt(self, renderer: Renderer) -> list[Message]:
+        """Returns the conversation with the tools declared in the chat format; raises RendererError
+        if the format has no tools."""
+        return with_tools(self.prompt_conversation, self.tools, renderer)
 
     def swap(self) -> Comparison:
         """Returns the comparison with A and B exchanged."""
@@ -158,22 +166,20 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
         """Returns the messages that a label answers."""
+        prompt = comparison.prompt(self.convo_renderer)
         if self._allows_headers:
-            return _with_headers(comparison)
-        # One user message with everything except a leading system prompt.
+            return _with_headers(comparison, prompt)
+        # One user message with everything except a leading system prompt and declared tools.
         # Formats without system messages inside a conversation would reject the headers.
-        prompt = comparison.prompt_conversation
-        kept = 1 if prompt and prompt[0]["role"] == "system" else 0
-
-        def lines(messages: Sequence[Message]) -> list[str]:
-            return [f"{m['role'].capitalize()}: {get_text_content(m)}" for m in messages]
-
+        own = comparison.prompt_conversation
+        begins = bool(own) and own[0]["role"] == "system"
+        kept = len(prompt) - len(own) + begins
         texts = [
-            *lines(prompt[kept:]),
+            *map(_as_text, prompt[kept:]),
             _HEADERS[0],
-            *lines(comparison.completion_A),
+            *map(_as_text, comparison.completion_A),
             _HEADERS[1],
-            *lines(comparison.completion_B),
+            *map(_as_text, comparison.completion_B),
             _HEADERS[2],
         ]
         return [*prompt[:kept], Message(role="user", content="\n\n".join(texts))]
@@ -182,7 +188,9 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
     def _allows_headers(self) -> bool:
         """Whether the chat format renders system messages inside a conversation."""
         try:
-            self.convo_renderer.build_generation_prompt(_with_headers(_TRIAL))
+            self.convo_renderer.build_generation_prompt(
+                _with_headers(_TRIAL, _TRIAL.prompt_conversation)
+            )
         except RendererError:
             return False
         return True
@@ -193,10 +201,17 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         return LabelRenderer(self.convo_renderer, LABELS, trial)
 
 
-def _with_headers(comparison: Comparison) -> list[Message]:
+def _as_text(message: Message) -> str:
+    """Returns a message as a line of text; calls as JSON, since they may be all of an answer."""
+    calls = [call.function for call in message.get("tool_calls", ())]
+    texts = [get_text_content(message), *(f"{call.name}({call.arguments})" for call in calls)]
+    return f"{message['role'].capitalize()}: " + "\n".join(filter(None, texts))
+
+
+def _with_headers(comparison: Comparison, prompt: list[Message]) -> list[Message]:
     first, second, question = [Message(role="system", content=text) for text in _HEADERS]
     answers = [first, *comparison.completion_A, second, *comparison.completion_B, question]
-    return [*comparison.prompt_conversation, *answers]
+    return [*prompt, *answers]
 
 
 def label_of_text(text: str) -> Label | None:

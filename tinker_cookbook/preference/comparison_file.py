@@ -10,105 +10,115 @@ no prompt               ``{"chosen": […], "rejected": […]}``: two conversati
                         first messages are the prompt. Texts have the format of Anthropic's
                         hh-rlhf, ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
 ``conversations``       LLaMA-Factory: ``{"conversations": […], "chosen": …, "rejected": …}`` of
-                        ``{"from": "human" | "gpt", "value": …}``, optionally ``"system": …``
+                        ``{"from": "human" | "gpt", "value": …}``
+``question``            also ``instruction`` (with ``input``), ``problem`` or ``query``, as prompts
 ======================  ============================================================================
 
-Files are JSON lines (also gzipped), JSON arrays or parquet.
+A row may also have ``system``, ``history`` and ``tools``. Rows are read as those of conversations
+(``supervised.layouts``), from files of the same formats.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError, nearest
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError
 from tinker_cookbook.preference.comparison import Comparison, LabeledComparison
-from tinker_cookbook.renderers import Message, normalize_messages
-from tinker_cookbook.renderers.core.checks import check_roles
-from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.supervised.conversation_row import (
+    UnreadKeys,
+    checked_messages,
+    take_tools,
+    tools_of_row,
+)
+from tinker_cookbook.supervised.json_files import file_rows
+from tinker_cookbook.supervised.layouts import (
+    CONTEXT,
+    INPUTS,
+    TOOLS,
+    after_system,
+    check_columns,
+    check_media,
+    from_json,
+    read_question,
+    turn,
+)
+from tinker_cookbook.supervised.row_datasets import PlacedRows
 
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
-_PROMPT_KEYS = ("prompt", "prompt_conversation", "conversations", "messages")
-_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "system"}
-
-
-@dataclass(frozen=True)
-class PlacedRows:
-    """Rows with their source positions (``FILE:LINE``), for error messages."""
-
-    rows: Sequence[Any]
-    places: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int, /) -> Any:
-        return self.rows[index]
-
-    def take(self, indices: Sequence[int]) -> PlacedRows:
-        """Selects the rows at ``indices``."""
-        return PlacedRows([self.rows[i] for i in indices], [self.places[i] for i in indices])
+_QUESTIONS = ("instruction", "question", "problem", "query")
+_PROMPT_KEYS = ("prompt", "prompt_conversation", "conversations", "messages", *_QUESTIONS)
+_SIDES = ("chosen", "rejected")
+_LABELED = ("prompt_conversation", "completion_A", "completion_B")
 
 
 def read_comparison_rows(path: str | Path) -> PlacedRows:
     """Reads a file's rows without parsing them; ``DataError`` if it is missing, empty or not
-    JSON."""
+    readable."""
     file = Path(path).expanduser()
-    if file.suffix in (".json", ".parquet") and file.exists():
-        rows = load_local_rows(file, "train")
-        placed = PlacedRows(rows, [f"{file}[{i}]" for i in range(len(rows))])
-    else:
-        lines = list(json_lines(file, f"lines like {EXPECTED}"))
-        placed = PlacedRows([row for _, row in lines], [place for place, _ in lines])
-    if not len(placed):
+    lines = list(file_rows(file, f"lines like {EXPECTED}"))
+    if not lines:
         raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
-    return placed
+    return PlacedRows([row for _, row in lines], [place for place, _ in lines])
 
 
-def comparison_of_row(row: Any) -> LabeledComparison | None:
+def comparison_of_row(row: Any, unread: UnreadKeys | None = None) -> LabeledComparison | None:
     """Parses a row in any of the formats above; chosen is A, rejected is B.
 
     Returns None if two conversations without a prompt first differ at a message that is not an
-    answer. Raises DataFormatError for a row that cannot be parsed.
+    answer. Raises DataFormatError for a row that cannot be parsed, or that has a part that would
+    be lost. ``unread`` counts the message keys that are not read.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
-    # Check the official package's format first: it has its own keys.
-    if "comparison" in row:
-        return _labeled(row)
-    for key in ("chosen", "rejected"):
+    unread = UnreadKeys() if unread is None else unread
+    try:
+        # Check the official package's format first: it has its own keys.
+        return _labeled(row, unread) if "comparison" in row else _pair(row, unread)
+    except RendererError as error:
+        raise DataFormatError(str(error)) from error
+
+
+def _pair(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison | None:
+    prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
+    inputs = prompt_key in _QUESTIONS
+    context = CONTEXT if prompt_key is not None else CONTEXT[:-1]
+    check_columns(row, (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *(INPUTS if inputs else ())))
+    for key in _SIDES:
         if row.get(key) is None:
             got = ", ".join(map(repr, row)) or "none"
-            known = (*_PROMPT_KEYS, "chosen", "rejected", "comparison", "label")
-            hint = nearest(key, [name for name in row if name not in known])
-            raise DataFormatError(f"got the keys {got}, expected {key!r}{hint} as in {EXPECTED}")
-    prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
-    # HH files have two complete dialogues as texts and no prompt: the common prefix is the prompt.
-    sides = row["chosen"], row["rejected"]
+            raise DataFormatError(f"got the keys {got}, expected {key!r} as in {EXPECTED}")
+    sides = [from_json(row[key]) for key in _SIDES]
     # Two texts without a prompt are dialogues in the format of HH.
     if prompt_key is None and all(isinstance(side, str) for side in sides):
-        return _without_prompt(parse_turns(sides[0], "chosen"), parse_turns(sides[1], "rejected"))
-    chosen = _messages(sides[0], "assistant", "chosen")
-    rejected = _messages(sides[1], "assistant", "rejected")
+        parts = [parse_turns(text, key) for text, key in zip(sides, _SIDES, strict=True)]
+    else:
+        parts = [turn(side, "assistant", key) for side, key in zip(sides, _SIDES, strict=True)]
+    prompt = [] if prompt_key is None else read_question(row, prompt_key, inputs)
+    tools = tools_of_row(row, *map(take_tools, (prompt, *parts)))
+    check_media(row, [message for part in (prompt, *parts) for message in part])
+    chosen, rejected = (
+        _checked(part, key, unread) for part, key in zip(parts, _SIDES, strict=True)
+    )
     if prompt_key is None:
-        return _without_prompt(chosen, rejected)
-    prompt = _messages(row[prompt_key], "user", prompt_key)
-    if row.get("system") is not None:
-        prompt = [*_messages(row["system"], "system", "system"), *prompt]
-    # Remove a repeated prompt from the answers.
-    size = len(prompt)
-    if all(len(side) > size and side[:size] == prompt for side in (chosen, rejected)):
-        chosen, rejected = chosen[size:], rejected[size:]
-    return LabeledComparison(_checked(Comparison(prompt, chosen, rejected)), "A")
+        split = _without_prompt(chosen, rejected)
+        if split is None:
+            return None
+        system = _checked(after_system(row, list(split[0])), "system", unread)
+        comparison = Comparison(system, *split[1:], tools)
+    else:
+        asked = _checked(prompt, prompt_key, unread)
+        comparison = Comparison(*_without_repeated_prompt(asked, chosen, rejected), tools)
+    return LabeledComparison(_complete(comparison), "A")
 
 
-def _labeled(row: Mapping[str, Any]) -> LabeledComparison:
+def _labeled(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison:
     """Parses the first format, that of the official package."""
     comparison = row["comparison"]
     if not isinstance(comparison, Mapping):
@@ -116,34 +126,100 @@ def _labeled(row: Mapping[str, Any]) -> LabeledComparison:
             f"comparison: got {type(comparison).__name__}, expected an object with "
             "prompt_conversation, completion_A and completion_B"
         )
-    parts: list[list[Message]] = []
-    for key in ("prompt_conversation", "completion_A", "completion_B"):
+    check_columns(row, ("comparison", *TOOLS))
+    check_columns(comparison, (*_LABELED, *TOOLS))
+    parts: list[list[Any]] = []
+    for key in _LABELED:
         if comparison.get(key) is None:
             raise DataFormatError(
                 f"comparison: got the keys {', '.join(map(repr, comparison)) or 'none'}, "
                 f"expected {key!r}"
             )
         role = "user" if key == "prompt_conversation" else "assistant"
-        parts.append(_messages(comparison[key], role, f"comparison.{key}"))
+        parts.append(turn(comparison[key], role, f"comparison.{key}"))
+    tools = tools_of_row(row, *(comparison.get(name) for name in TOOLS), *map(take_tools, parts))
+    check_media({**comparison, **row}, [message for part in parts for message in part])
+    checked = [
+        _checked(part, f"comparison.{key}", unread)
+        for part, key in zip(parts, _LABELED, strict=True)
+    ]
     label: Any = row.get("label")
-    return LabeledComparison(_checked(Comparison(*parts)), label)
+    return LabeledComparison(_complete(Comparison(*checked, tools)), label)
 
 
-def _without_prompt(chosen: list[Message], rejected: list[Message]) -> LabeledComparison | None:
-    """Splits two conversations; None if they do not diverge at an answer."""
-    # The common first messages are the prompt.
+def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Message]:
+    """Returns normalised messages; raises RendererError that starts with ``place``."""
+    try:
+        normal = checked_messages(messages, unread)
+    except RendererError as error:
+        raise RendererError(f"{place}: {error}") from error
+    for i, message in enumerate(normal):
+        if message.get("trainable") is False and place in (*_SIDES, *_LABELED[1:]):
+            raise RendererError(
+                f"{place}: messages[{i}]: got trainable: false, but all assistant messages of an "
+                "answer are trained; expected it in the prompt"
+            )
+    return normal
+
+
+def _without_repeated_prompt(
+    prompt: list[Message], chosen: list[Message], rejected: list[Message]
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Returns the prompt and the answers without it: some rows repeat the prompt in both answers,
+    often with a system message or the earlier turns, which the prompt lacks."""
+    begins = [side[0]["role"] for side in (chosen, rejected) if side]
+    if not {"user", "system", "developer"} & set(begins):
+        return prompt, chosen, rejected
+    split = _without_prompt(chosen, rejected)
+    system = prompt[:1] if prompt and prompt[0]["role"] in ("system", "developer") else []
+    if split is not None and _contains(split[0], prompt[len(system) :]):
+        first = split[0][0]
+        if first["role"] not in ("system", "developer"):
+            return [*system, *split[0]], *split[1:]
+        if not system or _same(first, system[0]):
+            return split
+    # Conversations that diverge only at a later question.
+    size = len(prompt)
+    if all(_contains(side[:size], prompt) for side in (chosen, rejected)):
+        return prompt, chosen[size:], rejected[size:]
+    raise RendererError(
+        "chosen, rejected: got conversations that do not repeat the prompt before an answer; "
+        "expected an assistant message first, or the same conversation before both answers"
+    )
+
+
+def _contains(messages: list[Message], part: list[Message]) -> bool:
+    """Returns whether ``part`` stands somewhere in the messages."""
+    size = len(part)
+    return any(
+        all(map(_same, messages[start : start + size], part))
+        for start in range(len(messages) - size + 1)
+    )
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Returns whether two messages are the same up to white space at their ends."""
+    texts = get_text_content(one).strip(), get_text_content(other).strip()
+    calls = one.get("tool_calls"), other.get("tool_calls")
+    return one["role"] == other["role"] and texts[0] == texts[1] and calls[0] == calls[1]
+
+
+def _without_prompt(
+    chosen: list[Message], rejected: list[Message]
+) -> tuple[list[Message], list[Message], list[Message]] | None:
+    """Splits two conversations into their common first messages, which are the prompt, and two
+    answers; None if they do not diverge at an answer."""
     shortest = min(len(chosen), len(rejected))
     common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
-    if (
-        chosen == rejected
-    ):  # split off the last message as the answer, so that equal answers are counted
+    # Split off the last message as the answer, so that equal answers are counted.
+    if chosen == rejected:
         common -= 1
     tails = (chosen[common:], rejected[common:])
     if common < 1 or not all(
         tail and tail[0]["role"] == "assistant" == tail[-1]["role"] for tail in tails
     ):
         return None
-    return LabeledComparison(Comparison(chosen[:common], *tails), "A")
+    return chosen[:common], *tails
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
@@ -168,36 +244,7 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
     return turns
 
 
-def _messages(value: Any, role: str, place: str) -> list[Message]:
-    """Converts a text of ``role``, a message or a list of messages to a list of messages."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    listed = [value] if isinstance(value, Mapping) else value
-    try:
-        messages = normalize_messages([_from_value(message, place) for message in listed])
-        check_roles(messages)
-        return messages
-    except TypeError:
-        raise DataFormatError(
-            f"{place}: got {type(value).__name__}, expected a text, a message or a list of messages"
-        ) from None
-    except RendererError as error:
-        raise DataFormatError(f"{place}: {error}") from error
-
-
-def _from_value(message: Any, place: str) -> Any:
-    """Converts a message like ``{"from", "value"}``; returns others unchanged."""
-    if not isinstance(message, Mapping) or "from" not in message or "role" in message:
-        return message
-    if message["from"] not in _ROLES:
-        raise DataFormatError(
-            f"{place}: from: got {message['from']!r}, expected one of {', '.join(_ROLES)}"
-            f"{nearest(str(message['from']), _ROLES)}"
-        )
-    return {"role": _ROLES[message["from"]], "content": message.get("value")}
-
-
-def _checked(comparison: Comparison) -> Comparison:
+def _complete(comparison: Comparison) -> Comparison:
     if not comparison.prompt_conversation:
         raise DataFormatError("the prompt: got no message, expected at least one")
     answers = {"chosen (A)": comparison.completion_A, "rejected (B)": comparison.completion_B}
@@ -205,4 +252,9 @@ def _checked(comparison: Comparison) -> Comparison:
         if not completion or completion[-1]["role"] != "assistant":
             got = f"one of role {completion[-1]['role']!r}" if completion else "no message"
             raise DataFormatError(f"{name}: got {got} at its end, expected an assistant message")
+        if completion[0]["role"] not in ("assistant", "tool"):
+            raise DataFormatError(
+                f"{name}: got a message of role {completion[0]['role']!r} at its beginning, "
+                "expected an answer to the prompt"
+            )
     return comparison

@@ -113,7 +113,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
             async with limit:
                 # A seed per answer, so that concurrency does not change the samples.
                 done = await complete.derived(number, who)(
-                    self.renderer.build_generation_prompt(comparison.prompt_conversation),
+                    self.renderer.build_generation_prompt(comparison.prompt(self.renderer)),
                     self.renderer.get_stop_sequences(),
                 )
             text = get_text_content(self.renderer.parse_response(done.tokens)[0])

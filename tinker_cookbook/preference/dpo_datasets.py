@@ -66,7 +66,7 @@ class PairDataset(ComparisonDataset):
         tie, limit = labeled.label == "Tie", self._max_length
         # Answers of earlier turns are common to both sides of a pair, so do not train on them.
         prompt: list[Message] = [
-            {**message, "trainable": False} for message in labeled.comparison.prompt_conversation
+            {**message, "trainable": False} for message in labeled.comparison.prompt(self._renderer)
         ]
         data: list[tinker.Datum] = []
         cut = False
@@ -147,7 +147,7 @@ class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` distinct prompts of the held-out comparisons."""
         _, test = self.comparison_builder.comparison_sets
-        return [] if test is None else test.prompts(n)
+        return [] if test is None else test.prompts(n, self.renderer)
 
     def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> PairDataset:
         return PairDataset(comparisons, batch_size, self.renderer, self.common_config.max_length)

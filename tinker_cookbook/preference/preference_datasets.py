@@ -25,15 +25,14 @@ from tinker_cookbook.preference.comparison import (
     LabeledComparison,
     is_empty,
 )
-from tinker_cookbook.preference.comparison_file import (
-    PlacedRows,
-    comparison_of_row,
-    read_comparison_rows,
-)
-from tinker_cookbook.renderers import Message
+from tinker_cookbook.preference.comparison_file import comparison_of_row, read_comparison_rows
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
-from tinker_cookbook.supervised.conversation_file import split_rows
+from tinker_cookbook.supervised.conversation_file import held_out_mask
+from tinker_cookbook.supervised.conversation_row import UnreadKeys
 from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
+from tinker_cookbook.supervised.json_files import without_arrow_nulls
+from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -89,14 +88,15 @@ class ComparisonSet:
         else:
             self.usable.append(labeled)
 
-    def prompts(self, n: int) -> list[list[Message]]:
-        """Returns the first ``n`` distinct prompts."""
+    def prompts(self, n: int, renderer: Renderer) -> list[list[Message]]:
+        """Returns the first ``n`` distinct prompts, with their tools declared."""
         prompts: list[list[Message]] = []
         for labeled in self.usable:
             if len(prompts) >= n:
                 break
-            if labeled.comparison.prompt_conversation not in prompts:
-                prompts.append(labeled.comparison.prompt_conversation)
+            prompt = labeled.comparison.prompt(renderer)
+            if prompt not in prompts:
+                prompts.append(prompt)
         return prompts
 
 
@@ -119,6 +119,11 @@ class ComparisonDatasetBuilder:
         )
 
     @cached_property
+    def unread_keys(self) -> UnreadKeys:
+        """Message keys that were not read; ``example_to_labeled_comparison`` counts them."""
+        return UnreadKeys()
+
+    @cached_property
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
         """Training and held-out comparisons in one order, read once."""
         train, test = self.get_train_and_test_datasets()
@@ -137,14 +142,15 @@ class ComparisonDatasetBuilder:
         return both, None if test is None else test.usable
 
     def _comparison_set(self, rows: Rows, part: str) -> ComparisonSet:
-        found = ComparisonSet()
+        found, rows = ComparisonSet(), without_arrow_nulls(rows)
+        self.unread_keys.clear()
         for i in range(len(rows)):
             try:
                 found.add(i, self.example_to_labeled_comparison(rows[i]))
             except TinkerCookbookError as error:
-                # Files have line numbers, Hub datasets only row numbers.
-                place = rows.places[i] if isinstance(rows, PlacedRows) else f"row {i}"
-                raise DataFormatError(f"{place}: {error}") from error
+                raise DataFormatError(f"{place_of(rows, i)}: {error}") from error
+        if self.unread_keys:
+            logger.warning("%s data: %s", part, self.unread_keys.line())
         if found.dropped:
             logger.warning("%s data: %s", part, found.dropped.describe())
         if not found.usable:
@@ -159,7 +165,7 @@ class ComparisonDatasetBuilder:
 class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     """Comparisons from files, in any of the formats of ``comparison_file``."""
 
-    train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
+    train_path: str = chz.field(doc="File of comparisons: jsonl, json, csv, tsv, parquet")
     test_path: str | None = chz.field(default=None, doc="File of held-out comparisons")
     test_size: int = chz.field(
         default=0, doc="Number of held-out rows of train_path (if no test_path)"
@@ -176,14 +182,14 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
         rows = read_comparison_rows(self.train_path)
         if self.test_path is not None:
             return rows, read_comparison_rows(self.test_path)
-        train, test = split_rows(
-            range(len(rows)), self.test_size, self.shuffle_seed, self.train_path, "comparisons"
+        mask = held_out_mask(
+            len(rows), self.test_size, self.shuffle_seed, self.train_path, "comparisons"
         )
-        return rows.take(train), rows.take(test) if test else None
+        return rows.take(~mask), rows.take(mask) if self.test_size else None
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Parses a row; returns None if two dialogues have no common prompt."""
-        return comparison_of_row(example)
+        return comparison_of_row(example, self.unread_keys)
 
 
 ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"

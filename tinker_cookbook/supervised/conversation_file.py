@@ -7,14 +7,13 @@ Lines of JSON are not unified into columns, so they may differ in tool calls, st
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import chz
 import numpy as np
@@ -25,21 +24,20 @@ from tinker_cookbook.exceptions import (
     DataError,
     DataFormatError,
     DataValidationError,
-    RendererError,
 )
-from tinker_cookbook.renderers import (
-    Message,
-    Renderer,
-    ToolSpec,
-    TrainOnWhat,
-    get_text_content,
-    normalize_messages,
-    select_trained,
+from tinker_cookbook.renderers import Message, Renderer, ToolSpec, TrainOnWhat
+from tinker_cookbook.supervised.conversation_row import (
+    EXPECTED,
+    UnreadKeys,
+    check_trained,
+    data_error,
+    read_row,
+    with_tools,
 )
-from tinker_cookbook.renderers.core.checks import check_roles
-from tinker_cookbook.supervised.json_files import file_rows
+from tinker_cookbook.supervised.json_files import file_rows, without_arrow_nulls
 from tinker_cookbook.supervised.layouts import LABEL, ColumnsTaken, is_unwanted
 from tinker_cookbook.supervised.row_datasets import (
+    PlacedRows,
     Rows,
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
@@ -52,19 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Row = TypeVar("_Row")
-
-_TOOL = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
-EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
-
-_MESSAGE_KEYS = frozenset(Message.__annotations__) | {"reasoning_content"}
-
-# Keys of other formats that change what is trained, so they must not be ignored.
-_UNREADABLE_MESSAGE_KEYS = {
-    "weight": '"trainable": true or false, with train_on_what=customized',
-    "function_call": '"tool_calls": [{"function": {"name": "…", "arguments": "…"}}]',
-}
-
 
 class ChatDataset(SupervisedDatasetFromHFDataset):
     """Batches of conversations, rendered with the builder's settings."""
@@ -74,19 +59,24 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
     ) -> None:
         super().__init__(rows, batch_size, flatmap_fn=self._to_data)
         self.builder, self._message_field = builder, message_field
+        self._unread = UnreadKeys()
 
     def messages(self, row: Any) -> list[Message]:
-        """Returns a row's messages for rendering, with its tools declared."""
-        # Rows of conversation files were checked when they were read.
-        if self._message_field is None:
-            return row
-        if self._message_field not in row:
+        """Returns a row's messages for rendering, with its tools declared; raises DataError."""
+        messages = row if self._message_field is None else self._read(row, self._message_field)
+        with data_error("the conversation"):
+            check_trained(messages, self.builder.train_on_what)
+        return messages
+
+    def _read(self, row: Any, field: str) -> list[Message]:
+        if field not in row:
             raise DataFormatError(
-                f"message_field: got {self._message_field!r}, expected one of the row's fields: "
-                f"{', '.join(row)}"
+                f"message_field: got {field!r}, expected one of the row's fields: {', '.join(row)}"
             )
-        messages = checked_messages(row[self._message_field])
-        return with_tools(messages, tools_of_row(row), self.builder.renderer)
+        with _saying_new_keys(self._unread, "the dataset"):
+            messages, tools = read_row(row, "the conversation", self._unread, field)
+        with data_error("the conversation: tools"):
+            return with_tools(messages, tools, self.builder.renderer)
 
     def _to_data(self, row: Any) -> list[tinker.Datum]:
         # The tokenizer is loaded only here, so that rows can be counted without it.
@@ -104,70 +94,14 @@ def chat_dataset(
     return ChatDataset(builder, rows, batch_size, message_field)
 
 
-def checked_messages(messages: Any) -> list[Message]:
-    """Returns normalised messages; raises RendererError for a role that no chat format has."""
-    normal = normalize_messages(messages)
-    check_roles(normal)
-    return normal
-
-
-def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
-    """Returns the tools in a row's key ``tools``, a list or its JSON text; else RendererError."""
-    tools = row.get("tools")
-    # The older OpenAI key would otherwise be ignored.
-    if row.get("functions"):
-        raise RendererError(f"got 'functions', expected 'tools': a list of {_TOOL}")
-    if isinstance(tools, str):  # a column of JSON text, because rows have tools of different shapes
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            raise RendererError(
-                f"tools: got a text that is not JSON ({error}), expected a list of {_TOOL}"
-            ) from error
-    # Null and an empty list both mean that the row has no tools.
-    if tools and not isinstance(tools, Sequence):
-        raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {_TOOL}")
-    specs: list[ToolSpec] = []
-    for i, tool in enumerate(tools or []):
-        # OpenAI's nested form and the bare declaration are both accepted.
-        body = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
-            raise RendererError(f"tools[{i}]: got {tool!r}, expected {_TOOL}")
-        if tool.get("type", "function") != "function":
-            raise RendererError(
-                f"tools[{i}].type: got {tool['type']!r}, expected 'function'; chat formats declare "
-                "no other kind of tool"
-            )
-        spec = ToolSpec(
-            name=body["name"],
-            description=body.get("description") or "",
-            parameters=body.get("parameters") or {"type": "object", "properties": {}},
-        )
-        specs.append(spec)
-    return specs
-
-
-def with_tools(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer
-) -> list[Message]:
-    """Returns the conversation with ``tools`` declared in the chat format.
-
-    A system message at the beginning becomes part of the declaration. Raises RendererError where
-    the chat format does not support tools.
-    """
-    if not tools:
-        return list(messages)
-    # The format writes the system prompt together with the tool declarations.
-    system = messages[0] if messages and messages[0]["role"] in ("system", "developer") else None
-    prompt = "" if system is None else get_text_content(system)
-    prefix = renderer.create_conversation_prefix_with_tools(tools, prompt)
-    if any("trainable" in message for message in messages):
-        # train_on_what=customized needs the key on every message.
-        trainable = system.get("trainable", False) if system is not None else False
-        for message in prefix:
-            message["trainable"] = trainable
-    # The prefix contains the system prompt, so the system message is not repeated.
-    return [*prefix, *messages[0 if system is None else 1 :]]
+@contextmanager
+def _saying_new_keys(unread: UnreadKeys, name: str) -> Iterator[None]:
+    """Logs keys that are not read when a table's row has them first, since a table is read while
+    training and not before."""
+    known = set(unread)
+    yield
+    if new := UnreadKeys({key: unread[key] for key in unread.keys() - known}):
+        logger.warning("%s: %s", name, new.line())
 
 
 def read_conversations(
@@ -184,15 +118,26 @@ def read_conversations(
     ``train_on_what``, or has tools that the chat format cannot declare; and DataValidationError for
     a file that is missing, unreadable or empty.
     """
+    return list(_read_file(path, train_on_what, renderer, columns).rows)
+
+
+def _read_file(
+    path: str | Path,
+    train_on_what: TrainOnWhat | str,
+    renderer: Callable[[], Renderer] | None,
+    columns: ColumnsTaken | None,
+) -> PlacedRows:
+    """Returns the conversations with their places."""
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
     columns = columns if columns is not None else ColumnsTaken()
-    unread_keys: set[str] = set()
+    unread = UnreadKeys()
     conversations: list[list[Message]] = []
+    places: list[str] = []
     for where, row in _rows(path):
         if is_unwanted(row):
             columns.num_unwanted += 1
             continue
-        messages, tools = _messages_and_tools(row, where, unread_keys, columns)
+        messages, tools = read_row(row, where, unread, columns)
         # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
             raise DataFormatError(
@@ -201,10 +146,10 @@ def read_conversations(
                 "renderer.create_conversation_prefix_with_tools(tools) returns"
             )
         if tools and renderer is not None:
-            with _data_error(f"{where}: tools"):
+            with data_error(f"{where}: tools"):
                 messages = with_tools(messages, tools, renderer())
-        with _data_error(where):
-            trained = select_trained(messages, what)
+        with data_error(where):
+            trained = check_trained(messages, what)
         # Fail here with file and line, because the dataset would only drop and count the row.
         if not any(trained):
             roles = ", ".join(message["role"] for message in messages)
@@ -213,6 +158,7 @@ def read_conversations(
                 "selects none; expected at least one to train on"
             )
         conversations.append(messages)
+        places.append(where)
     if not conversations:
         raise DataValidationError(
             f"{file}: all {columns.num_unwanted} rows have label false; expected some with label "
@@ -222,10 +168,9 @@ def read_conversations(
         )
     columns.num_rows += len(conversations)
     # One warning per file, not per line.
-    if unread_keys:
-        keys = ", ".join(sorted(unread_keys))
-        logger.warning("%s: message keys that are not read: %s", file, keys)
-    return conversations
+    if unread:
+        logger.warning("%s: %s", file, unread.line())
+    return PlacedRows(conversations, places)
 
 
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
@@ -243,7 +188,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
             f"expected {expected}"
         )
     where, row = rows[index]
-    return *_messages_and_tools(row, where, set(), ColumnsTaken()), where
+    return *read_row(row, where, UnreadKeys(), ColumnsTaken()), where
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
@@ -254,32 +199,6 @@ def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
             "(curl -LO …) and give its path"
         )
     return file_rows(Path(path).expanduser(), f"lines like {EXPECTED}")
-
-
-def _messages_and_tools(
-    row: Any, where: str, unread_keys: set[str], columns: ColumnsTaken
-) -> tuple[list[Message], list[ToolSpec]]:
-    """Returns a row's messages and tools; adds ignored message keys to ``unread_keys``."""
-    if not isinstance(row, Mapping):
-        raise DataFormatError(
-            f"{where}: not a conversation: got a JSON {type(row).__name__}, expected an object "
-            f"like {EXPECTED}"
-        )
-    with _data_error(f"{where}: not a conversation"):
-        messages = columns.layout_of(row).messages(row)
-    for i, message in enumerate(messages):
-        # An entry that is not an object is reported by the checks below.
-        if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
-            # Column formats write null for absent values.
-            unknown = {key for key, value in message.items() if value is not None} - _MESSAGE_KEYS
-            for key in sorted(unknown & _UNREADABLE_MESSAGE_KEYS.keys()):
-                raise DataFormatError(
-                    f"{where}: messages[{i}]: got {key!r}, expected {_UNREADABLE_MESSAGE_KEYS[key]}"
-                )
-            # Other unknown keys do not affect training, so they only cause a warning.
-            unread_keys |= unknown
-    with _data_error(where):
-        return checked_messages(messages), tools_of_row(row)
 
 
 class ConversationRows:
@@ -297,10 +216,11 @@ class ConversationRows:
         renderer: Callable[[], Renderer],
         numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._rows, self._name, self._renderer = rows, name, renderer
-        self._numbers = _wanted_rows(rows, name) if numbers is None else numbers
+        self._rows, self._name, self._renderer = without_arrow_nulls(rows), name, renderer
+        self._numbers = wanted_rows(rows, name) if numbers is None else numbers
         left_out = len(rows) - len(self._numbers) if numbers is None else 0
         self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
+        self._unread = UnreadKeys()
         # The first row determines the layout; an unknown layout fails before anything is loaded.
         if len(self):
             self._read(0)
@@ -314,20 +234,24 @@ class ConversationRows:
 
     def __getitem__(self, index: int, /) -> list[Message]:
         messages, tools = self._read(index)
-        with _data_error(f"{self._name}, row {self._numbers[index]}: tools"):
+        with data_error(f"{self.place(index)}: tools"):
             return with_tools(messages, tools, self._renderer()) if tools else messages
+
+    def place(self, index: int) -> str:
+        """Returns the name and number of a row, for messages."""
+        return f"{self._name}[{self._numbers[index]}]"
 
     def take(self, numbers: npt.NDArray[Any]) -> ConversationRows:
         """Returns the rows at these indices, or of this mask."""
         return ConversationRows(self._rows, self._name, self._renderer, self._numbers[numbers])
 
     def _read(self, index: int) -> tuple[list[Message], list[ToolSpec]]:
-        number = int(self._numbers[index])
-        where = f"{self._name}, row {number}"
-        return _messages_and_tools(self._rows[number], where, set(), self.columns)
+        row = self._rows[int(self._numbers[index])]
+        with _saying_new_keys(self._unread, self._name):
+            return read_row(row, self.place(index), self._unread, self.columns)
 
 
-def _wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:
+def wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:
     """Returns the numbers of the rows without label false; raises DataValidationError if none."""
     labels: Any = None
     if isinstance(rows, list):
@@ -342,15 +266,6 @@ def _wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:
             "are trained on"
         )
     return numbers
-
-
-@contextmanager
-def _data_error(where: str) -> Iterator[None]:
-    """Converts a RendererError to a DataFormatError that starts with ``where``."""
-    try:
-        yield
-    except RendererError as error:
-        raise DataFormatError(f"{where}: {error}") from error
 
 
 def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[Message]]:
@@ -411,13 +326,17 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         rows = self._read(self.file_path, key)
         if self.test_file_path is not None:
             return rows, self._read(self.test_file_path, test_key)
-        return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
+        return self._hold_out(rows)
 
-    def _read(self, path: str, key: str) -> list[list[Message]]:
+    def _hold_out(self, rows: PlacedRows | ConversationRows) -> tuple[Rows, Rows]:
+        mask = held_out_mask(len(rows), self.test_size, self.shuffle_seed, self.file_path)
+        return rows.take(~mask), rows.take(mask)
+
+    def _read(self, path: str, key: str) -> PlacedRows:
         """Reads a file and prints which columns were used."""
         columns = ColumnsTaken()
         with naming(key):
-            rows = read_conversations(path, self.train_on_what, lambda: self.renderer, columns)
+            rows = _read_file(path, self.train_on_what, lambda: self.renderer, columns)
         print_line(f"{key}: {columns.line(path)}")
         return rows
 
@@ -429,15 +348,6 @@ def naming(key: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise type(error)(f"{key}: {error}") from error
-
-
-def split_rows(
-    rows: Sequence[_Row], test_size: int, shuffle_seed: int, name: str, noun: str = "conversations"
-) -> tuple[list[_Row], list[_Row]]:
-    """Splits rows at random into training rows and ``test_size`` held-out rows, both in order."""
-    held_out = held_out_mask(len(rows), test_size, shuffle_seed, name, noun)
-    train = [row for row, out in zip(rows, held_out, strict=True) if not out]
-    return train, [row for row, out in zip(rows, held_out, strict=True) if out]
 
 
 def held_out_mask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
-from tinker_cookbook.supervised.hf_datasets import HFDatasetSource, InterleavedChatDatasetBuilder
+from tinker_cookbook.supervised.mixtures import HFDatasetSource, InterleavedChatDatasetBuilder
 from tinker_cookbook.supervised.row_datasets import (
     Conversation,
     FlatmapFn,

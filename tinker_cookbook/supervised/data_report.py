@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, se
 from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
 from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
-from tinker_cookbook.supervised.near_duplicates import SimilarPair, similar_texts
+from tinker_cookbook.supervised.json_files import without_arrow_nulls
+from tinker_cookbook.supervised.near_duplicates import similar_texts
+from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -73,11 +76,13 @@ class PartReport:
     """Rows with an example without a trained token after truncation."""
     duplicates: int = 0
     """Rows with the same messages as an earlier row."""
-    duplicate_examples: list[tuple[int, int]] = field(default_factory=list)
-    """Some of these rows, each with the earlier row."""
+    duplicate_examples: list[tuple[str, str]] = field(default_factory=list)
+    """Places (``FILE:LINE``, or ``NAME[N]`` with N from 0) of some of these rows, each with the
+    earlier row."""
     empty_answers: int = 0
     """Rows with a trained assistant message without text, thinking or tool call."""
-    empty_examples: list[int] = field(default_factory=list)
+    empty_examples: list[str] = field(default_factory=list)
+    """Places of some of these rows."""
 
     @property
     def input_tokens(self) -> float:
@@ -99,8 +104,9 @@ class DataReport:
     row."""
     test_similar: int = 0
     """Number of test rows with most word 3-grams of the prompt in common with a training prompt."""
-    test_examples: list[SimilarPair] = field(default_factory=list)
-    """Some of these pairs, the most similar first."""
+    test_examples: list[tuple[str, str, float]] = field(default_factory=list)
+    """Places of some of these pairs (test row, training row), the most similar first, with the
+    Jaccard index of their word 3-grams."""
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
@@ -141,13 +147,13 @@ class DataReport:
         )
         if train.duplicate_examples:
             row, earlier = train.duplicate_examples[0]
-            duplicates += f" (row {row} = row {earlier})"
+            duplicates += f" ({row} = {earlier})"
         lines.append(duplicates)
         empty = (
             f"  empty        {_share(train.empty_answers, train.rows_read)} with an empty answer"
         )
         if train.empty_examples:
-            empty += f" (row {train.empty_examples[0]})"
+            empty += f" ({train.empty_examples[0]})"
         lines.append(empty)
         if test is not None:
             lines.append(self._test_line(test))
@@ -161,8 +167,8 @@ class DataReport:
         line = f"  test set     {self.test_same} of {test.rows_read:,} test prompts are in the "
         line += f"training data, {self.test_similar} more similar"
         if self.test_examples:
-            pair = self.test_examples[0]
-            line += f" (test row {pair.query} ~ row {pair.index})"
+            row, training_row, _ = self.test_examples[0]
+            line += f" ({row} ~ {training_row})"
         return line
 
     def write(self, folder: Path) -> None:
@@ -189,18 +195,22 @@ def make_report(
         report.test, test_prompts = _part(test_set, max_rows, "test")
         found = similar_texts(list(test_prompts.values()), list(prompts.values()))
         rows, test_rows = list(prompts), list(test_prompts)
-        pairs = [SimilarPair(test_rows[p.query], rows[p.index], p.similarity) for p in found]
-        pairs.sort(key=lambda pair: -pair.similarity)
+        pairs = sorted(found, key=lambda pair: -pair.similarity)
         report.test_same = sum(pair.similarity == 1.0 for pair in pairs)
         report.test_similar = len(pairs) - report.test_same
-        report.test_examples = pairs[:_EXAMPLES]
+        place, test_place = (partial(place_of, d.hf_dataset) for d in (train_set, test_set))
+        report.test_examples = [
+            (test_place(test_rows[pair.query]), place(rows[pair.index]), pair.similarity)
+            for pair in pairs[:_EXAMPLES]
+        ]
     report.seconds = time.monotonic() - begun
     return report
 
 
 def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict[int, str]]:
     """Returns the statistics of a dataset, and the prompts of the rows read, by row."""
-    rows, num_rows = data.hf_dataset, len(data.hf_dataset)
+    rows, num_rows = without_arrow_nulls(data.hf_dataset), len(data.hf_dataset)
+    place = partial(place_of, rows)
     read, rendered = _spaced(num_rows, MAX_TEXTS), set(_spaced(num_rows, max_rows).tolist())
     part = PartReport(num_rows, len(read), 0)
     lengths, prompts = list[int](), dict[int, str]()
@@ -212,15 +222,17 @@ def _part(data: ChatDataset, max_rows: int, noun: str) -> tuple[PartReport, dict
             if row in rendered:
                 lengths.append(_render(data, messages, part, loss_tokens))
         except TinkerCookbookError as error:
-            raise DataError(f"row {row} of the {noun} data: {error}") from error
+            raise DataError(f"{place(row)} of the {noun} data: {error}") from error
         prompts[row] = _prompt(messages)
         earlier = seen.setdefault(_identity(messages), row)
         if earlier != row:
             part.duplicates += 1
-            part.duplicate_examples = [*part.duplicate_examples, (row, earlier)][:_EXAMPLES]
+            if len(part.duplicate_examples) < _EXAMPLES:
+                part.duplicate_examples.append((place(row), place(earlier)))
         if _has_empty_answer(messages, data.builder.train_on_what):
             part.empty_answers += 1
-            part.empty_examples = [*part.empty_examples, row][:_EXAMPLES]
+            if len(part.empty_examples) < _EXAMPLES:
+                part.empty_examples.append(place(row))
     part.rows_read, part.rows_rendered = len(prompts), len(lengths)
     part.loss_tokens = dict(loss_tokens.most_common())
     _describe_lengths(part, np.array(lengths))

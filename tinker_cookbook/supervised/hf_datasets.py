@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import chz
-import numpy as np
 
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,
-    DataFormatError,
     DataValidationError,
 )
 from tinker_cookbook.renderers import Message
@@ -24,30 +21,29 @@ from tinker_cookbook.supervised.conversation_file import (
     ConversationRows,
     FromConversationFileBuilder,
     chat_dataset,
-    held_out_mask,
     naming,
     prompts_of,
-    split_rows,
 )
 from tinker_cookbook.supervised.json_files import (
     SUFFIXES,
+    drop_nulls,
     file_rows,
     load_local_rows,
     local_files,
     local_splits,
+    without_arrow_nulls,
 )
-from tinker_cookbook.supervised.row_datasets import Rows
+from tinker_cookbook.supervised.row_datasets import PlacedRows, Rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.terminal import print_line
 
 if TYPE_CHECKING:
     import datasets
-    from datasets import Dataset
 
 _MESSAGES = "messages"
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
-_ADVICE = "Give your own conversations with dataset_path=FILE.jsonl"
+_ADVICE = "Give a copy of it, or conversations of your own, with dataset=FILE or dataset=FOLDER"
 
 
 def load_hf_dataset(path: str, split: str, name: str | None = None, instead: str = _ADVICE) -> Rows:
@@ -81,7 +77,7 @@ def _check_hub_name(path: str, key: str = "dataset") -> None:
 
 def load_hf_splits(path: str, name: str | None = None, instead: str = _ADVICE) -> dict[str, Rows]:
     """Returns all splits of a Hub dataset; errors as ``load_hf_dataset``."""
-    return dict(_from_hub(path, None, name, instead))
+    return _from_hub(path, None, name, instead)
 
 
 def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> Any:
@@ -92,21 +88,21 @@ def _from_hub(path: str, split: str | None, name: str | None, instead: str) -> A
     unreachable = why_hub_is_unreachable()
     try:
         with nullcontext() if unreachable is None else offline():
-            return datasets.load_dataset(path, name=name, split=split)
+            found: Any = datasets.load_dataset(path, name=name, split=split)
     except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
         if unreachable is None:
             raise DataError(
                 f"dataset: {path!r}{f' (split {split!r})' if split else ''} cannot be loaded: "
                 f"{str(error).splitlines()[0]}"
             ) from error
-        advice = instead and (
-            f". {instead}, put a copy of the dataset into a folder and name the folder, or connect "
-            "to the Hub once"
-        )
+        advice = instead and f". {instead}, or connect to the Hub once"
         raise DataError(
             f"dataset: {path!r} is not in the local cache, and the Hub cannot be reached "
             f"({unreachable}){advice}"
         ) from error
+    if split is not None:
+        return without_arrow_nulls(found)
+    return {name: without_arrow_nulls(rows) for name, rows in found.items()}
 
 
 def stream_hf_dataset(path: str, split: str, name: str | None = None) -> datasets.IterableDataset:
@@ -133,7 +129,8 @@ def stream_hf_dataset(path: str, split: str, name: str | None = None) -> dataset
             f"{_ADVICE}, or connect to the Hub"
         )
     try:
-        return datasets.load_dataset(path, name=name, split=split, streaming=True)
+        stream = datasets.load_dataset(path, name=name, split=split, streaming=True)
+        return stream.map(drop_nulls)
     except Exception as error:  # datasets raises a dozen types for "not found"
         raise DataError(
             f"dataset: {path!r} (split {split!r}) cannot be streamed: {str(error).splitlines()[0]}"
@@ -200,7 +197,8 @@ class NoRobotsBuilder(ChatDatasetBuilder):
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` conversations of the test split."""
         test = load_hf_dataset(self.path, "test")
-        return prompts_of((test[i][_MESSAGES] for i in range(len(test))), n)
+        data = chat_dataset(self, test, 1, message_field=_MESSAGES)
+        return prompts_of((data.messages(test[i]) for i in range(len(test))), n)
 
 
 @chz.chz
@@ -228,8 +226,11 @@ class ChatDataBuilder(FromConversationFileBuilder):
             )
         train = self._load(self.file_path, key, _TRAIN)
         if train is None:
+            local = Path(self.file_path).expanduser()
+            names = ", ".join(local_splits(local) if local.exists() else self._hub_splits)
             raise DataValidationError(
-                f"{key}: {self.file_path} has no split train; expected one, or a single file"
+                f"{key}: {self.file_path} has only the splits {names}; expected a split train: "
+                "name its file train.jsonl, or give one file"
             )
         if self.test_file_path is not None:
             # A separate test dataset may have its rows in any split.
@@ -240,14 +241,9 @@ class ChatDataBuilder(FromConversationFileBuilder):
             test = self._load(self.file_path, key, _TEST)
         return train, [] if test is None else test
 
-    def _hold_out(self, train: Rows) -> tuple[Rows, Rows]:
-        if not isinstance(train, ConversationRows):
-            rows = [train[i] for i in range(len(train))]
-            return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
-        mask = held_out_mask(len(train), self.test_size, self.shuffle_seed, self.file_path)
-        return train.take(~mask), train.take(mask)
-
-    def _load(self, path: str, key: str, wanted: tuple[str, ...]) -> Rows | None:
+    def _load(
+        self, path: str, key: str, wanted: tuple[str, ...]
+    ) -> PlacedRows | ConversationRows | None:
         """Returns the first split of ``wanted`` that a dataset has, and prints its columns."""
         local = Path(path).expanduser()
         if local.exists():
@@ -259,22 +255,23 @@ class ChatDataBuilder(FromConversationFileBuilder):
                 return None
             files = splits[chosen]
             if any(file.suffix != ".parquet" for file in files):
-                return [row for file in files for row in self._read(str(file), key)]
+                return PlacedRows.joined([self._read(str(file), key) for file in files])
             table: Rows = load_local_rows(local, chosen)
         else:
-            name, _, configuration = path.partition(":")
+            repository, _, configuration = path.partition(":")
             _check_hub_name(path, key)
             hub = self._hub_splits.get(path)
             if hub is None:
-                hub = load_hf_splits(name, configuration or None)
+                hub = load_hf_splits(repository, configuration or None)
                 self._hub_splits[path] = hub
             chosen = _choose(hub, wanted)
             if chosen is None:
                 return None
             table = hub[chosen]
+        name = path if local.is_file() else f"{path} ({chosen})"
         with naming(key):
-            rows = ConversationRows(table, f"{path} ({chosen})", lambda: self.renderer)
-        print_line(f"{key}: {rows.columns.line(f'{path} ({chosen})')}")
+            rows = ConversationRows(table, name, lambda: self.renderer)
+        print_line(f"{key}: {rows.columns.line(name)}")
         return rows
 
     @cached_property
@@ -297,204 +294,3 @@ def _choose(splits: Mapping[str, Any], wanted: tuple[str, ...]) -> str | None:
                 return found
     # If there is only one split, use it, whatever its name.
     return next(iter(splits)) if len(splits) == 1 and _TRAIN[0] in wanted else None
-
-
-StoppingStrategy = Literal["all_exhausted", "first_exhausted", "all_exhausted_without_replacement"]
-"""When an epoch ends: when every source is exhausted (small ones repeat), when the first one is, or
-when every row was used exactly once."""
-
-
-@chz.chz
-class HFDatasetSource:
-    """Source dataset of a mixture."""
-
-    path: str = chz.field(doc="Hub name, or local folder or file (json, jsonl, parquet)")
-    name: str | None = chz.field(default=None, doc="Named configuration of the Hub dataset")
-    split: str = chz.field(default="train", doc="Split to read")
-    weight: float | None = chz.field(
-        default=None, doc="Sampling weight relative to the others; None for all: by their sizes"
-    )
-    message_field: str = chz.field(default=_MESSAGES, doc="Field with the conversation")
-
-
-class _MixedRows:
-    """Conversations of several sources, in the order given by a dataset of (source, row) numbers.
-
-    Rows of JSON files may have different columns, which Arrow cannot represent, so their numbers
-    are mixed instead.
-    """
-
-    def __init__(self, rows_K: list[Rows], fields_K: list[str], numbers: Dataset) -> None:
-        self._rows_K, self._fields_K, self._numbers = rows_K, fields_K, numbers
-
-    def data_sources(self) -> dict[str, Any]:
-        return {f"sources[{k}]": rows for k, rows in enumerate(self._rows_K)}
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        number = self._numbers[index]
-        source = number["source"]
-        row, field = self._rows_K[source][number["row"]], self._fields_K[source]
-        if field not in row:
-            raise DataFormatError(
-                f"sources[{source}].message_field: got {field!r}, expected one of the row's "
-                f"fields: {', '.join(row)}"
-            )
-        return {_MESSAGES: row[field]}
-
-
-@chz.chz
-class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
-    """A mixture of sources.
-
-    Each row of the mixture comes from source k with probability ``weight[k] / sum(weights)``, and
-    is the next row of that source. Without weights, all rows of all sources are equally probable.
-    ``test_size`` rows are held out before mixing, so that none of them is trained on if a small
-    source repeats; every source with a positive weight keeps a row to train on.
-    """
-
-    sources: list[HFDatasetSource] = chz.field(doc="Datasets to mix")
-    test_size: int = chz.field(default=0, doc="Conversations to hold out")
-    shuffle_seed: int = chz.field(default=0, doc="Seed of the mixture and of the held-out part")
-    stopping_strategy: StoppingStrategy = chz.field(
-        default="all_exhausted",
-        doc="all_exhausted (small sources repeat), first_exhausted, or "
-        "all_exhausted_without_replacement",
-    )
-
-    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Returns the mixture and the test set; the held-out rows are one batch."""
-        self.common_config.check()
-        train, test = self._mixtures
-        train_set = chat_dataset(self, train, self.common_config.batch_size, _MESSAGES)
-        test_set = None if test is None else chat_dataset(self, test, len(test), _MESSAGES)
-        return train_set, test_set
-
-    def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """Returns the prompts of the first ``n`` held-out conversations."""
-        test = self._mixtures[1]
-        return prompts_of((test[i][_MESSAGES] for i in range(len(test))), n) if test else []
-
-    @cached_property
-    def _mixtures(self) -> tuple[Rows, Rows | None]:
-        """Training rows and held-out rows."""
-        import datasets
-
-        # Check the weights before any source is loaded.
-        weights_K = self._given_weights()
-        rows_K = [load_hf_dataset(s.path, s.split, s.name) for s in self.sources]
-        fields_K = [source.message_field for source in self.sources]
-        # Do not read the other columns of a table.
-        rows_K = [
-            rows.select_columns([field])
-            if isinstance(rows, datasets.Dataset) and field in rows.column_names
-            else rows
-            for rows, field in zip(rows_K, fields_K, strict=True)
-        ]
-        # Mix numbers instead of rows, because rows may have different columns (see _MixedRows).
-        numbers_K = [
-            datasets.Dataset.from_dict(
-                {"source": np.full(len(rows), k), "row": np.arange(len(rows))}
-            )
-            for k, rows in enumerate(rows_K)
-        ]
-        effective_K = _weights_or_sizes(numbers_K, weights_K)
-        if not any(effective_K):
-            raise ConfigurationError(
-                "sources: the total weight must be positive; got "
-                f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
-            )
-        test = None
-        # Hold out before mixing, because a row of a small source may occur twice in the mixture.
-        if self.test_size > 0:
-            numbers_K, weights_K, held_out = hold_out(
-                numbers_K, weights_K, self.test_size, self.shuffle_seed
-            )
-            test = _MixedRows(rows_K, fields_K, held_out)
-            # Sources with weight 0 are removed, and the others are smaller now.
-            effective_K = _weights_or_sizes(numbers_K, weights_K)
-        train = datasets.interleave_datasets(
-            numbers_K,
-            probabilities=[weight / math.fsum(effective_K) for weight in effective_K],
-            seed=self.shuffle_seed,
-            stopping_strategy=self.stopping_strategy,
-        )
-        return _MixedRows(rows_K, fields_K, train), test
-
-    def _given_weights(self) -> list[float] | None:
-        """Returns the weights of all sources; None if they are mixed by size."""
-        if not self.sources:
-            raise ConfigurationError(
-                "sources: got none. At least one dataset source must be provided"
-            )
-        given = [source.weight for source in self.sources if source.weight is not None]
-        if not given:
-            return None
-        if len(given) < len(self.sources):
-            raise ConfigurationError(
-                "sources: got a weight for some of them. Either all sources must have explicit "
-                "weights or none of them"
-            )
-        for k, weight in enumerate(given):
-            if not (weight >= 0 and math.isfinite(weight)):
-                raise ConfigurationError(
-                    f"sources[{k}].weight: got {weight}, expected a finite and non-negative number"
-                )
-        return given
-
-
-def hold_out(
-    sources_K: Sequence[Dataset], weights_K: list[float] | None, test_size: int, seed: int
-) -> tuple[list[Dataset], list[float] | None, Dataset]:
-    """Holds out ``test_size`` rows of the sources, without replacement.
-
-    A row comes from source k with a probability proportional to ``weights_K[k]``, or, without
-    weights, to the rows that source k still has. A source keeps at least one row, so that training
-    sees each source. Sources with weight 0 are in neither part. Returns the sources without these
-    rows (shuffled), their weights, and the held-out rows.
-    """
-    import datasets
-
-    effective_K = _weights_or_sizes(sources_K, weights_K)
-    sizes_K = np.array([len(source) for source in sources_K])
-    for k, (size, weight) in enumerate(zip(sizes_K, effective_K, strict=True)):
-        if weight > 0 and size == 0:
-            raise ConfigurationError(
-                f"sources[{k}]: got an empty positively weighted source; leave it out"
-            )
-    # Every source with a positive weight keeps a row to train on.
-    capacity_K = np.where(np.array(effective_K) > 0, sizes_K - 1, 0)
-    most = int(capacity_K.sum())
-    if test_size > most:
-        raise ConfigurationError(
-            f"test_size: got {test_size}, expected at most {most}, the maximum unique holdout size "
-            f"({most}); test_size beyond it is impossible while retaining one training row of each "
-            "source"
-        )
-    rng = np.random.default_rng(seed)
-    left_K = sizes_K.copy()
-    for _ in range(test_size):
-        # Sources without spare rows have probability 0.
-        share_K = np.where(capacity_K > 0, left_K if weights_K is None else weights_K, 0.0)
-        chosen = rng.choice(len(sources_K), p=share_K / share_K.sum())
-        capacity_K[chosen] -= 1
-        left_K[chosen] -= 1
-    kept, test = [], []
-    for source, left, size, weight in zip(sources_K, left_K, sizes_K, effective_K, strict=True):
-        if weight > 0:
-            # Shuffle each source, so that its first rows are a random choice.
-            shuffled = source.shuffle(seed=int(rng.integers(2**32)))
-            test.append(shuffled.take(int(size - left)))
-            kept.append(shuffled.skip(int(size - left)))
-    remaining = None if weights_K is None else [weight for weight in weights_K if weight > 0]
-    held_out = datasets.concatenate_datasets([part for part in test if len(part)])
-    # The parts are concatenated source by source, so shuffle the rows again.
-    return kept, remaining, held_out.shuffle(seed=seed)
-
-
-def _weights_or_sizes(
-    sources_K: Sequence[Dataset], weights_K: Sequence[float] | None
-) -> list[float]:
-    return [float(len(s)) for s in sources_K] if weights_K is None else list(weights_K)

@@ -5,14 +5,36 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
+
+_T = TypeVar("_T")
+
+
+class _RepeatedNameError(ValueError):
+    """An object or a table has several values of one name; Python would keep only the last."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        super().__init__(f"got several values with the name {', '.join(map(repr, repeated))}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _RepeatedNameError(name for name, _ in pairs)
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterator[tuple[str, Any]]:
@@ -29,15 +51,17 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
             # strings, and does not report the line of an encoding error.
             for number, raw in enumerate(cast(BinaryIO, stream), start=1):
                 # The file may start with a byte-order mark.
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if line.strip():
-                    yield f"{file}:{number}", json.loads(line)
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip()
+                if line:
+                    yield f"{file}:{number}", _JSON.decode(line)
     except json.JSONDecodeError as error:
         hint = "; the file looks like one JSON array: write one object per line instead"
         raise DataFormatError(
             f"{file}:{number}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
             f"{hint if error.doc.lstrip().startswith('[') else ''}"
         ) from error
+    except _RepeatedNameError as error:
+        raise DataFormatError(f"{file}:{number}: {error}, expected one of each") from error
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"{file}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); save "
@@ -54,7 +78,7 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
 
 
 def file_rows(file: Path, expected: str = "one JSON object per line") -> Iterator[tuple[str, Any]]:
-    """Yields the location (``FILE:LINE`` or ``FILE, row N``) and the value of each row of a file.
+    """Yields the location (``FILE:LINE``, or ``FILE[N]`` with N from 0) and the value of each row.
 
     Reads JSON lines (also gzipped), a JSON array, CSV, TSV and parquet, by its suffix or else its
     content. Raises DataFormatError for other content, and DataValidationError for a file
@@ -68,7 +92,7 @@ def file_rows(file: Path, expected: str = "one JSON object per line") -> Iterato
     else:
         rows = _json_array(file) if kind == "json" else _parquet_stream(file)
         for i, row in enumerate(rows):
-            yield f"{file}, row {i}", row
+            yield f"{file}[{i}]", row
 
 
 def _format_of(file: Path) -> str:
@@ -91,31 +115,56 @@ def _format_of(file: Path) -> str:
 def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
     # A long answer may exceed the default limit of 128 KiB.
     csv.field_size_limit(1 << 30)
+    start = 1
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, delimiter="\t" if file.suffix == ".tsv" else ",")
-            for row in reader:
-                where = f"{file}:{reader.line_num}"
-                # DictReader stores surplus cells under the key None, and None for missing cells.
-                if None in row or None in row.values():
+            separator = "\t" if file.suffix == ".tsv" else ","
+            # Without strict, a quote that is never closed takes the following rows into its cell.
+            reader = csv.reader(stream, delimiter=separator, strict=True)
+            header = next(reader, [])
+            _check_header(header, separator, file)
+            start = reader.line_num + 1
+            for cells in reader:
+                where, start = f"{file}:{start}", reader.line_num + 1
+                if cells and len(cells) != len(header):
                     raise DataFormatError(
                         f"{where}: got another number of cells than the header has "
-                        f"({', '.join(reader.fieldnames or ())}); expected one for each column, "
+                        f"({', '.join(header)}); expected one for each column, "
                         "with quotes around text that contains the separator"
                     )
-                yield where, row
+                if cells:
+                    yield where, dict(zip(header, cells, strict=True))
     except FileNotFoundError as error:
         raise DataValidationError(
             f"{file}: there is no such file (searched from {Path.cwd()})"
         ) from error
     except UnicodeDecodeError as error:
         raise DataFormatError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from error
-    except (OSError, csv.Error) as error:
+    except csv.Error as error:
+        raise DataFormatError(
+            f"{file}:{start}: the row that begins here has a wrong quote ({error}); expected text "
+            'with quotes in the form "…", with "" for each quote inside'
+        ) from error
+    except OSError as error:
         raise DataFormatError(f"{file}: not readable as CSV: {error}") from error
+
+
+def _check_header(header: list[str], separator: str, file: Path) -> None:
+    if len(set(header)) < len(header):
+        raise DataFormatError(
+            f"{file}:1: {_RepeatedNameError(header)}, expected one column of each"
+        )
+    other = next((mark for mark in ";\t,|" if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataFormatError(
+            f"{file}:1: got one column {header[0]!r}; are the cells separated by {other!r}? "
+            f"Expected {separator!r}"
+        )
 
 
 def load_local_rows(path: Path, split: str) -> Sequence[Any]:
     """Returns the rows of a file, or of a folder's files with names that start with ``split``.
+    Parquet files are read when a row is requested, by ``drop_nulls``.
 
     A file has no splits: ``split`` must then be "train".
     """
@@ -132,6 +181,11 @@ def local_splits(folder: Path) -> dict[str, list[Path]]:
     ``train.jsonl`` and ``data/train-00000-of-00001.parquet`` (a copy of a Hub repository) both
     belong to the split ``train``.
     """
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise DataValidationError(
+            f"{folder}: the folder was written by save_to_disk, whose Arrow files are not read; "
+            f"expected parquet files: datasets.load_from_disk({str(folder)!r}) has to_parquet"
+        )
     # Sort, so that the order of rows does not depend on the file system.
     files = sorted(f for f in folder.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
     splits: dict[str, list[Path]] = {}
@@ -165,7 +219,10 @@ def local_files(path: Path, split: str) -> list[Path]:
 
 def _json_array(file: Path) -> list[Any]:
     try:
-        rows = json.loads(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        text = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        rows = json.loads(text, object_pairs_hook=_object)
+    except _RepeatedNameError as error:
+        raise DataFormatError(f"{file}: {error} in one object, expected one of each") from error
     except json.JSONDecodeError as error:
         # Some tools use the suffix .json for files with one object per line.
         if error.msg == "Extra data":
@@ -190,8 +247,10 @@ def _parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
 
     try:
         with pq.ParquetFile(file) as opened:
+            _check_columns(opened.schema_arrow.names, file)
             for batch in opened.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    yield drop_nulls(row)
     except (pa.ArrowException, OSError) as error:
         raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
 
@@ -207,5 +266,42 @@ def _parquet_rows(files: list[Path]) -> Sequence[Any]:
             tables.append(pq.read_table(file))
         except (pa.ArrowException, OSError) as error:
             raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
+        _check_columns(tables[-1].column_names, file)
     # Read rows on demand from the columns, without a second copy in the user's cache.
-    return cast("Sequence[Any]", datasets.Dataset(pa.concat_tables(tables)))
+    table = datasets.Dataset(pa.concat_tables(tables))
+    return cast("Sequence[Any]", without_arrow_nulls(table))
+
+
+def _check_columns(names: list[str], file: Path) -> None:
+    if len(set(names)) < len(names):
+        raise DataFormatError(f"{file}: {_RepeatedNameError(names)}, expected one column of each")
+
+
+def drop_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of an Arrow table without the null members of its objects; null cells stay.
+
+    Arrow gives all objects of a column the members of each of them, with null where an object has
+    none: the arguments of calls and the parameters of tools would get those of all other rows.
+    """
+    return {name: _without_null_members(value) for name, value in row.items()}
+
+
+def _without_null_members(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_null_members(v) for k, v in value.items() if v is not None}
+    # Null entries of a list are values of the row.
+    return [_without_null_members(item) for item in value] if isinstance(value, list) else value
+
+
+def without_arrow_nulls(rows: _T) -> _T:
+    """Returns a ``datasets.Dataset`` that reads rows by ``drop_nulls``; other rows unchanged."""
+    # A table can exist only if its library was imported.
+    library: Any = sys.modules.get("datasets")
+    # Rows in another format (of a framework, or of the user's) have no such objects.
+    if library and isinstance(rows, library.Dataset) and rows.format["type"] is None:
+        return rows.with_transform(_batch_without_nulls)
+    return rows
+
+
+def _batch_without_nulls(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return drop_nulls(batch)

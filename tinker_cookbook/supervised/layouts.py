@@ -2,25 +2,30 @@
 
 | layout | columns |
 |---|---|
-| messages | ``messages`` (or ``conversations``) with ``role`` and ``content`` |
-| ShareGPT | ``conversations`` with ``from`` and ``value``; ``system`` |
-| Alpaca | ``instruction``, ``output`` or ``response``; ``input`` or ``context``, ``system``, \
-``history`` |
+| messages | ``messages`` (or ``conversations``) with ``role`` and ``content``; ``system`` |
+| ShareGPT | ``conversations`` (or ``messages``) with ``from`` and ``value``; ``system`` |
+| Alpaca | ``instruction``, ``output`` or ``response``; ``input`` or ``context`` |
 | prompt/completion | ``prompt`` and ``completion`` or ``response``: texts or lists of messages |
-| question/answer | ``question``/``answer``, ``problem``/``solution``, ``query``/``response`` |
+| question/answer | ``question``/``answer``, ``problem``/``solution``, ``query``/``response``; \
+``context`` |
 
-All layouts may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false
-are bad examples and are skipped.
+The last three may also have ``system``, ``history`` and the answer's reasoning (``reasoning``). All
+layouts may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false are
+bad examples and are skipped. Cells may be JSON text, as in CSV files. Pairs of answers
+(``preference.comparison_file``) use the same parts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache, partial
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.core.message_keys import CLOSE, FLAGS, REASONING_KEYS
 
 EXPECTED_COLUMNS = (
     "messages; conversations; instruction and output (Alpaca); prompt and completion; question "
@@ -48,9 +53,15 @@ _PAIRS = {
     ("problem", "solution"): "question/answer",
     ("query", "response"): "question/answer",
 }
-_INPUTS = ("input", "context")
+INPUTS = ("input", "context")
 LABEL = "label"
+TOOLS = ("tools", "tool_defs")
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+# Columns that hold a part of the conversation, so a layout that does not read them refuses them.
+_SYSTEM = ("system", "system_prompt", "system_message")
+CONTEXT = (*_SYSTEM, "history")
+# Weights of a whole row: 1 is what happens anyway.
+_WEIGHTS = ("weight", "weights", "sample_weight", "loss_weight", "loss_scale")
 
 
 @dataclass(frozen=True)
@@ -64,17 +75,66 @@ class Layout:
     """Columns that are read if a row has them."""
     read: Callable[[Mapping[str, Any]], list[Any]]
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All columns that are read, tools included."""
+        return (*self.columns, *self.optional, *TOOLS)
+
     def messages(self, row: Mapping[str, Any]) -> list[Any]:
         """Returns the row's messages before validation; raises RendererError."""
+        check_columns(row, self.known)
         messages = self.read(row)
-        media = [name for name in _MEDIA if row.get(name)]
-        # Without their images, such rows would train on text without its context.
-        if media and not any(_has_media(message) for message in messages):
-            raise RendererError(
-                f"{media[0]}: got media in a separate column, which is not read; expected them as "
-                'parts of the content: {"type": "image", "image": "FILE"}'
-            )
+        check_media(row, messages)
         return messages
+
+
+def check_columns(row: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises RendererError for a column that would change what is trained if it were ignored:
+    flags and weights, context that is not among the columns ``known``, and misspelt ones."""
+    for name in row.keys() - set(known):
+        value, lower = row[name], str(name).lower()
+        if value is None or lower in (LABEL, *_MEDIA):
+            continue
+        if lower in _WEIGHTS or lower == "loss_mask":
+            if str(value).strip() not in ("1", "1.0"):
+                raise RendererError(
+                    f"{name}: got {value!r:.80}, but rows and messages have no weights; expected "
+                    f"{FLAGS['weight']} in each message"
+                )
+        elif lower in FLAGS or lower == "trainable":
+            if _is_false(value):
+                raise RendererError(
+                    f"{name}: got {value!r}, but such rows are not left out; expected only rows to "
+                    f"train on, or {LABEL}=false in rows to leave out"
+                )
+        elif lower in CONTEXT:
+            if value:
+                raise RendererError(
+                    f"{name}: got {value!r:.80} next to {', '.join(known)}, expected it in the "
+                    "messages"
+                )
+        elif meant := get_close_matches(lower, set(known) - row.keys(), n=1, cutoff=CLOSE):
+            raise RendererError(
+                f"got the column {name!r}, which is not read; did you mean {meant[0]!r}?"
+            )
+
+
+def is_used(name: str, column: str) -> bool:
+    """Returns whether a column next to the conversation in ``column`` is read or refused."""
+    known, lower = _turns_layout(column, False).known, name.lower()
+    others = {LABEL, "functions", "trainable", *_MEDIA, *_WEIGHTS, *FLAGS, *CONTEXT}
+    return lower in others or bool(get_close_matches(lower, known, n=1, cutoff=CLOSE))
+
+
+def check_media(row: Mapping[str, Any], messages: Iterable[Any]) -> None:
+    """Raises RendererError for images in a separate column if no message has media."""
+    media = [name for name in _MEDIA if row.get(name)]
+    # Without their images, such rows would train on text without its context.
+    if media and not any(_has_media(message) for message in messages):
+        raise RendererError(
+            f"{media[0]}: got media in a separate column, which is not read; expected them as "
+            'parts of the content: {"type": "image", "image": "FILE"}'
+        )
 
 
 @dataclass
@@ -106,7 +166,7 @@ class ColumnsTaken:
         if self.layout is None:
             return f"{name}: {self.num_rows:,} rows"
         label = (LABEL,) if self.num_unwanted else ()
-        read = (*self.layout.columns, *self.layout.optional, "tools", *label)
+        read = (*self.layout.known, *label)
         taken = [column for column in read if column in self.seen]
         unread = [column for column in self.seen if column not in read]
         return (
@@ -121,23 +181,28 @@ def is_unwanted(row: Any) -> bool:
 
     Labels of other types are class names, without this meaning.
     """
-    label = row.get(LABEL) if isinstance(row, Mapping) else None
+    return isinstance(row, Mapping) and _is_false(row.get(LABEL))
+
+
+def _is_false(value: Any) -> bool:
     # CSV files contain only texts.
-    return label is False or (isinstance(label, str) and label.strip().lower() == "false")
+    return value is False or (isinstance(value, str) and value.strip().lower() == "false")
 
 
-def find_layout(row: Mapping[str, Any]) -> Layout:
-    """Returns the layout of a row; raises RendererError for none or several."""
+def find_layout(row: Mapping[str, Any], column: str | None = None) -> Layout:
+    """Returns the layout of a row, or the one of the conversation in ``column``; raises
+    RendererError for none or several."""
     # Column formats write null for absent values.
     names = [name for name, value in row.items() if value is not None]
-    if "chosen" in names and "rejected" in names:
+    if column is None and "chosen" in names and "rejected" in names:
         raise RendererError(_PREFERENCES)
-    if "messages" in names:
-        return _MESSAGES
-    if "conversations" in names:
-        turns = row["conversations"]
+    if column is None:
+        column = next((name for name in ("messages", "conversations") if name in names), None)
+    if column is not None:
+        turns = from_json(row[column])
         first = turns[0] if isinstance(turns, Sequence) and turns else None
-        return _ROLES if isinstance(first, Mapping) and "role" in first else _SHAREGPT
+        is_sharegpt = isinstance(first, Mapping) and "from" in first and "role" not in first
+        return _turns_layout(column, is_sharegpt)
     found = [pair for pair in _PAIRS if set(pair) <= set(names)]
     if len(found) == 1:
         return _PAIR_LAYOUTS[found[0]]
@@ -148,11 +213,25 @@ def find_layout(row: Mapping[str, Any]) -> Layout:
             f"got the columns {_list(row)}, of which {both} are questions and answers; {wanted}. "
             "Remove or rename the other columns"
         )
-    hint = nearest("messages", names)
-    raise RendererError(f"got the columns {_list(row)}; {wanted}{hint}")
+    raise RendererError(_no_layout(row, names, wanted))
 
 
-def _list(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _no_layout(row: Mapping[str, Any], names: Sequence[str], wanted: str) -> str:
+    empty = [pair for pair in _PAIRS if set(pair) <= row.keys()]
+    if empty:
+        missing = [name for name in empty[0] if row[name] is None]
+        return (
+            f"{missing[0]}: got null, expected a text; fill the cell or remove the row (columns "
+            f"{_list(row)})"
+        )
+    known = ("messages", "conversations", *(name for pair in _PAIRS for name in pair))
+    hint = next(filter(None, (nearest(str(name), known) for name in names)), "")
+    if not hint and any(" " in str(name) for name in names):
+        hint = "; the first line of a CSV or TSV file must name the columns"
+    return f"got the columns {_list(row)}; {wanted}{hint}"
+
+
+def _list(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
@@ -163,24 +242,45 @@ def _has_media(message: Any) -> bool:
     )
 
 
-def _read_messages(row: Mapping[str, Any], column: str = "messages") -> list[Any]:
-    """Returns messages unchanged, except for text in ``value`` of parts (LLaMA-Factory)."""
-    messages = row[column]
-    # A column of JSON text, as in CSV files.
-    if isinstance(messages, str) and messages.lstrip().startswith("["):
-        messages = _json(messages, column)
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        got = "an empty list" if messages == [] else type(messages).__name__
+def from_json(value: Any) -> Any:
+    """Returns a cell; JSON text of a list of objects, as in CSV files, as that list."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value  # a text that begins with a bracket
+    is_list = isinstance(found, list) and found and all(isinstance(one, dict) for one in found)
+    return found if is_list else value
+
+
+def _turns(row: Mapping[str, Any], column: str, example: str) -> Sequence[Any]:
+    turns = row[column]
+    # The errors of JSON help here, since only a list can be meant.
+    if isinstance(turns, str) and turns.lstrip().startswith("["):
+        turns = _json(turns, column)
+    if isinstance(turns, str) or not isinstance(turns, Sequence) or not turns:
+        got = "an empty list" if turns == [] else type(turns).__name__
         raise RendererError(
-            f'{column}: got {got}, expected a list that is not empty, as in {{"messages": '
-            '[{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
+            f"{column}: got {got}, expected a list that is not empty, as in {example}"
         )
-    return [_with_plain_parts(message) for message in messages]
+    return turns
 
 
-def _with_plain_parts(message: Any) -> Any:
-    """Converts a message with ``value`` in its parts to the usual parts and tool calls."""
-    parts = message.get("content") if isinstance(message, Mapping) else None
+def _read_messages(row: Mapping[str, Any], column: str) -> list[Any]:
+    example = (
+        '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
+    )
+    return after_system(row, [_plain(message) for message in _turns(row, column, example)])
+
+
+def _plain(message: Any) -> Any:
+    """Converts parts with ``value`` (LLaMA-Factory) and calls in JSON text to the usual forms."""
+    if not isinstance(message, Mapping):
+        return message
+    if isinstance(calls := message.get("tool_calls"), str):
+        message = {**message, "tool_calls": _json(calls, "tool_calls") if calls.strip() else None}
+    parts = message.get("content")
     if not isinstance(parts, list) or not all(
         isinstance(part, Mapping) and isinstance(part.get("value"), str) for part in parts
     ):
@@ -197,37 +297,35 @@ def _with_plain_parts(message: Any) -> Any:
     return {**plain, "tool_calls": calls} if calls else plain
 
 
-def _read_sharegpt(row: Mapping[str, Any]) -> list[Any]:
-    turns = row["conversations"]
-    if isinstance(turns, str) and turns.lstrip().startswith("["):
-        turns = _json(turns, "conversations")
-    if isinstance(turns, str) or not isinstance(turns, Sequence) or not turns:
-        got = "an empty list" if turns == [] else type(turns).__name__
+def _read_sharegpt(row: Mapping[str, Any], column: str) -> list[Any]:
+    example = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
+    turns = _turns(row, column, example)
+    return after_system(row, [_message(turn, f"{column}[{i}]") for i, turn in enumerate(turns)])
+
+
+def _message(turn: Any, where: str) -> Any:
+    """Returns a turn with ``from`` and ``value`` as a message; others unchanged, if they have a
+    role. Raises RendererError."""
+    if isinstance(turn, Mapping) and "role" in turn:
+        return _plain(turn)
+    if not isinstance(turn, Mapping) or "from" not in turn or turn.get("value") is None:
+        got = type(turn).__name__
+        if isinstance(turn, Mapping):
+            null = "value null, " if "value" in turn else ""
+            got = null + _list(key for key in turn if key != "value" or not null)
+        raise RendererError(f"{where}: got {got}, expected an object with from and value")
+    role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
+    if role is None:
         raise RendererError(
-            f'conversations: got {got}, expected a list such as [{{"from": "human", "value": '
-            '"…"}, {"from": "gpt", "value": "…"}]'
+            f"{where}.from: got {turn['from']!r}, expected one of {_list(_SHAREGPT_ROLES)}"
+            f"{nearest(str(turn['from']), _SHAREGPT_ROLES)}"
         )
-    messages = _system(row)
-    for i, turn in enumerate(turns):
-        where = f"conversations[{i}]"
-        if not isinstance(turn, Mapping) or "from" not in turn or "value" not in turn:
-            got = _list(turn) if isinstance(turn, Mapping) else type(turn).__name__
-            raise RendererError(f"{where}: got {got}, expected an object with from and value")
-        role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
-        if role is None:
-            raise RendererError(
-                f"{where}.from: got {turn['from']!r}, expected one of {_list(_SHAREGPT_ROLES)}"
-                f"{nearest(str(turn['from']), _SHAREGPT_ROLES)}"
-            )
-        # Keep other keys, so that keys that affect training (weight) are refused.
-        others = {key: value for key, value in turn.items() if key not in ("from", "value")}
-        if role == "call":
-            calls = _calls(turn["value"], f"{where}.value")
-            messages.append({**others, "role": "assistant", "content": "", "tool_calls": calls})
-        else:
-            text = "" if turn["value"] is None else turn["value"]
-            messages.append({**others, "role": role, "content": text})
-    return messages
+    # Keep other keys, so that keys that affect training (weight) are refused.
+    others = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    if role == "call":
+        calls = _calls(turn["value"], f"{where}.value")
+        return {**others, "role": "assistant", "content": "", "tool_calls": calls}
+    return _plain({**others, "role": role, "content": turn["value"]})
 
 
 def _calls(text: Any, where: str) -> list[dict[str, Any]]:
@@ -254,23 +352,63 @@ def _json(text: str, where: str) -> Any:
         ) from error
 
 
-def _system(row: Mapping[str, Any]) -> list[Any]:
-    text = row.get("system")
-    return [{"role": "system", "content": text}] if text else []
+def after_system(row: Mapping[str, Any], messages: list[Any]) -> list[Any]:
+    """Returns the messages after the row's ``system`` text, which must not contradict them."""
+    texts = [row[name] for name in _SYSTEM if row.get(name)]
+    if not texts:
+        return messages
+    text = texts[0]
+    first = messages[0] if messages and isinstance(messages[0], Mapping) else {}
+    begins = first.get("role") in ("system", "developer")
+    if any(other != text for other in (*texts, *([first.get("content")] if begins else ()))):
+        raise RendererError(
+            f"system: got {text!r:.80} and another system message or column, expected one of them"
+        )
+    return messages if begins else [{"role": "system", "content": text}, *messages]
 
 
-def _read_pair(
-    row: Mapping[str, Any], question: str, answer: str, optional: tuple[str, ...]
-) -> list[Any]:
+def read_question(row: Mapping[str, Any], column: str, inputs: bool) -> list[Any]:
+    """Returns the messages before an answer: ``system``, ``history``, and the question in
+    ``column``, with the text in ``input`` or ``context`` if ``inputs``."""
+    messages: list[Any] = []
+    for earlier in _history(row):
+        messages += turn(earlier[0], "user", "history") + turn(earlier[1], "assistant", "history")
+    extra = [name for name in INPUTS if inputs and row.get(name)]
+    asked = row[column]
+    if not extra:
+        return after_system(row, messages + turn(asked, "user", column))
+    if len(extra) > 1:
+        raise RendererError(f"got texts in {' and '.join(extra)}, expected one of these columns")
+    for name in (column, extra[0]):
+        if not isinstance(row[name], str):
+            raise RendererError(f"{name}: got {row[name]!r:.80}, expected a text")
+    # Some rows have the whole task as the input.
+    text = f"{asked}\n\n{row[extra[0]]}" if asked.strip() else row[extra[0]]
+    return after_system(row, [*messages, {"role": "user", "content": text}])
+
+
+def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool) -> list[Any]:
     """Returns the messages of a question and an answer, after earlier messages."""
-    messages = _system(row) if "system" in optional else []
-    for earlier in _history(row) if "history" in optional else ():
-        messages += _turn(earlier[0], "user", "history") + _turn(earlier[1], "assistant", "history")
-    asked = row[question]
-    extra = next((row[name] for name in _INPUTS if name in optional and row.get(name)), None)
-    if extra is not None:
-        asked = f"{asked}\n\n{extra}"
-    return messages + _turn(asked, "user", question) + _turn(row[answer], "assistant", answer)
+    asked, answered = read_question(row, question, inputs), turn(row[answer], "assistant", answer)
+    found = {name: row[name] for name in REASONING_KEYS if row.get(name)}
+    if found:
+        if len(answered) != 1 or answered[0].get("role") != "assistant":
+            raise RendererError(
+                f"{_list(found)}: got reasoning in a column, but {answer} has several messages; "
+                "expected it in the message that it precedes"
+            )
+        answered = [{**answered[0], **found}]
+    # Answers inside a prompt are not the completion; ``check_trained`` compares the marks with
+    # train_on_what. (An earlier pair of ``history`` is trained on.)
+    if not isinstance(from_json(row[question]), str) and any(
+        isinstance(message, Mapping) and message.get("role") == "assistant" for message in asked
+    ):
+        asked, answered = _marked(asked, False), _marked(answered, True)
+    return asked + answered
+
+
+def _marked(messages: list[Any], trainable: bool) -> list[Any]:
+    return [{"trainable": trainable, **m} if m.get("role") == "assistant" else m for m in messages]
 
 
 def _history(row: Mapping[str, Any]) -> Sequence[Any]:
@@ -286,27 +424,35 @@ def _history(row: Mapping[str, Any]) -> Sequence[Any]:
     return pairs
 
 
-def _turn(value: Any, role: str, column: str) -> list[Any]:
-    """Returns the messages of a cell: a text of ``role``, or a list of messages."""
+def turn(value: Any, role: str, column: str) -> list[Any]:
+    """Returns the messages of a cell: a text of ``role``, a message, or a list of messages."""
+    value = from_json(value)
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
-        return list(value)
+    listed = [value] if isinstance(value, Mapping) else value
+    if isinstance(listed, Sequence) and all(isinstance(item, Mapping) for item in listed):
+        return [
+            _message(item, f"{column}[{i}]") if "from" in item else _plain(item)
+            for i, item in enumerate(listed)
+        ]
     raise RendererError(
         f"{column}: got {value!r:.80}, expected a text or a list of messages with role and content"
     )
 
 
-_MESSAGES = Layout("messages", ("messages",), (), _read_messages)
-_ROLES = Layout(
-    "messages", ("conversations",), (), lambda row: _read_messages(row, "conversations")
-)
-_SHAREGPT = Layout("ShareGPT", ("conversations",), ("system",), _read_sharegpt)
+@cache
+def _turns_layout(column: str, is_sharegpt: bool) -> Layout:
+    name, read = ("ShareGPT", _read_sharegpt) if is_sharegpt else ("messages", _read_messages)
+    return Layout(name, (column,), _SYSTEM, partial(read, column=column))
 
 
 def _pair_layout(pair: tuple[str, str], name: str) -> Layout:
-    optional = (*_INPUTS, "system", "history") if name == "Alpaca" else ("system",)
-    return Layout(name, pair, optional, lambda row: _read_pair(row, *pair, optional))
+    # A prompt is complete; the other layouts have a context in its own column.
+    inputs = name != "prompt/completion"
+    optional = (*(INPUTS if inputs else ()), *CONTEXT, *REASONING_KEYS)
+    question, answer = pair
+    read = partial(_read_pair, question=question, answer=answer, inputs=inputs)
+    return Layout(name, pair, optional, read)
 
 
 _PAIR_LAYOUTS = {pair: _pair_layout(pair, name) for pair, name in _PAIRS.items()}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from tinker_cookbook.exceptions import (
     ConfigurationError,
@@ -22,6 +24,7 @@ from tinker_cookbook.supervised.common import (
     data_from_examples,
     datum_from_model_input_weights,
 )
+from tinker_cookbook.supervised.json_files import without_arrow_nulls
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -43,6 +46,41 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """Rows with their places (``FILE:LINE``, or ``FILE[N]`` with N from 0), for messages."""
+
+    rows: Sequence[Any]
+    places: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.rows[index]
+
+    @classmethod
+    def joined(cls, parts: Sequence[PlacedRows]) -> PlacedRows:
+        """Returns the rows of all parts."""
+        rows = [row for part in parts for row in part.rows]
+        return cls(rows, [place for part in parts for place in part.places])
+
+    def place(self, index: int) -> str:
+        """Returns the place of a row."""
+        return self.places[index]
+
+    def take(self, mask: npt.NDArray[np.bool_]) -> PlacedRows:
+        """Returns the rows of this mask."""
+        chosen = np.flatnonzero(mask).tolist()
+        return PlacedRows([self.rows[i] for i in chosen], [self.places[i] for i in chosen])
+
+
+def place_of(rows: Rows, index: int) -> str:
+    """Returns the place of a row in its source, or its number (from 0)."""
+    place = getattr(rows, "place", None)
+    return f"row {index}" if place is None else place(index)
 
 
 def conversation_to_datum(
@@ -128,6 +166,9 @@ class _RowDataset(SupervisedDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch index: got {index}, expected 0 to {len(self) - 1}")
 
+    def _where(self, number: int) -> str:
+        return f"row {number} of the dataset"
+
     def _to_batch(self, index: int, rows: dict[int, Any], epoch: int = 0) -> list[tinker.Datum]:
         """Returns the trained datums of numbered rows, or all datums if none is trained."""
         kept: list[tinker.Datum] = []
@@ -139,7 +180,7 @@ class _RowDataset(SupervisedDataset):
                 else:
                     data = [self._map_fn(row)] if self._map_fn is not None else []
             except TinkerCookbookError as error:
-                raise DataError(f"row {number} of the dataset: {error}") from error
+                raise DataError(f"{self._where(number)}: {error}") from error
             # A datum without a trained token has no gradient, but would count in the mean.
             trained = [datum for datum in data if count_loss_tokens(datum)]
             kept += trained
@@ -149,11 +190,11 @@ class _RowDataset(SupervisedDataset):
             # Log only the first dropped rows; further ones are only counted.
             if not self._dropped:
                 logger.warning(
-                    "row %s (%d tokens after max_length) has an example without a token to train "
+                    "%s (%d tokens after max_length) has an example without a token to train "
                     "on; it is dropped. Either max_length truncates before the answer, or "
                     "train_on_what selects none of its messages. Further ones are only counted "
                     "(num_dropped).",
-                    number,
+                    self._where(number),
                     max(datum.model_input.length for datum in data) + 1,
                 )
             self._dropped[epoch, number] = len(data) - len(trained)
@@ -184,6 +225,8 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
     ) -> None:
         super().__init__(len(hf_dataset), batch_size, map_fn, flatmap_fn)
         self.hf_dataset = hf_dataset
+        # Rows of tables have invented nulls, which would be rendered in tools and calls.
+        self._rows = without_arrow_nulls(hf_dataset)
         self._order = np.arange(len(hf_dataset))
 
     def set_epoch(self, seed: int = 0) -> None:
@@ -194,11 +237,15 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
         """Returns the rows."""
         return {"": self.hf_dataset}
 
+    def _where(self, number: int) -> str:
+        place = place_of(self.hf_dataset, number)
+        return f"{place} of the dataset" if place.startswith("row ") else place
+
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """Returns the trained datums of the batch, or all datums if none is trained."""
         self._check_index(index)
         numbers = self._order[index * self._batch_size : (index + 1) * self._batch_size].tolist()
-        return self._to_batch(index, {number: self.hf_dataset[number] for number in numbers})
+        return self._to_batch(index, {number: self._rows[number] for number in numbers})
 
 
 class StreamingSupervisedDatasetFromHFDataset(_RowDataset):

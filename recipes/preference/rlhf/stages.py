@@ -26,7 +26,7 @@ from tinker_cookbook.preference.preference_model import (
 )
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.recipes.start import fill, recommended_lr, resolve
-from tinker_cookbook.renderers import Message, TrainOnWhat, get_renderer
+from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as sft_train
@@ -183,16 +183,16 @@ class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
         self.common_config.check()
         train, test = self.comparison_builder.comparison_sets
         batch_size = self.common_config.batch_size
-        train_set = chat_dataset(self, _conversations(train.usable), batch_size)
+        train_set = chat_dataset(self, _conversations(train.usable, self.renderer), batch_size)
         if test is None:
             return train_set, None
-        held_out = _conversations(test.usable)
+        held_out = _conversations(test.usable, self.renderer)
         return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` different held-out prompts."""
         _, test = self.comparison_builder.comparison_sets
-        return [] if test is None else test.prompts(n)
+        return [] if test is None else test.prompts(n, self.renderer)
 
 
 @chz.chz
@@ -205,9 +205,9 @@ class DemonstrationFileBuilder(FromConversationFileBuilder):
         return "sft_dataset", "test_path"
 
 
-def _conversations(comparisons: list[LabeledComparison]) -> list[list[Message]]:
+def _conversations(comparisons: list[LabeledComparison], renderer: Renderer) -> list[list[Message]]:
     return [
-        [*one.comparison.prompt_conversation, *answer]
+        [*one.comparison.prompt(renderer), *answer]
         for one in comparisons
         for answer in one.chosen_and_rejected()
     ]

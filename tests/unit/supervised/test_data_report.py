@@ -84,10 +84,14 @@ def test_figures_against_a_count_by_hand(tmp_path, tokenizer_folder):
     assert part.tokens == sum(min(length, 100) for length in lengths)
     assert part.loss_tokens == {"assistant": trained}
     assert (part.truncated, part.dropped) == (1, 1)
-    assert (part.duplicates, part.duplicate_examples) == (1, [(9, 3)])
-    assert (part.empty_answers, part.empty_examples) == (1, [10])
+    # Places as in error messages: the line of the file, from 1.
+    line = f"{tmp_path / 'train.jsonl'}:%d"
+    assert (part.duplicates, part.duplicate_examples) == (1, [(line % 10, line % 4)])
+    assert (part.empty_answers, part.empty_examples) == (1, [line % 11])
     assert (report.test_same, report.test_similar) == (1, 1)
-    assert [(pair.query, pair.index) for pair in report.test_examples] == [(0, 11), (1, 12)]
+    test_line = f"{tmp_path / 'test.jsonl'}:%d"
+    found = [places[:2] for places in report.test_examples]
+    assert found == [(test_line % 1, line % 12), (test_line % 2, line % 13)]
     text = "\n".join(report.lines())
     assert len(report.lines()) <= 15
     for word in ("14 training rows, 3 test rows", "1 row (7.1%) longer than max_length=100"):
@@ -134,7 +138,7 @@ def test_a_row_that_cannot_be_rendered_is_named_before_training(tmp_path, tokeni
     rows = [dialogue("a", "b")] * 2
     rows += [[rows[0][0], {"role": "assistant", "content": "", "tool_calls": call}]]
     made = builder(tokenizer_folder, write(tmp_path, rows))
-    with pytest.raises(DataError, match=r"row 2 of the training data: .*tool"):
+    with pytest.raises(DataError, match=r"train\.jsonl:3 of the training data: .*tool"):
         make_report(made()[0], None)
 
 

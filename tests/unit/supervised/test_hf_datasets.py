@@ -14,12 +14,11 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.supervised.hf_datasets import (
+from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder, load_hf_dataset
+from tinker_cookbook.supervised.mixtures import (
     HFDatasetSource,
     InterleavedChatDatasetBuilder,
-    NoRobotsBuilder,
     hold_out,
-    load_hf_dataset,
 )
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
@@ -66,7 +65,7 @@ def test_without_hub_and_cache_the_way_out_is_named_in_seconds(no_hub, empty_cac
     from huggingface_hub import constants
 
     start = time.monotonic()
-    with pytest.raises(DataError, match=r"not in the local cache.*dataset_path=FILE\.jsonl"):
+    with pytest.raises(DataError, match=r"not in the local cache.*dataset=FILE or dataset=FOLDER"):
         load_hf_dataset("HuggingFaceH4/no_robots", "train")
     assert time.monotonic() - start < 8
     assert constants.HF_HUB_OFFLINE is False

@@ -14,6 +14,7 @@ from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, cast
 from pydantic import BaseModel, ConfigDict
 
 from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS, check_keys, take_reasoning
 
 Role: TypeAlias = str
 
@@ -244,9 +245,9 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Checks a conversation and returns it in the shape that renderers expect.
 
     JSON rows differ: ``content: null`` next to tool calls, tool calls as dictionaries with
-    arguments as an object, thinking as ``reasoning_content``. A message is normalised once: a data
-    reader may call this for its errors, and the renderer does not check the result again. Raises
-    RendererError with the message and the field that is wrong.
+    arguments as an object, thinking in a key of its own (``message_keys``). A message is normalised
+    once: a data reader may call this for its errors, and the renderer does not check the result
+    again. Raises RendererError with the message and the field that is wrong.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RendererError(
@@ -271,6 +272,8 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
     result: dict[str, Any] = {
         key: value for key, value in message.items() if value is not None or key == "content"
     }
+    if not message.keys() <= KNOWN_KEYS:
+        check_keys(message, where)
     # OpenAI rows have content null next to calls.
     calls = result.get("tool_calls") or result.get("unparsed_tool_calls")
     if result.get("content") is None and calls:
@@ -283,13 +286,27 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
                 _normalize_call(call, kind, f"{where}.{field}[{i}]") for i, call in enumerate(calls)
             ]
     # Thinking in a separate field becomes the first part of the content.
-    if reasoning := result.pop("reasoning_content", None):
+    if reasoning := take_reasoning(result, where):
+        if _begins_with_thinking(result["content"]):
+            raise RendererError(
+                f"{where}.content: got thinking in the content and in a key of its own, expected "
+                "one of them"
+            )
         thinking = ThinkingPart(type="thinking", thinking=reasoning)
         text = [part for part in ensure_list(result["content"]) if part.get("text") != ""]
         result["content"] = [thinking, *text]
     for field in _TEXT_FIELDS:
         _check_encodable(result.get(field), f"{where}.{field}")
     return cast(Message, _NormalMessage(result))
+
+
+def _begins_with_thinking(content: Content) -> bool:
+    # A text may mention the tag elsewhere.
+    return (
+        content.lstrip().startswith(_THINK_OPEN)
+        if isinstance(content, str)
+        else (has_thinking(content))
+    )
 
 
 def _check_encodable(value: Any, where: str) -> None:

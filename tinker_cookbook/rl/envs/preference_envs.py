@@ -20,7 +20,7 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import Comparison, LabeledComparison, PreferenceModel
@@ -262,6 +262,12 @@ def _group(
 ) -> PairwisePreferenceGroupBuilder:
     """Returns the group of a prompt; with ``held_out``, the opponent is the preferred answer."""
     comparison, target = labeled.comparison, None
+    # The answers are single messages, so a tool could never answer.
+    if comparison.tools:
+        raise DataFormatError(
+            "tools: got a comparison with tools, which this environment cannot call; expected "
+            "comparisons without, or preference.dpo.train, which trains on the answers of the data"
+        )
     if held_out:
         target = comparison.completion_B if labeled.label == "B" else comparison.completion_A
     return PairwisePreferenceGroupBuilder(
