@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import chz
 
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest_sentence
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised.json_files import SUFFIXES
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, TrainingConfig
 
@@ -110,6 +111,8 @@ def check_dataset_name(dataset: str, known: Sequence[str]) -> None:
     # A Hub name has an owner; a single word is a misspelt name or a file that does not exist.
     if dataset in known or "/" in dataset or Path(dataset).expanduser().exists():
         return
+    if dataset.endswith(SUFFIXES):
+        raise DataValidationError(f"dataset: there is no file {dataset} in {Path.cwd()}")
     raise ConfigurationError(
         f"dataset: got {dataset!r}, expected one of {', '.join(known)}"
         f"{nearest_sentence(dataset, known)} Your own data go into dataset=FILE, FOLDER or "

@@ -21,11 +21,11 @@ import chz
 from tinker_cookbook import cli_utils, model_info
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import sl_basic
 from tinker_cookbook.recipes.start import fill, recommended_lr, resolve, start
-from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.conversation_row import UnreadKeys, read_row, with_tools
 from tinker_cookbook.supervised.data import (
     StreamingSupervisedDatasetFromHFDataset,
     conversation_to_data,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import tinker
 
 OPEN_THOUGHTS = "open-thoughts/OpenThoughts3-1.2M"
-_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
 @chz.chz
@@ -83,9 +82,15 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
         """Opens the stream; there is no held-out part."""
         self.common_config.check()
 
+        unread = UnreadKeys()
+
         def to_data(row: Mapping[str, Any]) -> list[tinker.Datum]:
+            messages, tools = read_row(row, "the conversation", unread, "conversations")
             return conversation_to_data(
-                messages_of(row), self.renderer, self.common_config.max_length, self.train_on_what
+                with_tools(messages, tools, self.renderer),
+                self.renderer,
+                self.common_config.max_length,
+                self.train_on_what,
             )
 
         train_set = StreamingSupervisedDatasetFromHFDataset(
@@ -97,18 +102,6 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
             buffer_size=self.buffer_size,
         )
         return train_set, None
-
-
-def messages_of(row: Mapping[str, Any]) -> list[Message]:
-    """Returns the conversation of a row like ``{"conversations": [{"from": "human", "value":
-    "…"}]}``."""
-    turns = row.get("conversations")
-    if not isinstance(turns, list) or not all(turn.get("from") in _ROLES for turn in turns):
-        raise DataFormatError(
-            f"conversations: got {str(turns)[:80]}, expected a list of turns from "
-            f"{', '.join(_ROLES)}"
-        )
-    return [Message(role=_ROLES[turn["from"]], content=turn["value"]) for turn in turns]
 
 
 def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:

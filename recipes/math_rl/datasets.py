@@ -31,7 +31,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
+from tinker_cookbook.supervised.json_files import json_lines, load_local_rows, local_splits
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.keys import also_named
 
@@ -252,7 +252,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
             return problems_from_hub(self.env, test=True)
         # A local folder may have a test split, as train.jsonl and test.jsonl.
         folder = Path(self.dataset_path).expanduser()
-        if folder.is_dir() and any(f.name.startswith("test") for f in folder.rglob("*.*")):
+        if folder.is_dir() and "test" in local_splits(folder):
             return read_problems(self.dataset_path, "test")
         return []
 

@@ -160,15 +160,7 @@ def test_openthoughts_without_a_network_names_the_option_for_a_file(
         run_entrypoint(off_policy_reasoning.main)
     message = capsys.readouterr().err
     assert "open-thoughts/OpenThoughts3-1.2M" in message
-    assert "dataset_path=FILE.jsonl" in message
-
-
-def test_turns_of_openthoughts_become_messages():
-    row = {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]}
-    assert off_policy_reasoning.messages_of(row) == [
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2"},
-    ]
+    assert "dataset=FILE" in message
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

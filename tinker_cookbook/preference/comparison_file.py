@@ -110,12 +110,12 @@ def _pair(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison | Non
         split = _without_prompt(chosen, rejected)
         if split is None:
             return None
-        system = _checked(after_system(row, list(split[0])), "system", unread)
-        comparison = Comparison(system, *split[1:], tools)
+        asked, chosen, rejected = split
+        asked = _checked(after_system(row, list(asked)), "system", unread)
     else:
         asked = _checked(prompt, prompt_key, unread)
-        comparison = Comparison(*_without_repeated_prompt(asked, chosen, rejected), tools)
-    return LabeledComparison(_complete(comparison), "A")
+        asked, chosen, rejected = _without_repeated_prompt(asked, chosen, rejected)
+    return LabeledComparison(_complete(Comparison(asked, chosen, rejected, tools)), "A")
 
 
 def _labeled(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison:

@@ -27,11 +27,11 @@ from tinker_cookbook.preference.comparison import (
 )
 from tinker_cookbook.preference.comparison_file import comparison_of_row, read_comparison_rows
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.conversation_file import held_out_mask
 from tinker_cookbook.supervised.conversation_row import UnreadKeys
 from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
-from tinker_cookbook.supervised.json_files import without_arrow_nulls
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 

@@ -26,6 +26,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.renderers import Message, Renderer, ToolSpec, TrainOnWhat
+from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_row import (
     EXPECTED,
     UnreadKeys,
@@ -34,7 +35,7 @@ from tinker_cookbook.supervised.conversation_row import (
     read_row,
     with_tools,
 )
-from tinker_cookbook.supervised.json_files import file_rows, without_arrow_nulls
+from tinker_cookbook.supervised.json_files import file_rows
 from tinker_cookbook.supervised.layouts import LABEL, ColumnsTaken, is_unwanted
 from tinker_cookbook.supervised.row_datasets import (
     PlacedRows,
@@ -73,8 +74,7 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
             raise DataFormatError(
                 f"message_field: got {field!r}, expected one of the row's fields: {', '.join(row)}"
             )
-        with _saying_new_keys(self._unread, "the dataset"):
-            messages, tools = read_row(row, "the conversation", self._unread, field)
+        messages, tools = _read_table_row(row, "the conversation", self._unread, field)
         with data_error("the conversation: tools"):
             return with_tools(messages, tools, self.builder.renderer)
 
@@ -94,14 +94,17 @@ def chat_dataset(
     return ChatDataset(builder, rows, batch_size, message_field)
 
 
-@contextmanager
-def _saying_new_keys(unread: UnreadKeys, name: str) -> Iterator[None]:
-    """Logs keys that are not read when a table's row has them first, since a table is read while
-    training and not before."""
+def _read_table_row(
+    row: Any, where: str, unread: UnreadKeys, columns: ColumnsTaken | str
+) -> tuple[list[Message], list[ToolSpec]]:
+    """Reads a row as ``read_row``; logs keys that are not read when a row has them first, since a
+    table is read while training and not before."""
     known = set(unread)
-    yield
-    if new := UnreadKeys({key: unread[key] for key in unread.keys() - known}):
-        logger.warning("%s: %s", name, new.line())
+    found = read_row(row, where, unread, columns)
+    if len(unread) > len(known):
+        new = UnreadKeys({key: unread[key] for key in unread.keys() - known})
+        logger.warning("%s: %s, and maybe in later rows", where, new.line())
+    return found
 
 
 def read_conversations(
@@ -247,8 +250,7 @@ class ConversationRows:
 
     def _read(self, index: int) -> tuple[list[Message], list[ToolSpec]]:
         row = self._rows[int(self._numbers[index])]
-        with _saying_new_keys(self._unread, self._name):
-            return read_row(row, self.place(index), self._unread, self.columns)
+        return _read_table_row(row, self.place(index), self._unread, self.columns)
 
 
 def wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:

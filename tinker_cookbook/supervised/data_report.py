@@ -29,9 +29,9 @@ from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, select_trained
 from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
+from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
-from tinker_cookbook.supervised.json_files import without_arrow_nulls
 from tinker_cookbook.supervised.near_duplicates import similar_texts
 from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset

@@ -17,6 +17,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.supervised.arrow_rows import stream_without_nulls, without_arrow_nulls
 from tinker_cookbook.supervised.conversation_file import (
     ConversationRows,
     FromConversationFileBuilder,
@@ -26,12 +27,10 @@ from tinker_cookbook.supervised.conversation_file import (
 )
 from tinker_cookbook.supervised.json_files import (
     SUFFIXES,
-    drop_nulls,
     file_rows,
     load_local_rows,
     local_files,
     local_splits,
-    without_arrow_nulls,
 )
 from tinker_cookbook.supervised.row_datasets import PlacedRows, Rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
@@ -130,7 +129,7 @@ def stream_hf_dataset(path: str, split: str, name: str | None = None) -> dataset
         )
     try:
         stream = datasets.load_dataset(path, name=name, split=split, streaming=True)
-        return stream.map(drop_nulls)
+        return stream_without_nulls(stream)
     except Exception as error:  # datasets raises a dozen types for "not found"
         raise DataError(
             f"dataset: {path!r} (split {split!r}) cannot be streamed: {str(error).splitlines()[0]}"

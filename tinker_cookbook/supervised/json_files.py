@@ -5,32 +5,25 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError
+from tinker_cookbook.supervised.arrow_rows import (
+    RepeatedNameError,
+    parquet_stream,
+    parquet_table,
+)
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
-
-_T = TypeVar("_T")
-
-
-class _RepeatedNameError(ValueError):
-    """An object or a table has several values of one name; Python would keep only the last."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        super().__init__(f"got several values with the name {', '.join(map(repr, repeated))}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _RepeatedNameError(name for name, _ in pairs)
+        raise RepeatedNameError(name for name, _ in pairs)
     return found
 
 
@@ -60,7 +53,7 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
             f"{file}:{number}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
             f"{hint if error.doc.lstrip().startswith('[') else ''}"
         ) from error
-    except _RepeatedNameError as error:
+    except RepeatedNameError as error:
         raise DataFormatError(f"{file}:{number}: {error}, expected one of each") from error
     except UnicodeDecodeError as error:
         raise DataFormatError(
@@ -90,7 +83,7 @@ def file_rows(file: Path, expected: str = "one JSON object per line") -> Iterato
     elif kind == "csv":
         yield from _csv_rows(file)
     else:
-        rows = _json_array(file) if kind == "json" else _parquet_stream(file)
+        rows = _json_array(file) if kind == "json" else parquet_stream(file)
         for i, row in enumerate(rows):
             yield f"{file}[{i}]", row
 
@@ -151,9 +144,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _check_header(header: list[str], separator: str, file: Path) -> None:
     if len(set(header)) < len(header):
-        raise DataFormatError(
-            f"{file}:1: {_RepeatedNameError(header)}, expected one column of each"
-        )
+        raise DataFormatError(f"{file}:1: {RepeatedNameError(header)}, expected one column of each")
     other = next((mark for mark in ";\t,|" if len(header) == 1 and mark in header[0]), None)
     if other is not None:
         raise DataFormatError(
@@ -164,14 +155,14 @@ def _check_header(header: list[str], separator: str, file: Path) -> None:
 
 def load_local_rows(path: Path, split: str) -> Sequence[Any]:
     """Returns the rows of a file, or of a folder's files with names that start with ``split``.
-    Parquet files are read when a row is requested, by ``drop_nulls``.
+    Parquet files are read when a row is requested, without invented nulls.
 
     A file has no splits: ``split`` must then be "train".
     """
     files = local_files(path, split)
     # Only parquet files share columns; other rows are kept unchanged.
     if all(file.suffix == ".parquet" for file in files):
-        return _parquet_rows(files)
+        return parquet_table(files)
     return [row for file in files for _, row in file_rows(file)]
 
 
@@ -200,8 +191,8 @@ def local_files(path: Path, split: str) -> list[Path]:
         splits = local_splits(path)
         if split not in splits:
             raise DataValidationError(
-                f"split: got {split!r}, but {path} has "
-                + (f"only {', '.join(sorted(splits))}" if splits else _NO_FILE)
+                f"{path}: the folder has no split {split!r}, "
+                + (f"only {', '.join(sorted(splits))}" if splits else f"and {_NO_FILE}")
                 + f"; expected a file such as {split}.jsonl or {split}-00000-of-00001.parquet"
             )
         return splits[split]
@@ -221,7 +212,7 @@ def _json_array(file: Path) -> list[Any]:
     try:
         text = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
         rows = json.loads(text, object_pairs_hook=_object)
-    except _RepeatedNameError as error:
+    except RepeatedNameError as error:
         raise DataFormatError(f"{file}: {error} in one object, expected one of each") from error
     except json.JSONDecodeError as error:
         # Some tools use the suffix .json for files with one object per line.
@@ -238,70 +229,3 @@ def _json_array(file: Path) -> list[Any]:
             f"{file}: got a JSON {type(rows).__name__}, expected an array of objects"
         )
     return rows
-
-
-def _parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows, with one batch at a time in memory."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file) as opened:
-            _check_columns(opened.schema_arrow.names, file)
-            for batch in opened.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    yield drop_nulls(row)
-    except (pa.ArrowException, OSError) as error:
-        raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
-
-
-def _parquet_rows(files: list[Path]) -> Sequence[Any]:
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = []
-    for file in files:
-        try:
-            tables.append(pq.read_table(file))
-        except (pa.ArrowException, OSError) as error:
-            raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
-        _check_columns(tables[-1].column_names, file)
-    # Read rows on demand from the columns, without a second copy in the user's cache.
-    table = datasets.Dataset(pa.concat_tables(tables))
-    return cast("Sequence[Any]", without_arrow_nulls(table))
-
-
-def _check_columns(names: list[str], file: Path) -> None:
-    if len(set(names)) < len(names):
-        raise DataFormatError(f"{file}: {_RepeatedNameError(names)}, expected one column of each")
-
-
-def drop_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of an Arrow table without the null members of its objects; null cells stay.
-
-    Arrow gives all objects of a column the members of each of them, with null where an object has
-    none: the arguments of calls and the parameters of tools would get those of all other rows.
-    """
-    return {name: _without_null_members(value) for name, value in row.items()}
-
-
-def _without_null_members(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_null_members(v) for k, v in value.items() if v is not None}
-    # Null entries of a list are values of the row.
-    return [_without_null_members(item) for item in value] if isinstance(value, list) else value
-
-
-def without_arrow_nulls(rows: _T) -> _T:
-    """Returns a ``datasets.Dataset`` that reads rows by ``drop_nulls``; other rows unchanged."""
-    # A table can exist only if its library was imported.
-    library: Any = sys.modules.get("datasets")
-    # Rows in another format (of a framework, or of the user's) have no such objects.
-    if library and isinstance(rows, library.Dataset) and rows.format["type"] is None:
-        return rows.with_transform(_batch_without_nulls)
-    return rows
-
-
-def _batch_without_nulls(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return drop_nulls(batch)

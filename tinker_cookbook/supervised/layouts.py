@@ -20,12 +20,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError, nearest
-from tinker_cookbook.renderers.core.message_keys import CLOSE, FLAGS, REASONING_KEYS
+from tinker_cookbook.renderers.core.message_keys import FLAGS, REASONING_KEYS, misspelt
 
 EXPECTED_COLUMNS = (
     "messages; conversations; instruction and output (Alpaca); prompt and completion; question "
@@ -75,7 +74,7 @@ class Layout:
     """Columns that are read if a row has them."""
     read: Callable[[Mapping[str, Any]], list[Any]]
 
-    @property
+    @cached_property
     def known(self) -> tuple[str, ...]:
         """All columns that are read, tools included."""
         return (*self.columns, *self.optional, *TOOLS)
@@ -113,9 +112,9 @@ def check_columns(row: Mapping[str, Any], known: Collection[str]) -> None:
                     f"{name}: got {value!r:.80} next to {', '.join(known)}, expected it in the "
                     "messages"
                 )
-        elif meant := get_close_matches(lower, set(known) - row.keys(), n=1, cutoff=CLOSE):
+        elif meant := misspelt(lower, frozenset(known).difference(row)):
             raise RendererError(
-                f"got the column {name!r}, which is not read; did you mean {meant[0]!r}?"
+                f"got the column {name!r}, which is not read; did you mean {meant!r}?"
             )
 
 
@@ -123,7 +122,7 @@ def is_used(name: str, column: str) -> bool:
     """Returns whether a column next to the conversation in ``column`` is read or refused."""
     known, lower = _turns_layout(column, False).known, name.lower()
     others = {LABEL, "functions", "trainable", *_MEDIA, *_WEIGHTS, *FLAGS, *CONTEXT}
-    return lower in others or bool(get_close_matches(lower, known, n=1, cutoff=CLOSE))
+    return lower in others or misspelt(lower, frozenset(known)) is not None
 
 
 def check_media(row: Mapping[str, Any], messages: Iterable[Any]) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_file import chat_dataset, prompts_of, wanted_rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.json_files import without_arrow_nulls
 from tinker_cookbook.supervised.layouts import is_used
 from tinker_cookbook.supervised.row_datasets import Rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset

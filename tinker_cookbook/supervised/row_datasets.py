@@ -18,13 +18,13 @@ from tinker_cookbook.exceptions import (
     TinkerCookbookError,
 )
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
+from tinker_cookbook.supervised.arrow_rows import stream_without_nulls, without_arrow_nulls
 from tinker_cookbook.supervised.common import (
     Reduction,
     count_loss_tokens,
     data_from_examples,
     datum_from_model_input_weights,
 )
-from tinker_cookbook.supervised.json_files import without_arrow_nulls
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
                 "SupervisedDatasetFromHFDataset"
             )
         super().__init__(length, batch_size, map_fn, flatmap_fn)
-        self._stream, self._buffer_size = hf_dataset, buffer_size
+        self._stream, self._buffer_size = stream_without_nulls(hf_dataset), buffer_size
         self.set_epoch(0)
 
     def set_epoch(self, seed: int = 0) -> None:

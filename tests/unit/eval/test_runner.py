@@ -372,6 +372,8 @@ def test_thinking_is_split_from_text():
     assert split_thinking("<think>\nhm\n</think>\n\n4") == ("4", "hm")
     assert split_thinking("<think>cut") == ("", "cut")
     assert split_thinking("a <think> b") == ("a <think> b", "")
+    assert split_thinking("hm\n</think>\n\n4") == ("4", "hm")
+    assert split_thinking("a <think> b </think> c") == ("a <think> b </think> c", "")
 
 
 def test_what_cannot_be(stories_model, monkeypatch):

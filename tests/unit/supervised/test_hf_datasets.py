@@ -94,7 +94,7 @@ def test_parquet_folders_like_those_of_the_hub(tmp_path):
         part.to_parquet(tmp_path / "data" / f"train-0000{shard}-of-00002.parquet")
     loaded = load_hf_dataset(str(tmp_path), "train")
     assert [loaded[i]["messages"][0]["content"] for i in range(len(loaded))] == ["a", "b", "c"]
-    with pytest.raises(DataValidationError, match=r"split: got 'test', but .* has only train; exp"):
+    with pytest.raises(DataValidationError, match=r"has no split 'test', only train; exp"):
         load_hf_dataset(str(tmp_path), "test")
 
 
@@ -200,3 +200,40 @@ def test_a_message_field_that_is_not_there_is_named(tokenizer_folder, two_files)
     sources = [chz.replace(two_files[0], message_field="chat")]
     with pytest.raises(DataFormatError, match=r"sources\[0\].message_field: got 'chat'.*messages"):
         mixture(tokenizer_folder, sources)()[0].get_batch(0)
+
+
+def test_a_mixture_of_tables_is_a_table_with_their_rows(tokenizer_folder, tmp_path):
+    """Callers of the official builder use methods of ``datasets.Dataset``."""
+    import datasets
+
+    for name, count in (("a", 6), ("b", 3)):
+        rows = [{**row(f"{name}{i}"), "label": i != 1, "source": name} for i in range(count)]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{name}.parquet")
+    sources = [HFDatasetSource(path=str(tmp_path / f"{name}.parquet")) for name in "ab"]
+    strategy = "all_exhausted_without_replacement"
+    made = mixture(tokenizer_folder, sources, stopping_strategy=strategy, test_size=2)
+    train, test = made()
+    assert isinstance(train.hf_dataset, datasets.Dataset)
+    assert isinstance(test.hf_dataset, datasets.Dataset)
+    rows = [*train.hf_dataset.to_list(), *test.hf_dataset.to_list()]
+    # Rows with label false are left out; columns that do not affect training are not read.
+    assert sorted(r["messages"][0]["content"] for r in rows) == [
+        "a0",
+        *[f"a{i}" for i in range(2, 6)],
+        "b0",
+        "b2",
+    ]
+    assert sorted(train.hf_dataset.column_names) == ["label", "messages"]
+    assert len(questions(train, made.tokenizer)) == 5
+
+
+def test_streams_of_tables_have_no_invented_nulls(tmp_path):
+    import datasets
+
+    rows = [{"m": {"a": 1}, "n": None}, {"m": {"b": 2}, "n": None}]
+    from tinker_cookbook.supervised.arrow_rows import stream_without_nulls
+
+    stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
+    assert list(stream_without_nulls(stream)) == rows
+    meant = datasets.IterableDataset.from_generator(lambda: iter([{"m": {"a": None}}]))
+    assert list(stream_without_nulls(meant)) == [{"m": {"a": None}}]

@@ -247,11 +247,94 @@ def test_layouts_that_are_refused(write_jsonl, rows, word):
         read_conversations(write_jsonl(*rows))
 
 
-def test_a_torn_row_of_a_csv_file(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("question,answer\na,b\nc,d,e\n")
-    with pytest.raises(DataFormatError, match=r"rows\.csv:3: got another number of cells"):
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("question,answer\na,b\nc,d,e\n", ":3: got another number of cells"),
+        (
+            'question,answer\na,b\nc,"5 inches\nd,e\nf,"6 inches\n',
+            ":3: the row that begins here has",
+        ),
+        ('question,answer\n"Hello," she said.,b\n', ":2: the row that begins here has a wrong q"),
+        ('question,answer\na,"b\n', ":2: the row that begins here has a wrong quote"),
+        ("question,answer,answer\na,b,c\n", ":1: got several values with the name 'answer'"),
+        ("question;answer\na;b\n", ":1: got one column 'question;answer'; are the cells sep"),
+        ("What is it?,A thing.\nWho,I\n", "the first line of a CSV or TSV file must name the col"),
+    ],
+)
+def test_tables_of_text_are_read_strictly(tmp_path, kind, text, word):
+    path = tmp_path / f"rows.{kind}"
+    path.write_text(text if kind == "csv" else text.replace(",", "\t"))
+    # Python's strict reader refuses the same quotes.
+    if "quote" in word or "begins" in word:
+        with path.open(newline="") as file, pytest.raises(csv.Error):
+            list(csv.reader(file, delimiter="," if kind == "csv" else "\t", strict=True))
+    with pytest.raises(DataFormatError, match=word):
         read_conversations(path)
+
+
+def test_quotes_inside_of_text_and_rows_of_several_lines_pass(tmp_path):
+    (tmp_path / "rows.csv").write_text('question,answer\n5" long?,"a\n""b"""\n\nc,d\n')
+    assert read_conversations(tmp_path / "rows.csv") == [
+        dialogue('5" long?', 'a\n"b"'),
+        dialogue("c", "d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        (
+            "a.jsonl",
+            '{"messages": [], "messages": []}',
+            r"jsonl:1: got several values .*'messages'",
+        ),
+        (
+            "a.json",
+            '[{"question": "a", "question": "b"}]',
+            "got several values with the name 'quest",
+        ),
+        # The column where the line ends, not that of the line break.
+        ("a.jsonl", '{"messages": [1\n', r":1: not JSON \(Expecting ',' delimiter at column 16\)"),
+    ],
+)
+def test_json_that_loses_a_value_or_is_cut(tmp_path, name, text, word):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataFormatError, match=word):
+        read_conversations(tmp_path / name)
+
+
+def test_a_null_cell_and_columns_of_one_name_in_parquet(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"prompt": ["a", "b"], "completion": ["c", None]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataFormatError, match=r"a\.parquet\[1\]: .*completion: got null, expected"):
+        read_conversations(tmp_path / "a.parquet")
+    pq.write_table(pa.table([["a"], ["b"]], ["prompt", "prompt"]), tmp_path / "a.parquet")
+    with pytest.raises(DataFormatError, match="got several values with the name 'prompt'"):
+        read_conversations(tmp_path / "a.parquet")
+
+
+def test_json_inside_of_parquet_and_folders_of_save_to_disk(tmp_path, tokenizer_folder, capsys):
+    import datasets
+
+    call = {"function": {"name": "clock", "arguments": {"zone": None}}}
+    talk = [TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    # Rows of JSON, as datasets reads them: their nulls are the user's.
+    features = datasets.Features({"messages": datasets.List(datasets.Json())})
+    table = datasets.Dataset.from_list([{"messages": talk}], features=features)
+    table.to_parquet(tmp_path / "a.parquet")
+    for rows in (
+        read_conversations(tmp_path / "a.parquet"),
+        load(tokenizer_folder, tmp_path / "a.parquet")[1].hf_dataset,
+    ):
+        assert rows[0][1]["tool_calls"][0].function.arguments == '{"zone": null}'
+    table.save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataValidationError, match=r"saved: the folder was written by save_to_disk"):
+        load(tokenizer_folder, tmp_path / "saved")
 
 
 # --- real files ----------------------------------------------------------------------------------

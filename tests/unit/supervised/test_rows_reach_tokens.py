@@ -346,7 +346,7 @@ def text_of(datum, tokenizer):
 
 
 def of_template(tokenizer, messages, tools=None):
-    return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
 @pytest.mark.parametrize("case", READ)

@@ -22,6 +22,7 @@ from tinker_cookbook.exceptions import (
     WeightsDownloadError,
     nearest,
 )
+from tinker_cookbook.model_lineup import LINEUP
 
 Need = Literal["model", "tokenizer", "config"]
 Source = Literal["local folder", "hub cache", "download", "demo package"]
@@ -43,6 +44,7 @@ _WELL_KNOWN = (
     "meta-llama/Llama-3.2-1B",
     "meta-llama/Llama-3.2-3B",
 )
+_KNOWN = (*_WELL_KNOWN, *LINEUP)
 
 # A part is complete with one alternative of its group; "+" joins files needed together.
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
@@ -112,7 +114,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
             f"model_name: got {name!r}, which is neither an existing folder nor a Hub name of the "
             "form 'organization/model'; give the path of a folder in transformers format, or one "
             f"of: {', '.join(_WELL_KNOWN[:1] + _WELL_KNOWN[3:7])}, …"
-            f"{nearest(name, _WELL_KNOWN)}{elsewhere}"
+            f"{nearest(name, _KNOWN)}{elsewhere}"
         )
     tried = [f"folder {name}: does not exist"]
     # Prefer a copy made earlier, even if the Hub can be reached again: a resumed run must not
@@ -123,7 +125,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
     if found is not None:
         return found
     listed = "".join(f"\n  - {attempt}" for attempt in tried)
-    hint = "" if name in _WELL_KNOWN else nearest(name, _WELL_KNOWN)
+    hint = "" if name in _KNOWN else nearest(name, _KNOWN)
     raise ModelNotFoundError(
         f"model {name!r} was not found{hint}\nTried:{listed}\n"
         f"{'' if allow_download else 'Downloading was not allowed here. '}Next step: give the path "

@@ -165,9 +165,17 @@ def sampling_description(config: BenchmarkConfig) -> dict[str, Any]:
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Returns text without a leading ``<think>`` block, and the content of the block."""
+    """Returns text without a leading ``<think>`` block, and the content of the block.
+
+    Many chat templates end the prompt with the opening tag, so only the closing one may be there.
+    """
     found = _THINKING.match(text)
-    return (text, "") if found is None else (text[found.end() :], found[1].strip())
+    if found is not None:
+        return text[found.end() :], found[1].strip()
+    thinking, closed, answer = text.partition("</think>")
+    return (
+        (answer.lstrip(), thinking.strip()) if closed and "<think>" not in thinking else (text, "")
+    )
 
 
 def prompt_key(prompt: tinker.ModelInput) -> str:

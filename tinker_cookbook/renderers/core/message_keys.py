@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -38,15 +39,20 @@ _UNREADABLE = {
         ("thought", "thoughts", "think", "chain_of_thought", "cot", "reasoning_details"), _REASONING
     ),
 }
-_KNOWN = (
-    *("role", "content", "tool_calls", "unparsed_tool_calls", "trainable", "tool_call_id", "name"),
-    *REASONING_KEYS,
+KNOWN_KEYS = frozenset(
+    (
+        *("role", "content", "name", "tool_calls", "unparsed_tool_calls", "tool_call_id"),
+        *("trainable", *REASONING_KEYS),
+    )
 )
-KNOWN_KEYS = frozenset(_KNOWN)
+_CLOSE = 0.85
 
-CLOSE = 0.85
-"""Similarity above which an unknown name is taken for a misspelt one; ``ids`` and ``role`` are
-below, ``tool_call`` and ``trainble`` above."""
+
+@lru_cache
+def misspelt(name: str, known: frozenset[str]) -> str | None:
+    """Returns the known name that an unknown one misspells: ``tool_calls`` for ``tool_call``."""
+    # Rows of a dataset have the same names, so they are compared once.
+    return next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
 
 
 def check_keys(message: Mapping[str, Any], where: str) -> None:
@@ -63,9 +69,9 @@ def check_keys(message: Mapping[str, Any], where: str) -> None:
         if name in _UNREADABLE:
             if value:
                 raise RendererError(f"{where}: got {key!r}, expected {_UNREADABLE[name]}")
-        elif meant := get_close_matches(name, _KNOWN, n=1, cutoff=CLOSE):
+        elif meant := misspelt(name, KNOWN_KEYS):
             raise RendererError(
-                f"{where}: got {key!r}, which is no key of a message; did you mean {meant[0]!r}?"
+                f"{where}: got {key!r}, which is no key of a message; did you mean {meant!r}?"
             )
 
 

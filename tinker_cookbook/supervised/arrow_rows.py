@@ -1,0 +1,140 @@
+"""Rows of Arrow tables: parquet files, and the tables and streams of the ``datasets`` library.
+
+Arrow gives all objects of a column the members of each of them, with null where an object has none:
+the arguments of a call and the parameters of a tool would get those of all other rows. These nulls
+are left out. Null cells, null entries of lists, and nulls inside JSON are values of the row.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from tinker_cookbook.exceptions import DataFormatError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+_JSON = "json"
+
+
+class RepeatedNameError(ValueError):
+    """An object or a table has several values of one name; Python would keep only the last."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        super().__init__(f"got several values with the name {', '.join(map(repr, repeated))}")
+
+
+def parquet_stream(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows, with one batch at a time in memory; raises DataFormatError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as opened:
+            _check_columns(opened.schema_arrow.names, file)
+            # pyarrow returns JSON as text.
+            clean = _WithoutNulls.of(opened.schema_arrow, decode=True)
+            for batch in opened.iter_batches(batch_size=1024):
+                yield from map(clean.row, batch.to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
+
+
+def parquet_table(files: Sequence[Path]) -> Sequence[Any]:
+    """Returns the rows of files with the same columns, read on demand; raises DataFormatError."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for file in files:
+        try:
+            tables.append(pq.read_table(file))
+        except (pa.ArrowException, OSError) as error:
+            raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
+        _check_columns(tables[-1].column_names, file)
+    # Read rows from the columns, without a second copy in the user's cache.
+    table = datasets.Dataset(pa.concat_tables(tables))
+    return cast("Sequence[Any]", without_arrow_nulls(table))
+
+
+def _check_columns(names: list[str], file: Path) -> None:
+    if len(set(names)) < len(names):
+        raise DataFormatError(f"{file}: {RepeatedNameError(names)}, expected one column of each")
+
+
+def without_arrow_nulls(rows: _T) -> _T:
+    """Returns a ``datasets.Dataset`` whose rows are without invented nulls; others unchanged."""
+    # A table can exist only if its library was imported.
+    library: Any = sys.modules.get("datasets")
+    # Rows in another format (of a framework, or of the user's) have no such objects.
+    if library and isinstance(rows, library.Dataset) and rows.format["type"] is None:
+        return rows.with_transform(_WithoutNulls.of(rows.features.arrow_schema))
+    return rows
+
+
+def stream_without_nulls(stream: datasets.IterableDataset) -> datasets.IterableDataset:
+    """Returns a stream whose rows are without invented nulls, if it is a stream of tables."""
+    # Streams of generators have no schema: their rows are Python objects.
+    features = getattr(stream, "features", None)
+    if features is None:
+        return stream
+    return stream.map(_WithoutNulls.of(features.arrow_schema).row)
+
+
+@dataclass(frozen=True)
+class _WithoutNulls:
+    """Removes the nulls of rows and of batches of a schema."""
+
+    plans: Mapping[str, Any]
+    """Columns that have objects: a plan is a dictionary of plans for an object, a list of one plan
+    for a list, or ``_JSON`` for text to decode."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema, decode: bool = False) -> _WithoutNulls:
+        plans = {field.name: _plan(field.type, decode) for field in schema}
+        return cls({name: plan for name, plan in plans.items() if plan is not None})
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: _clean(value, self.plans.get(name)) for name, value in row.items()}
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {
+            name: values
+            if (plan := self.plans.get(name)) is None
+            else [_clean(value, plan) for value in values]
+            for name, values in batch.items()
+        }
+
+
+def _plan(kind: pa.DataType, decode: bool) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return {field.name: _plan(field.type, decode) for field in cast("pa.StructType", kind)}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _plan(cast("pa.ListType[Any]", kind).value_type, decode)
+        return None if inner is None else [inner]
+    return _JSON if decode and "arrow.json" in str(kind) else None
+
+
+def _clean(value: Any, plan: Any) -> Any:
+    if plan is None or value is None:
+        return value
+    if plan == _JSON:
+        return json.loads(value)
+    if isinstance(plan, list):
+        return [_clean(item, plan[0]) for item in value]
+    # An image is decoded to another type than its object.
+    if not isinstance(value, dict):
+        return value
+    return {name: _clean(v, plan[name]) for name, v in value.items() if v is not None}
