@@ -9,7 +9,10 @@ prepare_process()
 
 __version__ = "0.1.0"
 
-from tinker_cookbook.engine.model.resolve import register_packaged_model  # noqa: E402
+from tinker_cookbook.engine.model.resolve import (  # noqa: E402
+    register_model_names,
+    register_packaged_model,
+)
 from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared first)
     AllTrajectoriesFailedError,
     BenchmarkNotFoundError,
@@ -30,7 +33,9 @@ from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared
     WeightsError,
     WeightsMergeError,
 )
+from tinker_cookbook.model_lineup import LINEUP  # noqa: E402
 
+register_model_names(LINEUP)
 register_packaged_model("HuggingFaceTB/SmolLM2-135M-Instruct", "tinker_cookbook.demo.model")
 
 __all__ = [

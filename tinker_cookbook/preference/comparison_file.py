@@ -139,12 +139,12 @@ def _labeled(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison:
         parts.append(turn(comparison[key], role, f"comparison.{key}"))
     tools = tools_of_row(row, *(comparison.get(name) for name in TOOLS), *map(take_tools, parts))
     check_media({**comparison, **row}, [message for part in parts for message in part])
-    checked = [
+    prompt, first, second = (
         _checked(part, f"comparison.{key}", unread)
         for part, key in zip(parts, _LABELED, strict=True)
-    ]
+    )
     label: Any = row.get("label")
-    return LabeledComparison(_complete(Comparison(*checked, tools)), label)
+    return LabeledComparison(_complete(Comparison(prompt, first, second, tools)), label)
 
 
 def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Message]:
@@ -154,7 +154,7 @@ def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Messag
     except RendererError as error:
         raise RendererError(f"{place}: {error}") from error
     for i, message in enumerate(normal):
-        if message.get("trainable") is False and place in (*_SIDES, *_LABELED[1:]):
+        if message.get("trainable") is False and place.endswith((*_SIDES, *_LABELED[1:])):
             raise RendererError(
                 f"{place}: messages[{i}]: got trainable: false, but all assistant messages of an "
                 "answer are trained; expected it in the prompt"

@@ -75,10 +75,10 @@ def _check_columns(names: list[str], file: Path) -> None:
 def without_arrow_nulls(rows: _T) -> _T:
     """Returns a ``datasets.Dataset`` whose rows are without invented nulls; others unchanged."""
     # A table can exist only if its library was imported.
-    library: Any = sys.modules.get("datasets")
+    library, table = sys.modules.get("datasets"), cast(Any, rows)
     # Rows in another format (of a framework, or of the user's) have no such objects.
-    if library and isinstance(rows, library.Dataset) and rows.format["type"] is None:
-        return rows.with_transform(_WithoutNulls.of(rows.features.arrow_schema))
+    if library and isinstance(rows, library.Dataset) and table.format["type"] is None:
+        return table.with_transform(_WithoutNulls.of(table.features.arrow_schema))
     return rows
 
 

@@ -25,12 +25,17 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.renderers import Message, Renderer, ToolSpec, TrainOnWhat
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    ToolSpec,
+    TrainOnWhat,
+    select_trained,
+)
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_row import (
     EXPECTED,
     UnreadKeys,
-    check_trained,
     data_error,
     read_row,
     with_tools,
@@ -64,10 +69,7 @@ class ChatDataset(SupervisedDatasetFromHFDataset):
 
     def messages(self, row: Any) -> list[Message]:
         """Returns a row's messages for rendering, with its tools declared; raises DataError."""
-        messages = row if self._message_field is None else self._read(row, self._message_field)
-        with data_error("the conversation"):
-            check_trained(messages, self.builder.train_on_what)
-        return messages
+        return row if self._message_field is None else self._read(row, self._message_field)
 
     def _read(self, row: Any, field: str) -> list[Message]:
         if field not in row:
@@ -152,7 +154,7 @@ def _read_file(
             with data_error(f"{where}: tools"):
                 messages = with_tools(messages, tools, renderer())
         with data_error(where):
-            trained = check_trained(messages, what)
+            trained = select_trained(messages, what)
         # Fail here with file and line, because the dataset would only drop and count the row.
         if not any(trained):
             roles = ", ".join(message["role"] for message in messages)

@@ -17,10 +17,8 @@ from tinker_cookbook.renderers import (
     Message,
     Renderer,
     ToolSpec,
-    TrainOnWhat,
     get_text_content,
     normalize_messages,
-    select_trained,
 )
 from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS
@@ -70,20 +68,6 @@ def checked_messages(messages: Any, unread: UnreadKeys) -> list[Message]:
         if not message.keys() <= KNOWN_KEYS:
             unread.update(message.keys() - KNOWN_KEYS)
     return normal
-
-
-def check_trained(messages: Sequence[Message], what: TrainOnWhat) -> list[bool]:
-    """Returns which messages ``what`` trains; raises RendererError if it trains one that the row
-    excludes (``trainable: false``, or an earlier answer inside a prompt)."""
-    trained = select_trained(messages, what)
-    for i, (message, chosen) in enumerate(zip(messages, trained, strict=True)):
-        if chosen and message.get("trainable") is False:
-            raise RendererError(
-                f"messages[{i}]: got a message that the row excludes (trainable: false, or an "
-                f"earlier answer in a prompt), but train_on_what={what.value} trains on it; set "
-                "train_on_what=customized"
-            )
-    return trained
 
 
 def take_tools(messages: list[Any]) -> Any:

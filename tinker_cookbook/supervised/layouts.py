@@ -397,8 +397,8 @@ def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool)
                 "expected it in the message that it precedes"
             )
         answered = [{**answered[0], **found}]
-    # Answers inside a prompt are not the completion; ``check_trained`` compares the marks with
-    # train_on_what. (An earlier pair of ``history`` is trained on.)
+    # Answers inside a prompt are not the completion, so they are not trained on. (Those of
+    # ``history`` are.)
     if not isinstance(from_json(row[question]), str) and any(
         isinstance(message, Mapping) and message.get("role") == "assistant" for message in asked
     ):

@@ -67,6 +67,10 @@ class PlacedRows:
         rows = [row for part in parts for row in part.rows]
         return cls(rows, [place for part in parts for place in part.places])
 
+    def data_sources(self) -> dict[str, Any]:
+        """Returns the rows, so that a run's record has all of them."""
+        return {"": self.rows}
+
     def place(self, index: int) -> str:
         """Returns the place of a row."""
         return self.places[index]

@@ -96,7 +96,12 @@ def test_customized_counts_a_missing_key_as_false(make_renderer):
 
 def test_trainable_under_another_mode_is_said_once(make_renderer, caplog):
     renderer = make_renderer("chatml", "smollm2")
-    messages = [*CONVERSATION[:2], {"role": "assistant", "content": "A", "trainable": False}]
+    messages = [*CONVERSATION[:2], {"role": "assistant", "content": "A"}]
+    excluded = [*messages[:2], {**messages[2], "trainable": False}]
+    for what in ("all_assistant_messages", "last_assistant_message"):
+        assert trained_text(renderer, excluded, what) == []
+    assert not caplog.text
+    messages[0] = {**messages[0], "trainable": True}
     for _ in range(2):
         assert trained_text(renderer, messages, "all_assistant_messages") == ["A", "<|im_end|>"]
     assert caplog.text.count("train_on_what=customized does") == 1

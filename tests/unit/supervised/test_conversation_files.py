@@ -103,16 +103,13 @@ def test_rows_of_different_shapes_are_read_and_rendered(tokenizer_folder, write_
 
 def test_what_trainable_excludes_is_never_trained(tokenizer_folder, write_jsonl):
     path = write_jsonl(MIXED_ROWS[3])
-    for what in (TrainOnWhat.CUSTOMIZED, TrainOnWhat.LAST_ASSISTANT_MESSAGE):
+    for what in (TrainOnWhat.CUSTOMIZED, None, TrainOnWhat.ALL_MESSAGES):
         made = builder(tokenizer_folder, path, batch_size=1, train_on_what=what)
         (datum,) = made()[0].get_batch(0)
         mask = datum.loss_fn_inputs["weights"].to_numpy() != 0
         targets = datum.loss_fn_inputs["target_tokens"].to_numpy()[mask]
         trained = made.tokenizer.decode(targets.tolist())
         assert ("Yes." in trained, "No." in trained) == (True, False)
-    # As in the official cookbook, which refuses the key here.
-    with pytest.raises(DataFormatError, match=r":1: messages\[1\]: .*set train_on_what=customized"):
-        builder(tokenizer_folder, path, batch_size=1)()
 
 
 def test_blank_lines_byte_order_marks_line_separators_and_gzip(tmp_path):

@@ -14,6 +14,7 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
+from tinker_cookbook.supervised.arrow_rows import stream_without_nulls
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder, load_hf_dataset
 from tinker_cookbook.supervised.mixtures import (
     HFDatasetSource,
@@ -217,22 +218,16 @@ def test_a_mixture_of_tables_is_a_table_with_their_rows(tokenizer_folder, tmp_pa
     assert isinstance(test.hf_dataset, datasets.Dataset)
     rows = [*train.hf_dataset.to_list(), *test.hf_dataset.to_list()]
     # Rows with label false are left out; columns that do not affect training are not read.
-    assert sorted(r["messages"][0]["content"] for r in rows) == [
-        "a0",
-        *[f"a{i}" for i in range(2, 6)],
-        "b0",
-        "b2",
-    ]
+    found = sorted(one["messages"][0]["content"] for one in rows)
+    assert found == ["a0", "a2", "a3", "a4", "a5", "b0", "b2"]
     assert sorted(train.hf_dataset.column_names) == ["label", "messages"]
     assert len(questions(train, made.tokenizer)) == 5
 
 
-def test_streams_of_tables_have_no_invented_nulls(tmp_path):
+def test_streams_of_tables_have_no_invented_nulls():
     import datasets
 
     rows = [{"m": {"a": 1}, "n": None}, {"m": {"b": 2}, "n": None}]
-    from tinker_cookbook.supervised.arrow_rows import stream_without_nulls
-
     stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
     assert list(stream_without_nulls(stream)) == rows
     meant = datasets.IterableDataset.from_generator(lambda: iter([{"m": {"a": None}}]))

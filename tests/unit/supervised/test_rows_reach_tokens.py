@@ -199,11 +199,6 @@ REFUSED = {
         {"messages": [HI, BYE], "train": False},
         "train: got .*only rows to train on",
     ),
-    "trainable": ({"messages": [HI, {**BYE, "trainable": False}]}, "set train_on_what=customized"),
-    "answers in a prompt": (
-        {"prompt": [*EARLIER, HI], "completion": [BYE]},
-        "set train_on_what=customized",
-    ),
     "function_call": (
         {"messages": [HI, {**BYE, "function_call": {"name": "f"}}]},
         "got 'function_call', expected \"tool_calls\"",
@@ -359,6 +354,25 @@ def test_a_row_is_rendered_alike_from_every_source(common, case, tmp_path, monke
         (datum,) = made()[0].get_batch(0)[-1:]
         text = text_of(datum, made.tokenizer)
         assert text == of_template(made.tokenizer, messages, *tools), source
+
+
+EXCLUDED = {
+    "trainable": {"messages": [HI, {**BYE, "trainable": False}, HI, GO]},
+    "an answer in a prompt": {"prompt": [HI, BYE, HI], "completion": [GO]},
+}
+
+
+@pytest.mark.parametrize("case", EXCLUDED)
+def test_what_a_row_excludes_is_not_trained(common, case, tmp_path, monkeypatch):
+    for source in SOURCES:
+        made = builder(common, source, EXCLUDED[case], tmp_path, monkeypatch)
+        if made is None:
+            continue
+        (datum,) = made()[0].get_batch(0)
+        trained = datum.loss_fn_inputs["weights"].to_numpy() > 0
+        targets = datum.loss_fn_inputs["target_tokens"].to_numpy()[trained]
+        text = made.tokenizer.decode(targets.tolist())
+        assert text.strip() == "<think>\n\n</think>\n\nGo.<|im_end|>", source
 
 
 @pytest.mark.parametrize("case", REFUSED)

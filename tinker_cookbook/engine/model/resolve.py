@@ -7,7 +7,7 @@ created by this package are in ``models_dir()``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
@@ -22,7 +22,6 @@ from tinker_cookbook.exceptions import (
     WeightsDownloadError,
     nearest,
 )
-from tinker_cookbook.model_lineup import LINEUP
 
 Need = Literal["model", "tokenizer", "config"]
 Source = Literal["local folder", "hub cache", "download", "demo package"]
@@ -44,8 +43,6 @@ _WELL_KNOWN = (
     "meta-llama/Llama-3.2-1B",
     "meta-llama/Llama-3.2-3B",
 )
-_KNOWN = (*_WELL_KNOWN, *LINEUP)
-
 # A part is complete with one alternative of its group; "+" joins files needed together.
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_FILES += ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -55,6 +52,7 @@ _CACHE_PROBES = ("config.json", "tokenizer_config.json", "tokenizer.json", "toke
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 
 _packaged: dict[str, str] = {}
+_names: list[str] = [*_WELL_KNOWN]
 
 
 def register_packaged_model(name: str, module: str) -> None:
@@ -65,6 +63,11 @@ def register_packaged_model(name: str, module: str) -> None:
     ``make_copy(folder)``.
     """
     _packaged[name] = module
+
+
+def register_model_names(names: Iterable[str]) -> None:
+    """Registers names of models that exist, so that no other name is suggested for them."""
+    _names.extend(names)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
             f"model_name: got {name!r}, which is neither an existing folder nor a Hub name of the "
             "form 'organization/model'; give the path of a folder in transformers format, or one "
             f"of: {', '.join(_WELL_KNOWN[:1] + _WELL_KNOWN[3:7])}, …"
-            f"{nearest(name, _KNOWN)}{elsewhere}"
+            f"{nearest(name, _names)}{elsewhere}"
         )
     tried = [f"folder {name}: does not exist"]
     # Prefer a copy made earlier, even if the Hub can be reached again: a resumed run must not
@@ -125,7 +128,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
     if found is not None:
         return found
     listed = "".join(f"\n  - {attempt}" for attempt in tried)
-    hint = "" if name in _KNOWN else nearest(name, _KNOWN)
+    hint = "" if name in _names else nearest(name, _names)
     raise ModelNotFoundError(
         f"model {name!r} was not found{hint}\nTried:{listed}\n"
         f"{'' if allow_download else 'Downloading was not allowed here. '}Next step: give the path "

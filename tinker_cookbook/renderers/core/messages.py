@@ -92,8 +92,9 @@ class UnparsedToolCall(StrictBase):
 class Message(TypedDict):
     """One message of a conversation.
 
-    ``trainable`` is read only under ``TrainOnWhat.CUSTOMIZED``; ``tool_call_id`` and ``name``
-    belong to role ``tool``, and only gpt_oss, Kimi K2 and Mistral write them.
+    ``trainable: true`` is read only under ``TrainOnWhat.CUSTOMIZED``; false excludes a message
+    from training in all modes but ALL_TOKENS. ``tool_call_id`` and ``name`` belong to role
+    ``tool``, and only gpt_oss, Kimi K2 and Mistral write them.
     """
 
     role: Role

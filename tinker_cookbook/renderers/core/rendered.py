@@ -125,10 +125,23 @@ class TrainOnWhat(StrEnum):
 def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str) -> list[bool]:
     """Returns for each message whether its output is trained on.
 
-    All are False if nothing is selected (no assistant message, for example). Raises RendererError
-    for a ``trainable`` that is not a boolean.
+    ``trainable: false`` excludes a message, except under ALL_TOKENS. All are False if nothing is
+    selected (no assistant message, for example). Raises RendererError for a ``trainable`` that is
+    not a boolean.
     """
     what = TrainOnWhat(train_on_what)
+    chosen = _selected(messages, what)
+    if what is TrainOnWhat.ALL_TOKENS:
+        return chosen
+    return [c and m.get("trainable", True) for c, m in zip(chosen, messages, strict=True)]
+
+
+def _selected(messages: Sequence[Message], what: TrainOnWhat) -> list[bool]:
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("trainable", False), bool):
+            raise RendererError(
+                f"messages[{i}].trainable: got {message.get('trainable')!r}, expected true or false"
+            )
     roles = [message["role"] for message in messages]
     match what:
         case TrainOnWhat.ALL_TOKENS | TrainOnWhat.ALL_MESSAGES:
@@ -138,13 +151,7 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
         case TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES:
             return [role in ("user", "system") for role in roles]
         case TrainOnWhat.CUSTOMIZED:
-            chosen = [message.get("trainable", False) for message in messages]
-            for i, value in enumerate(chosen):
-                if not isinstance(value, bool):
-                    raise RendererError(
-                        f"messages[{i}].trainable: got {value!r}, expected true or false"
-                    )
-            return chosen
+            return [message.get("trainable", False) for message in messages]
         case TrainOnWhat.LAST_ASSISTANT_MESSAGE | TrainOnWhat.LAST_ASSISTANT_TURN:
             start = last = max((i for i, r in enumerate(roles) if r == "assistant"), default=-1)
             if what is TrainOnWhat.LAST_ASSISTANT_TURN:

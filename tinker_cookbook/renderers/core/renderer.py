@@ -410,13 +410,14 @@ class Renderer(ABC):
         normal = self._normalize(messages)
         if not normal:
             raise RendererError("messages: got an empty list, expected at least one message")
+        trained = select_trained(normal, what)
         # A forgotten train_on_what=customized would train other messages without an error.
-        if what is not TrainOnWhat.CUSTOMIZED and any("trainable" in m for m in normal):
+        if any(m.get("trainable") and not t for m, t in zip(normal, trained, strict=True)):
             self._warn_once(
-                f"messages carry 'trainable', which train_on_what={what.value} does not read; "
-                "train_on_what=customized does"
+                f"a message has trainable: true, but train_on_what={what.value} does not select "
+                "it; train_on_what=customized does"
             )
-        return normal, select_trained(normal, what), what
+        return normal, trained, what
 
     @cached_property
     def _render_cache(self) -> RenderCache:
