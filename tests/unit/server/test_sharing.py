@@ -31,7 +31,7 @@ def ann(caller, stories_model):
     """``ann(bad)`` samples while ``bad()`` runs, and has drawn what she draws alone."""
     her = caller("ann")
     of = sampler(her, stories_model)
-    settings = {"max_tokens": 120, "stop": [-1]}
+    settings = {"max_tokens": 120, "stop": []}
     alone = her.result(draw(her, of, 0, 4, **settings))["sequences"]
 
     def while_running(bad):
@@ -94,7 +94,7 @@ def test_a_small_request_does_not_wait_for_anothers_crowd(caller, stories_model)
     ann, bob = caller("ann"), caller("local")
     crowd, alone = sampler(ann, stories_model), sampler(bob, stories_model)
     bob.result(draw(bob, alone, 0, 1, max_tokens=4))
-    asked = draw(ann, crowd, 1, 1024, max_tokens=120, stop=[-1])
+    asked = draw(ann, crowd, 1, 1024, max_tokens=120, stop=[])
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(ann.result, asked)
         time.sleep(0.5)  # her samples fill the batch
