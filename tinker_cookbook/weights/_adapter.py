@@ -11,10 +11,18 @@ import torch
 
 from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsMergeError
+from tinker_cookbook.weights._chat_files import (
+    GENERATION,
+    TEMPLATE,
+    chat_of,
+    copy_tokenizer,
+    write_chat_files,
+)
 from tinker_cookbook.weights._merge import is_tied, weight_files
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import (
     HEAD,
+    RENDERER,
     Checkpoint,
     low_rank_updates,
     open_adapter_folder,
@@ -39,6 +47,7 @@ def build_lora_adapter(
     output_path: str,
     trust_remote_code: bool | None = None,
     verify: bool = True,
+    renderer_name: str | None = None,
 ) -> None:
     """Converts an adapter of the Tinker service or of the engine to PEFT's format.
 
@@ -48,6 +57,8 @@ def build_lora_adapter(
         output_path: New folder.
         trust_remote_code: Accepted for compatibility; code of a model never runs.
         verify: Load the result with PEFT and compare its log-probabilities with the engine's.
+        renderer_name: Chat format of the run; default: the one that the adapter's files name. Its
+            chat template and stops are written.
 
     Raises:
         FileNotFoundError: A file of the adapter is missing.
@@ -56,7 +67,7 @@ def build_lora_adapter(
             engine; nothing is written.
     """
     out = check_output(output_path)
-    checkpoint = open_adapter_folder(adapter_path, base_model)
+    checkpoint = open_adapter_folder(adapter_path, base_model).with_renderer(renderer_name)
     with new_folder(out) as folder:
         write_adapter(checkpoint, folder, verify=verify)
 
@@ -89,12 +100,18 @@ def write_adapter(
         for module, update in checkpoint.updates.items()
         for side, tensor in (("A", update.a), ("B", update.b))
     }
-    content = fmt.encode_tensors(tensors)
+    # What a merge of this folder needs to know of the training.
+    header = {
+        name: checkpoint.metadata[name]
+        for name in (fmt.BASE_DIGEST, RENDERER)
+        if checkpoint.metadata.get(name)
+    }
+    content = fmt.encode_tensors(tensors, header)
     fmt_files = {fmt.ADAPTER_CONFIG: fmt.encode_json(config, "adapter_config", 2)}
     for name, data in {**fmt_files, fmt.ADAPTER: content}.items():
         (folder / name).write_bytes(data)
     proof.facts["size"] = f"{len(content) / 2**20:.1f} MiB"
-    proof.facts["vLLM"] = loading_in_vllm(checkpoint)
+    _write_chat(checkpoint, folder, proof)
     if HEAD in checkpoint.updates and is_tied(checkpoint.base_folder):
         proof.facts["head"] = (
             "the adapter changes the head, which is tied to the input embeddings: PEFT's "
@@ -122,9 +139,24 @@ def write_adapter(
     return proof
 
 
+def _write_chat(checkpoint: Checkpoint, folder: Path, proof: Proof) -> None:
+    """Writes the tokenizer with the run's chat template and stops."""
+    chat = chat_of(checkpoint)
+    copy_tokenizer(checkpoint.base_folder, folder)
+    write_chat_files(chat, checkpoint.base_folder, folder)
+    proof.facts |= chat.facts
+    proof.facts["vLLM"] = loading_in_vllm(checkpoint)
+    if RENDERER in checkpoint.metadata and proof.facts["vLLM"].startswith("vllm serve"):
+        # vLLM takes both from the base model otherwise.
+        if (folder / GENERATION).is_file():
+            proof.facts["vLLM"] += " --generation-config FOLDER"
+        if not chat.own and chat.template is not None:
+            proof.facts["vLLM"] += f" --chat-template FOLDER/{TEMPLATE}"
+
+
 def _check_factors(checkpoint: Checkpoint, folder: Path) -> str:
     """Checks that the files have exactly the factors and the scaling of each update."""
-    config, tensors = read_adapter(folder)
+    config, tensors, _ = read_adapter(folder)
     found = low_rank_updates(tensors, config, str(folder))
     for module, update in checkpoint.updates.items():
         one = found.pop(module, None)

@@ -67,8 +67,8 @@ def read_remote(
             metadata = {}
         with tempfile.TemporaryDirectory() as folder:
             _fetch_remote(connection.service, connection.target[1], path, Path(folder))
-            config, tensors = read_adapter(Path(folder))
-    return config, tensors, stated, metadata
+            config, tensors, header = read_adapter(Path(folder))
+    return config, tensors, stated, {**header, **metadata}
 
 
 def _fetch(path: str, folder: Path, backend: str, base_url: str | None) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights._chat_files import chat_of, write_chat_files
 from tinker_cookbook.weights._experts import by_file, changed_matrix
 from tinker_cookbook.weights._merge import (
     HEAD,
@@ -58,6 +59,7 @@ def build_hf_model(
     serving_format: str | None = None,
     device: str | None = None,
     verify: bool = True,
+    renderer_name: str | None = None,
 ) -> None:
     """Merges an adapter into its base model.
 
@@ -75,6 +77,8 @@ def build_hf_model(
         serving_format: Not supported.
         device: Device for the verification.
         verify: Load the result and compare its log-probabilities with the engine's.
+        renderer_name: Chat format of the run; default: the one that the adapter's files name. Its
+            chat template and stops are written.
 
     Raises:
         FileNotFoundError: A file of the adapter is missing.
@@ -99,6 +103,7 @@ def build_hf_model(
         )
     out = check_output(output_path)
     checkpoint = open_adapter_folder(adapter_path, base_model, WeightsMergeError)
+    checkpoint = checkpoint.with_renderer(renderer_name)
     if trust_remote_code is None:
         trust_remote_code = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
     with new_folder(out) as folder:
@@ -151,8 +156,11 @@ def write_merged(
             strategy = "full"
     merge = merge_files if strategy == "shard" else _merge_loaded
     report = merge(checkpoint, folder, dtype, trust_remote_code)
+    chat = chat_of(checkpoint)
+    write_chat_files(chat, checkpoint.base_folder, folder)
     proof = Proof.of(checkpoint)
-    proof.facts |= report.facts(dtype)
+    proof.facts |= report.facts(dtype) | chat.facts
+    proof.facts["vLLM"] = "vllm serve FOLDER"
     if verify:
         _verify(checkpoint, folder, dtype, strategy, device, trust_remote_code, vllm_python, proof)
         proof.facts["peak memory with verification"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"

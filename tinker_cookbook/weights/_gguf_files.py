@@ -17,6 +17,7 @@ import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.weights._chat_files import Chat, chat_of
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
 from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
@@ -48,6 +49,8 @@ class FileReport:
     """Tensors that the adapter changed."""
     untied: bool = False
     """Whether the head is stored separately although the base model ties it to the embeddings."""
+    chat: dict[str, str] = field(default_factory=dict)
+    """Facts about the chat template and the stops of a model's file."""
 
 
 def check_quant(quant: str) -> str:
@@ -92,7 +95,9 @@ def write_model_file(
         architecture, report.untied = tensors.architecture, tensors.untied
         writer = gguf.GGUFWriter(path, architecture.name)
         try:
-            _write_metadata(checkpoint, writer, architecture, quant)
+            chat = chat_of(checkpoint)
+            report.chat = chat.facts
+            _write_metadata(checkpoint, writer, architecture, quant, chat)
             for name, kind in tensors.types.items():
                 shape = tensors.stored[name].get_shape()
                 _announce(writer, architecture.tensor_name(name), shape, kind)
@@ -315,7 +320,11 @@ def _write_names(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
 
 
 def _write_metadata(
-    checkpoint: Checkpoint, writer: gguf.GGUFWriter, architecture: Architecture, quant: str
+    checkpoint: Checkpoint,
+    writer: gguf.GGUFWriter,
+    architecture: Architecture,
+    quant: str,
+    chat: Chat,
 ) -> None:
     import gguf
 
@@ -325,7 +334,7 @@ def _write_metadata(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.write(writer)
     tokenizer = get_tokenizer(str(checkpoint.base_folder))
-    vocabulary_of(tokenizer, int(architecture.config.vocab_size)).write(writer)
+    vocabulary_of(tokenizer, int(architecture.config.vocab_size), chat).write(writer)
 
 
 def _type_of(

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     import gguf
 
     from tinker_cookbook.tokenizer_utils import Tokenizer
+    from tinker_cookbook.weights._chat_files import Chat
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "\u2581"
-# Tokens by which chat models end a turn.
-_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 # A word with one leading other character, groups of digits, punctuation, line breaks, spaces.
 _WORDS = (
@@ -57,7 +56,7 @@ class Vocabulary:
     """For SentencePiece: the pair with the higher score of its result is merged first."""
     merges: list[str] | None
     ids: dict[str, int]
-    """Role (bos, eos, eot, unk, pad) -> token id."""
+    """Role (bos, eos, eot, eom, unk, pad) -> token id."""
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool | None
@@ -84,8 +83,9 @@ class Vocabulary:
             writer.add_chat_template(self.chat_template)
 
 
-def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
-    """Returns the vocabulary of a tokenizer for a model with ``rows`` embeddings.
+def vocabulary_of(tokenizer: Tokenizer, rows: int, chat: Chat) -> Vocabulary:
+    """Returns the vocabulary of a tokenizer for a model with ``rows`` embeddings, which answers in
+    the format ``chat``.
 
     Raises:
         WeightsMergeError: llama.cpp does not implement this tokenizer.
@@ -110,7 +110,7 @@ def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
             "the tokenizer has no merges, which llama.cpp requires of a BPE vocabulary"
         )
     tokens, types = _tokens(spec, rows, pieces)
-    ids = _role_ids(tokenizer, spec)
+    ids = _role_ids(tokenizer, chat)
     empty, bos, eos = tokenizer.encode(""), ids.get("bos"), ids.get("eos")
     return Vocabulary(
         model="llama" if pieces else "gpt2",
@@ -123,7 +123,7 @@ def vocabulary_of(tokenizer: Tokenizer, rows: int) -> Vocabulary:
         add_bos=bos is not None and empty[:1] == [bos],
         add_eos=eos is not None and len(empty) > (empty[:1] == [bos]) and empty[-1] == eos,
         add_space_prefix=_space_prefix(spec) if pieces else None,
-        chat_template=_template(tokenizer),
+        chat_template=chat.template,
     )
 
 
@@ -213,20 +213,14 @@ def _space_prefix(spec: dict[str, Any]) -> bool:
     return prefix
 
 
-def _role_ids(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, int]:
+def _role_ids(tokenizer: Tokenizer, chat: Chat) -> dict[str, int]:
     ids: dict[str, Any] = {
         "bos": special_id(tokenizer, "bos"),
         "eos": special_id(tokenizer, "eos"),
         "unk": tokenizer.unk_token_id,
         "pad": tokenizer.pad_token_id,
     }
-    added = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    template = _template(tokenizer) or ""
-    # llama.cpp also stops at the end-of-turn token, if it differs from the end of text.
-    ids["eot"] = next((added[t] for t in _ENDS_OF_TURN if t in added and t in template), None)
+    # llama.cpp also stops at these two tokens. It finds further ends of a turn by their names.
+    others = [stop for stop in chat.stop_ids if stop != ids["eos"]] or chat.stop_ids
+    ids |= zip(("eot", "eom"), others, strict=False)
     return {role: index for role, index in ids.items() if index is not None}
-
-
-def _template(tokenizer: Tokenizer) -> str | None:
-    found: Any = getattr(tokenizer, "chat_template", None)
-    return found.get("default") if isinstance(found, dict) else found

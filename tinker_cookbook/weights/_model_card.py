@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.engine.checkpoints.format import ADAPTER_CONFIG
+from tinker_cookbook.weights._chat_files import GENERATION, TEMPLATE
 from tinker_cookbook.weights.proof import read_proof
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _VERSIONS_OF = ("tinker_cookbook", "transformers", "peft", "torch")
 
 
@@ -80,7 +83,7 @@ def generate_model_card(
     parts = [
         f"# {repo_id or f'{Path(config.base_model).name}, fine-tuned'}",
         f"Fine-tuned from {base} with tinker_cookbook. Format: {kind}.",
-        "## Use\n\n" + _example(on_hub or base, repo_id or "FOLDER", is_adapter, gguf),
+        "## Use\n\n" + _example(on_hub or base, repo_id or "FOLDER", folder, gguf),
         *(f"## {title}\n\n{text}" for title, text in sections),
     ]
     proof = None if folder is None else read_proof(folder)
@@ -103,23 +106,44 @@ def _hub_name(base_model: str) -> str | None:
     return None if is_folder else base_model
 
 
-def _example(base_model: str, name: str, is_adapter: bool, gguf: Sequence[Path]) -> str:
+def _example(base_model: str, name: str, folder: Path | None, gguf: Sequence[Path]) -> str:
     if gguf:
         return f"```bash\nllama-server -m {gguf[0].name}\n```"
+    is_adapter = folder is not None and (folder / ADAPTER_CONFIG).is_file()
+    # Adapters have the tokenizer too, with the chat template of the run.
+    tokenizer = name if folder is None or (folder / _TOKENIZER_CONFIG).is_file() else base_model
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if is_adapter:
         lines = ["from peft import PeftModel", *lines]
         lines += [
             f'base = AutoModelForCausalLM.from_pretrained("{base_model}")',
             f'model = PeftModel.from_pretrained(base, "{name}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{base_model}")',
         ]
     else:
+        lines.append(f'model = AutoModelForCausalLM.from_pretrained("{name}")')
+    lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{tokenizer}")')
+    if folder is not None and _has_template(folder):
+        settings = ""
+        if is_adapter and (folder / GENERATION).is_file():
+            # PEFT uses the settings of the base model, which may stop elsewhere.
+            lines[1] = lines[1].replace("AutoTokenizer", "AutoTokenizer, GenerationConfig")
+            lines.append(f'settings = GenerationConfig.from_pretrained("{name}")')
+            settings = "generation_config=settings, "
         lines += [
-            f'model = AutoModelForCausalLM.from_pretrained("{name}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+            'messages = [{"role": "user", "content": "Why do cats purr?"}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+            f"answer = model.generate(**inputs, {settings}tokenizer=tokenizer, max_new_tokens=256)",
+            'print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :]))',
         ]
     return "\n".join(["```python", *lines, "```"])
+
+
+def _has_template(folder: Path) -> bool:
+    config = folder / _TOKENIZER_CONFIG
+    in_config = config.is_file() and "chat_template" in json.loads(config.read_text("utf-8"))
+    return in_config or (folder / TEMPLATE).is_file()
 
 
 def _version(package: str) -> str:

@@ -17,6 +17,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.run_folder.jsonl import read_rows
 from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.weights._chat_format import stop_texts
 from tinker_cookbook.weights._model_card import ModelCardConfig, generate_model_card
 
 logger = logging.getLogger(__name__)
@@ -158,10 +159,12 @@ def _prompt_format(renderer_name: str, folder: Path) -> str:
         renderer = get_renderer(renderer_name, tokenizer)
         prompt = renderer.build_generation_prompt([{"role": "user", "content": _EXAMPLE}])
         shown = tokenizer.decode(prompt.to_ints())
+        stops = ", ".join(f"`{text!r}`" for text in stop_texts(renderer, tokenizer))
     except TinkerCookbookError as error:  # for example a renderer of another package
         logger.warning("no example of a prompt in the card: %s", error)
         return text
-    return f"{text} The prompt for the message {_EXAMPLE!r}:\n\n```\n{shown}\n```"
+    prompt_text = f"The prompt for the message {_EXAMPLE!r}:\n\n```\n{shown}\n```"
+    return f"{text} {prompt_text}\n\nAn answer ends at {stops}."
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

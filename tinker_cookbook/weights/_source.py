@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
+from tinker_cookbook.engine.model.loading import weights_digest
 from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 from tinker_cookbook.exceptions import (
     ConfigurationError,
@@ -25,6 +26,7 @@ _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 # Name of the head in the service -> name in transformers.
 _HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
 HEAD = "lm_head"
+RENDERER = "renderer_name"
 INNER = ".base_layer"
 """Suffix of PEFT's name for the first of a module's stacked parameters."""
 
@@ -74,6 +76,10 @@ class Checkpoint:
     metadata: dict[str, str] = field(default_factory=dict)
     """``user_metadata`` of the run, such as ``renderer_name`` and ``log_path``."""
 
+    def with_renderer(self, name: str | None) -> Checkpoint:
+        """Returns this checkpoint with another chat format than the run's; None keeps the run's."""
+        return self if name is None else replace(self, metadata={**self.metadata, RENDERER: name})
+
     @property
     def rank(self) -> int:
         """The largest rank of an update."""
@@ -102,11 +108,10 @@ def open_checkpoint(
         ModelNotFoundError: The base model is not on this machine and cannot be downloaded.
         WeightsAdapterError: The tensors are not a LoRA adapter that can be exported.
     """
-    metadata: dict[str, str] = {}
     if path.startswith(fmt.SCHEME):
         config, tensors, stated, metadata = _read_path(path, backend, base_url)
     else:
-        config, tensors = read_adapter(Path(path).expanduser())
+        config, tensors, metadata = read_adapter(Path(path).expanduser())
         stated = str(config.get("base_model_name_or_path") or "")
     if base_model is None and not stated:
         raise ConfigurationError(
@@ -115,6 +120,7 @@ def open_checkpoint(
     name = base_model or stated
     check_same_base(path, stated, name)
     folder = resolve_model(name).folder
+    check_base_digest(path, metadata.get(fmt.BASE_DIGEST, ""), folder)
     return Checkpoint(path, name, folder, low_rank_updates(tensors, config, path), config, metadata)
 
 
@@ -129,6 +135,17 @@ def check_same_base(path: str, stated: str, given: str) -> None:
         raise ConfigurationError(
             f"base_model: got {given}, but {path} was trained on {stated}; leave base_model out, "
             "or give the path of a copy of that model"
+        )
+
+
+def check_base_digest(path: str, recorded: str, folder: Path) -> None:
+    """Raises ``ConfigurationError`` if the weights in ``folder`` are not those of the training."""
+    found = weights_digest(folder)
+    if recorded and found and recorded != found:
+        raise ConfigurationError(
+            f"base_model: {folder} has other weights (digest {found}) than the model that {path} "
+            f"was trained on ({recorded}); give a copy of that model. A base model and its "
+            "instruction-tuned version have the same shapes"
         )
 
 
@@ -148,8 +165,8 @@ def open_adapter_folder(
         raise error(str(unusable)) from unusable
 
 
-def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns ``adapter_config.json`` and the tensors of an adapter's folder.
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
+    """Returns ``adapter_config.json``, the tensors and their header's metadata, from a folder.
 
     Raises:
         FileNotFoundError: One of the two files is missing.
@@ -163,12 +180,13 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             )
     try:
         config = json.loads((folder / fmt.ADAPTER_CONFIG).read_bytes())
-        tensors = safetensors.torch.load_file(folder / fmt.ADAPTER)
+        content = (folder / fmt.ADAPTER).read_bytes()
+        tensors, metadata = safetensors.torch.load(content), fmt.header_metadata(content)
     except (ValueError, OSError, safetensors.SafetensorError) as error:
         raise WeightsAdapterError(f"{folder}: the adapter cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise WeightsAdapterError(f"{folder / fmt.ADAPTER_CONFIG}: expected a JSON object")
-    return config, tensors
+    return config, tensors, metadata
 
 
 def low_rank_updates(
@@ -271,6 +289,10 @@ def _read_path(
 
         return read_remote(path, backend, base_url)
     store = CheckpointStore()
-    loaded = store.read_checkpoint(path, with_optimizer=False)
-    metadata = {**store.get_run(parsed.run_id).info.user_metadata, **loaded.user_metadata}
-    return loaded.adapter_config, loaded.adapter, str(loaded.state["base_model"]), metadata
+    info, files = store.get_checkpoint(path), store.peft_files(path)
+    run = store.get_run(parsed.run_id).info
+    metadata = {
+        **fmt.header_metadata(files[fmt.ADAPTER]), **run.user_metadata, **info.user_metadata
+    }  # fmt: skip
+    tensors = safetensors.torch.load(files[fmt.ADAPTER])
+    return json.loads(files[fmt.ADAPTER_CONFIG]), tensors, str(info.state["base_model"]), metadata

@@ -6,12 +6,11 @@ python -m tinker_cookbook.weights gguf tinker://RUN/… out=adapter.gguf lora=Tr
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from tinker_cookbook.weights._gguf_files import (
 from tinker_cookbook.weights._merge import peak_memory_bytes
 from tinker_cookbook.weights._ollama import modelfile
 from tinker_cookbook.weights._output import new_file, temporary_path
-from tinker_cookbook.weights._source import HEAD, Checkpoint
+from tinker_cookbook.weights._source import HEAD, RENDERER, Checkpoint
 from tinker_cookbook.weights.proof import Proof, file_digest, prompt_tokens, reference_logprobs
 from tinker_cookbook.weights.settings import CheckpointSettings
 
@@ -66,9 +65,6 @@ class GGUFSettings(CheckpointSettings):
     base_quant: str = chz.field(default="f16", doc="Type of base_out: f32, f16, bf16, q8_0 or q4_0")
     drop_head: bool = chz.field(
         default=False, doc="With lora: omit the update of the head (the answers change)"
-    )
-    renderer_name: str | None = chz.field(
-        default=None, doc="Chat format of the Modelfile; default: the run's, else the model's"
     )
     overwrite: bool = chz.field(
         default=False, doc="Replace an existing file once the new one is complete"
@@ -111,7 +107,7 @@ def export_gguf(settings: GGUFSettings) -> None:
         else:
             proof = write_gguf(checkpoint, out, watch=progress, **common)
     written = [out, *([base_out] if base_out else []), _next_to(out, ".proof.json")]
-    written += _write_modelfile(checkpoint, settings.renderer_name, out, base_out, settings.lora)
+    written += _write_modelfile(checkpoint, out, base_out, settings.lora)
     _print(proof, written, started)
 
 
@@ -144,7 +140,8 @@ def write_gguf(
     quant, export = check_quant(quant), f"merged GGUF, {quant}"
     with new_file(out) as part:
         report = write_model_file(checkpoint, part, quant, watch=watch)
-        proof = Proof(checkpoint.name, facts=_facts(report, part))
+        proof = Proof.of(checkpoint)
+        proof.facts |= _facts(report, part)
         if verify:
             from tinker_cookbook.weights import _gguf_proof as loaded
 
@@ -223,7 +220,8 @@ def write_lora_gguf(
     separate = has_head and tied and not drop_head
     with new_file(out) as part, _base_file(base_out, out, verify) as base:
         report = write_adapter_file(checkpoint, part, quant)
-        proof = Proof(checkpoint.name, facts=_facts(report, part))
+        proof = Proof.of(checkpoint)
+        proof.facts |= _facts(report, part)
         if drop_head and has_head:
             proof.facts["head"] = (
                 "left out (drop_head): compared with the engine without the update of the head"
@@ -330,6 +328,7 @@ def _facts(report: FileReport, part: Path) -> dict[str, str]:
     facts["peak memory of writing"] = f"{peak_memory_bytes() / 2**20:.0f} MiB"
     if report.merged:
         facts["changed tensors"] = str(report.merged)
+    facts |= report.chat
     if report.untied:
         facts["head"] = (
             "stored as output.weight, apart from the embeddings, because the adapter changes the "
@@ -348,29 +347,16 @@ def _write_proof(proof: Proof, out: Path, written: dict[Path, Path]) -> None:
     proof.files = {
         path.name: file_digest(part) for path, part in written.items() if path.parent == out.parent
     }
-    body = {
-        "checkpoint": proof.checkpoint,
-        "unit": "nats, absolute differences of log-probabilities",
-        "comparisons": [asdict(one) for one in proof.comparisons],
-        "facts": proof.facts,
-        "files": proof.files,
-    }
-    text = json.dumps(body, indent=2) + "\n"
-    write_atomically(_next_to(out, ".proof.json"), text.encode())
+    write_atomically(_next_to(out, ".proof.json"), proof.encoded())
 
 
 def _write_modelfile(
-    checkpoint: Checkpoint,
-    renderer_name: str | None,
-    out: Path,
-    base_out: Path | None,
-    lora: bool,
+    checkpoint: Checkpoint, out: Path, base_out: Path | None, lora: bool
 ) -> list[Path]:
     """Writes a Modelfile, except for an adapter without a file of its base model."""
     if lora and base_out is None:
         return []
-    recorded = renderer_name or checkpoint.metadata.get("renderer_name")
-    name, _ = resolve_renderer_name(checkpoint.base_model, recorded)
+    name, _ = resolve_renderer_name(checkpoint.base_model, checkpoint.metadata.get(RENDERER))
     config = Architecture.of(checkpoint.base_folder).config
     model = base_out if lora and base_out else out
     text = modelfile(

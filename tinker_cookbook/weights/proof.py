@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.checkpoints.format import BASE_DIGEST
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
@@ -99,7 +100,14 @@ class Proof:
     def of(cls, checkpoint: Checkpoint) -> Proof:
         """Returns a proof without comparisons."""
         renderer_name = checkpoint.metadata.get("renderer_name", "")
-        return cls(checkpoint.name, checkpoint.base_model, renderer_name)
+        proof = cls(checkpoint.name, checkpoint.base_model, renderer_name)
+        digest = checkpoint.metadata.get(BASE_DIGEST)
+        proof.facts["base model"] = (
+            f"the weights of the training (digest {digest})"
+            if digest
+            else "not compared with that of the training, of which the checkpoint has no digest"
+        )
+        return proof
 
     def add(self, comparison: Comparison, error: type[WeightsError] = WeightsError) -> None:
         """Adds a comparison; raises ``error`` if the export disagrees with the engine."""
@@ -128,8 +136,12 @@ class Proof:
     def write(self, folder: Path) -> None:
         """Writes ``proof.json`` into the folder of the export, with a SHA-256 of each file."""
         self.files = {path.name: file_digest(path) for path in _proven(folder)}
+        write_atomically(folder / PROOF, self.encoded())
+
+    def encoded(self) -> bytes:
+        """Returns the proof as JSON."""
         body = {"unit": "nats, absolute differences of log-probabilities", **asdict(self)}
-        write_atomically(folder / PROOF, json.dumps(body, indent=2).encode())
+        return json.dumps(body, indent=2).encode()
 
 
 def check_unchanged(folder: Path, proof: Proof) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chz
 
+from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 
@@ -22,15 +23,21 @@ class CheckpointSettings:
         default="auto", doc="Where the checkpoint is: auto, local, tinker, or the URL of a server"
     )
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format of the chat template and the stops; default: the run's"
+    )
 
     def open(self) -> Checkpoint:
         """Reads the checkpoint; see ``open_checkpoint``."""
-        return open_checkpoint(
+        if self.renderer_name is not None:
+            check_renderer_name(self.renderer_name)
+        checkpoint = open_checkpoint(
             self.model_path,
             base_model=self.base_model,
             backend=self.backend,
             base_url=self.base_url,
         )
+        return checkpoint.with_renderer(self.renderer_name)
 
 
 @also_named(output_path="out", output="out", output_dir="out")

@@ -22,9 +22,11 @@ from tinker_cookbook import weights
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError, WeightsMergeError
 from tinker_cookbook.weights import _gguf_files, _gguf_proof
 from tinker_cookbook.weights import gguf as gguf_command
+from tinker_cookbook.weights._chat_files import Chat
+from tinker_cookbook.weights._chat_format import chat_format
 from tinker_cookbook.weights._gguf_architectures import halves_from_pairs, pairs_from_halves
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
-from tinker_cookbook.weights._ollama import chat_format, modelfile
+from tinker_cookbook.weights._ollama import modelfile
 from tinker_cookbook.weights.gguf import GGUFSettings, export_gguf, write_gguf, write_lora_gguf
 
 TOKENS = torch.arange(3, 60)
@@ -190,7 +192,7 @@ def test_a_head_of_a_tied_model_needs_a_base_file_or_is_left_out_when_asked(tmp_
 def test_the_pre_tokenizer_is_named_by_what_the_tokenizer_does(tmp_path, kind):
     make_tokenizer(tmp_path, kind)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    found = vocabulary_of(tokenizer, 400)
+    found = vocabulary_of(tokenizer, 400, Chat(None, stop_ids=[2]))
     assert (found.model, found.pre) == ("gpt2", kind)
     last = len(tokenizer) - 1
     assert found.tokens[last] == "<tool>"
@@ -203,7 +205,8 @@ def test_the_pre_tokenizer_is_named_by_what_the_tokenizer_does(tmp_path, kind):
 
 def test_a_published_tokenizer_is_recognized(tokenizer_folder):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2"))
-    found = vocabulary_of(tokenizer, len(tokenizer))
+    chat = Chat(tokenizer.chat_template, stop_ids=[2])
+    found = vocabulary_of(tokenizer, len(tokenizer), chat)
     assert found.pre == "smollm"
     assert not found.add_bos
     assert found.tokens[found.ids["eot"]] == "<|im_end|>"

@@ -107,7 +107,7 @@ def test_nothing_is_sent_of_an_export_that_disagrees(hub, export, monkeypatch):
         ("adapter_model.safetensors", "zeros", "was changed"),
         ("adapter_config.json", "text", "was changed"),
         ("adapter_config.json", "delete", "is missing"),
-        ("generation_config.json", "add", "was added"),
+        ("generation_config.json", "text", "was changed"),
         ("chat_template.jinja", "add", "was added"),
         ("m.gguf", "gguf", "was changed"),
         ("other.gguf", "add", "was added"),
@@ -120,11 +120,11 @@ def test_nothing_is_sent_of_an_export_that_disagrees(hub, export, monkeypatch):
 def test_only_the_files_that_were_compared_are_published(hub, export, name, change, words):
     path = export / name
     if name.endswith(("gguf", "Modelfile")):  # a folder of GGUF files, whose proofs have names
-        (export / "m.gguf").write_bytes(b"GGUF")
         proof = json.loads((export / "proof.json").read_text())
+        for left in export.iterdir():
+            left.unlink()
+        (export / "m.gguf").write_bytes(b"GGUF")
         proof["files"] = {"m.gguf": file_digest(export / "m.gguf")}
-        for left in ("adapter_model.safetensors", "adapter_config.json", "proof.json"):
-            (export / left).unlink()
         (export / "m.proof.json").write_text(json.dumps(proof))
     if change == "zeros":  # of the same size
         content = bytearray(path.read_bytes())

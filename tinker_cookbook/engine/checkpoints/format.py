@@ -43,6 +43,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+BASE_DIGEST = "base_model_digest"
+"""Key in the header of an adapter's file: ``weights_digest`` of the base model in training."""
 EXPIRES_AT = "expires_at"
 PUBLIC = "public"
 
@@ -159,9 +161,11 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
             raise CheckpointError(f"user_metadata: {text!r} is not valid Unicode text") from error
 
 
-def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the safetensors file of ``tensors``: the same names and values give the same
-    bytes."""
+def encode_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Returns the safetensors file of ``tensors`` with ``metadata`` in its header: the same names
+    and values give the same bytes."""
     separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name in sorted(tensors):
@@ -171,7 +175,16 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
         # Copy the tensors, because safetensors raises an error for shared storage.
         separate[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    return safetensors.torch.save(separate, metadata={"format": "pt"})
+    return safetensors.torch.save(separate, metadata={"format": "pt", **(metadata or {})})
+
+
+def header_metadata(content: bytes) -> dict[str, str]:
+    """Returns the ``metadata`` of ``encode_tensors``; programs other than this package write
+    none."""
+    length = int.from_bytes(content[:8], "little")
+    found = dict(json.loads(content[8 : 8 + length]).get("__metadata__") or {})
+    found.pop("format", None)
+    return found
 
 
 def encode_checkpoint(

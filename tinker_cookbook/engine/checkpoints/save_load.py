@@ -6,6 +6,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.engine.checkpoints import format as fmt
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointStore,
     Kind,
@@ -45,12 +46,16 @@ def save_run(
         "step": run.step,
         "versions": {package: version(package) for package in ("torch", "transformers", "peft")},
     }
+    renderer_name = store.get_run(run.run_id).info.user_metadata.get("renderer_name", "")
+    # For exports, which may be made from a copy of the adapter's file alone.
+    header = {fmt.BASE_DIGEST: run.base.weights_digest, "renderer_name": renderer_name}
     return store.write_checkpoint(
         run.run_id,
         kind,
         name,
         adapter=run.adapter.parameters(),
         adapter_config=run.adapter.peft_config(run.base.name),
+        adapter_metadata={name: text for name, text in header.items() if text},
         # A sampler needs no optimizer state, and the moments are twice as large as the adapter.
         optimizer=run.optimizer.state() if kind == "weights" else None,
         state=state,

@@ -201,6 +201,7 @@ class CheckpointStore:
         *,
         adapter: Mapping[str, Tensor],
         adapter_config: Mapping[str, Any],
+        adapter_metadata: Mapping[str, str] | None = None,
         optimizer: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
         ttl_seconds: int | None = None,
@@ -215,6 +216,8 @@ class CheckpointStore:
             name: name of the checkpoint within its run and kind.
             adapter: tensors under PEFT's names.
             adapter_config: content of PEFT's ``adapter_config.json``.
+            adapter_metadata: texts for the header of the adapter's file, which is copied and
+                downloaded with it.
             optimizer: optimizer tensors, or ``None``.
             state: JSON values to restore (step, RNG, versions).
             ttl_seconds: seconds until it expires; ``None``: never.
@@ -229,7 +232,7 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: got an optimizer state, expected kind 'weights' for it")
         contents = {
             fmt.ADAPTER_CONFIG: partial(fmt.encode_json, adapter_config, "adapter_config", 2),
-            fmt.ADAPTER: partial(fmt.encode_tensors, adapter),
+            fmt.ADAPTER: partial(fmt.encode_tensors, adapter, adapter_metadata),
         }
         if optimizer is not None:
             contents[fmt.OPTIMIZER] = partial(fmt.encode_tensors, optimizer)

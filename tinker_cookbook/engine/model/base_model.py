@@ -35,7 +35,12 @@ from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_p
 from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
 from tinker_cookbook.engine.model.head import Head, LoraPair
-from tinker_cookbook.engine.model.loading import check_architecture, dequantized, files_digest
+from tinker_cookbook.engine.model.loading import (
+    check_architecture,
+    dequantized,
+    files_digest,
+    weights_digest,
+)
 from tinker_cookbook.engine.model.lora import (
     ActiveTerms,
     AdapterLinear,
@@ -62,7 +67,8 @@ class BaseModel:
 
     Attributes: ``name`` as the user gave it, ``folder``, ``device``, ``dtype``, ``targets`` (the
     layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``,
-    ``files_digest`` (a hash of the files of a local folder; empty for a name of the Hub).
+    ``files_digest`` (a hash of the files of a local folder; empty for a name of the Hub),
+    ``weights_digest`` (identifies the weights; checkpoints record it).
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class BaseModel:
         )
         # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
+        self.weights_digest = weights_digest(folder)
         self.divided = divided
         """Whether the ranks of torchrun have a part each; then all run its layers in step."""
         self.with_ranks: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -162,6 +162,39 @@ def files_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+_TENSOR_SAMPLES, _TENSOR_SAMPLE_BYTES = 4, 1024
+
+
+def weights_digest(folder: Path) -> str:
+    """Returns a fast hash of a model's weights; empty without safetensors files.
+
+    It identifies the base model of an adapter: every copy has the same, wherever it is and however
+    it is divided into files. It covers the name, dtype and shape of each tensor, and four evenly
+    spaced KiB of its values.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    names = {single.name} if single.is_file() else set()
+    if index.is_file():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    found: dict[str, bytes] = {}
+    for name in names:
+        with open(folder / name, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            for tensor, entry in header.items():
+                start, end = entry["data_offsets"]
+                last = max(0, end - start - _TENSOR_SAMPLE_BYTES)
+                digest = hashlib.sha256(f"{tensor} {entry['dtype']} {entry['shape']}".encode())
+                for sample in range(_TENSOR_SAMPLES):
+                    at = sample * last // (_TENSOR_SAMPLES - 1)
+                    stream.seek(8 + length + start + at)
+                    digest.update(stream.read(min(_TENSOR_SAMPLE_BYTES, end - start)))
+                found[tensor] = digest.digest()
+    joined = b"".join(found[tensor] for tensor in sorted(found))
+    return hashlib.sha256(joined).hexdigest()[:16] if found else ""
+
+
 def check_room(
     name: str,
     needed: int,
