@@ -45,8 +45,8 @@ class DeepcoderTask:
     @property
     def names(self) -> tuple[str, ...]:
         """Functions of a solution that the tests call, as far as they are known."""
-        called = {(test.get("metadata") or {}).get("func_name") for test in self.tests}
-        return tuple(sorted((called - {None}) | set(self.entry_points or ())))
+        called = ((test.get("metadata") or {}).get("func_name") for test in self.tests)
+        return tuple({str(name) for name in (*called, *(self.entry_points or ())) if name})
 
     async def grade(
         self,

@@ -77,7 +77,7 @@ class StdioProgram:
 
     def run(self) -> int:
         """Returns the exit status that the interpreter would have."""
-        standard_files.open_all()
+        standard_files.open_outputs()
         status = 0
         try:
             _load(self._code, "__main__")
