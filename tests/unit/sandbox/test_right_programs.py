@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def failures(grader, cases) -> dict[str, str]:
 
 
 def test_right_programs_pass(grader):
+    assert len(STDIO) + len(TESTED) >= 150
     stdio = {name: (code, [StdioTest(STDIN, STDOUT)]) for name, code in STDIO.items()}
     failed = failures(grader, {**stdio, **TESTED})
     if grader.tier == "landlock":
@@ -209,7 +211,7 @@ def test_wrong_programs_fail(grader):
 
 
 def test_floats_that_are_returned_agree_like_those_that_are_printed(grader):
-    program = "import math\ndef f(x): return x\nclass Solution:\n    f = staticmethod(f)"
+    program = "def f(x): return x"
     values = [
         (0.1 + 0.2, 0.3),
         (0.333333, 1 / 3),
@@ -251,7 +253,8 @@ def test_right_programs_are_right_for_plain_python(tmp_path):
             env={**os.environ, "PYTHONINTMAXSTRDIGITS": "0"},
             input=text, capture_output=True, text=True, cwd=folder,
         )  # fmt: skip
-        right = not done.returncode and done.stdout.strip() == (STDOUT.strip() if text else "")
+        printed = done.stdout.strip()
+        right = not done.returncode and (math.isclose(float(printed), 43) if text else not printed)
         return "" if right else f"{name}: {done.stdout[-200:]} {done.stderr[-500:]}"
 
     cases = [(name, code, STDIN) for name, code in STDIO.items()]
