@@ -103,7 +103,6 @@ class BaseModel:
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
-        self.eos_ids = _eos_ids(model)
         self.limits = KnownLimits()
         self.sampled_tokens = 0  # total, including cancelled requests
 
@@ -119,6 +118,8 @@ class BaseModel:
             model.to(device)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
+        # Shrunken models often keep the original's ids, which no sample can reach.
+        self.eos_ids = tuple(one for one in _eos_ids(model) if 0 <= one < self.vocab_size)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._decoder: Any = model.base_model
