@@ -97,7 +97,10 @@ MATHEMATICS = r"""
 2:15 pm: \text{2:15 p.m.} | 2:15 PM
 50\%: 50 | 0.5 | 50\text{ percent} | \frac{1}{2}
 \frac{1}{2^{98}}: 2^{-98} | \frac{2}{2^{99}}
-[0,1): \left[0,1\right) | [0, 1) | x \in [0,1)
+[0,1): \left[0,1\right) | [0, 1) | x \in [0,1) | 0 \le x < 1 | 0<=x<1
+(3,2): (p,q)=(3,2) | {3,2}
+x \geq 5: x >= 5 | x ≥ 5 | 5 \le x | x \ge 5.0
+\frac{639}{40}: \boxed{15\frac{39}{40}}, or $\boxed{\frac{639}{40}}$ | |AB| = \frac{639}{40}
 \begin{pmatrix} 1 \\ 2 \end{pmatrix}: \begin{pmatrix}1\\2\end{pmatrix}
 \begin{pmatrix} 1 \\ 2 \end{pmatrix}: \begin{pmatrix} 2/2 \\ 2 \end{pmatrix}
 3x^2+2x: 2x + 3x^2 | x(3x+2) | f(x) = 3x^2+2x
@@ -138,7 +141,7 @@ no: on | yes
 2:15 pm: 2:15 am | 2:15 | 2.15
 6: 2x=6 | x=6, y=7 | 6\pi | 6i | 3! + 1 | 6x | \pm 6
 3: 3xy | 3 xy | 3n | 3 \text{ and } 4 | \boxed{3}, \boxed{4} | |3 + i|
-50: 0.5\% | 500\% | 50, 50
+50: 0.5\% | 500\% | 50, 51
 1, 2: 1,1,2 | 1 | (2, 1) | 1 \text{ or } 3 | 1.2
 1+\sqrt2: 1 \pm \sqrt2 | 1-\sqrt{2} | \sqrt{3}
 \begin{pmatrix} 1 \\ 2 \end{pmatrix}: \begin{pmatrix}2\\1\end{pmatrix}
@@ -150,6 +153,8 @@ i: -i | 1
 A: a | B | \text{AB}
 \sin x: \cos x | \sin 2x
 x-1: x+1 | 1-x | x
+x \ge 5: x > 5 | x \le 5 | x = 5 | 5
+11a+c: 7 = 11a+c + 1 | 11a
 5: not 5 | 5 cm or 6 cm | 5, 6 | \{5, 6\} | five hundred
 \text{5 a.m.}: 5 p.m. | 5
 """

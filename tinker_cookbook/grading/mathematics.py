@@ -15,102 +15,15 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.latex import tidy
 from tinker_cookbook.grading.numbers import TOLERANCE, plain_number
-from tinker_cookbook.grading.texts import (
-    plain_characters,
-    stated_answers,
-    without_text_commands,
-)
+from tinker_cookbook.grading.texts import stated_answers
 
 Compare: TypeAlias = Callable[[str, str], "bool | None"]
 
 _MAX_ENTRIES = 100
+_MAX_STATED = 200  # characters of an answer without a mark around it
 _MAX_LENGTH = 6_000  # characters of an answer; longer ones are compared as texts
-
-# --- one form of writing -----------------------------------------------------------------------
-
-_SPACE = re.compile(r"(?<!\\)\\[,:;> ]|\\q?quad(?![a-zA-Z])|~|\s+")
-_GONE = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\!|\\?[$€£¥]|(?<!\\)\\[()\[\]]"
-    r"|\^\s*\{?\s*\\circ\s*\}?|\\(?:degree|circ)(?![a-zA-Z])|°"
-)
-_SYMBOLS = {
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "×": r"\times ",
-    "÷": r"\div ",
-    "·": r"\cdot ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "∪": r"\cup ",
-    "±": r"\pm ",
-    "√": r"\sqrt ",
-    "…": r"\ldots ",
-    "...": r"\ldots ",
-    r"\cdots": r"\ldots ",
-    r"\dots": r"\ldots ",
-    r"\lbrace": r"\{",
-    r"\rbrace": r"\}",
-    r"\tfrac": r"\frac",
-    r"\dfrac": r"\frac",
-    r"\cfrac": r"\frac",
-    "{,}": ",",
-}
-_SHORT_FRACTION = re.compile(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})")
-_MIXED = re.compile(
-    r"(?<![\d.}^_/])(\d{1,9}) *\\frac\{(\d{1,9})\}\{(\d{1,9})\}"
-    r"|(?<![\d.^/])(\d{1,9}) (\d{1,9})/(\d{1,9})(?!\d)"
-)
-# Abbreviations, and compounds of them; longer words are units if a space separates them.
-_SHORT_UNIT = (
-    r"(?:[kcm]?m|mi|in|ft|yds?|sq|cu|kg|mg|gm|lbs?|oz|hrs?|mins?|secs?|ml|deg|mph|kmh|kph|rpm|cents?"
-    r"|feet|foot|inch|units?|days?|hours?|ways?|m/s|km/h|ft/s|miles?)"
-)
-_UNIT_WORD = rf"(?:{_SHORT_UNIT}(?![a-zA-Z])|(?<= )[a-zA-Z]{{4,}}|(?<= )per(?![a-zA-Z]))"
-_POWER = r"(?:\s*\^\s*\{?\s*\d\s*\}?)?"
-_PLAIN_UNIT = re.compile(rf"(?<=[\d}})i])(?:[ /.]*{_UNIT_WORD}\.?{_POWER})+$")
-_TEXT_UNIT = re.compile(
-    r"(?:\\(?:text|mbox|mathrm|textrm|textbf|textit|rm)\s*\{(?P<unit>[^{}\d]*)\}[\s/·]*"
-    rf"{_POWER}\s*)+$"
-)
-_NO_UNIT = re.compile(r"\s*(?:and|or|[ap]\.?\s?m\.?|base .*|to|mod.*|i|e)\s*", re.IGNORECASE)
-
-
-def without_unit(text: str) -> str:
-    r"""Removes a unit at the end: ``\text{ cm}^2``, ``square units``, ``km/h``."""
-    found = _TEXT_UNIT.search(text)
-    if found is not None:
-        rest = text[: found.start()].strip()
-        if re.search(r"\d|\\(?:pi|sqrt)|[a-z]$", rest) and not _NO_UNIT.fullmatch(found["unit"]):
-            text = rest.rstrip("-")
-    return _PLAIN_UNIT.sub("", text)
-
-
-def tidy(text: str) -> str:
-    r"""Returns an answer with one way to write brackets, fractions, spaces, dots and symbols.
-
-    Spaces stay, since they may separate: ``1 1/2``, ``1, 200``. A unit at the end is removed.
-    """
-    text = re.sub(r",\s*\\!", ",", plain_characters(text).strip())
-    for old, new in _SYMBOLS.items():
-        text = text.replace(old, new)
-    text = _SPACE.sub(" ", re.sub(r"\\,(?=\d{3}(?!\d))", ",", text))
-    text = _GONE.sub("", text).replace("\\%", "%").replace("**", "").strip(" ")
-    text = without_unit(re.sub(r"(?<!\\ldots)(?<!\.)[.;,]$", "", text).strip())
-    text = _SHORT_FRACTION.sub(_braced_fraction, without_text_commands(text))
-    # 3\frac{1}{2} is the mixed number, as in "3 1/2".
-    return _MIXED.sub(_sum, re.sub(r" +", " ", text)).strip()
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    top, bottom = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
-    return f"\\frac{top}{bottom}"
-
-
-def _sum(match: re.Match[str]) -> str:
-    whole, top, bottom = (part for part in match.groups() if part is not None)
-    return f"\\frac{{{int(whole) * int(bottom) + int(top)}}}{{{bottom}}}"
 
 
 def _key(text: str) -> str:
@@ -142,19 +55,22 @@ def _brackets(text: str) -> tuple[str, str, str] | None:
     """Returns the opening and closing bracket around a whole text, and its content."""
     opening = re.match(r"\\?[(\[{]", text)
     closing = re.search(r"\\?[)\]}]$", text)
-    if opening is None or closing is None or opening[0] == "{":
+    if opening is None or closing is None:
         return None
     depth = 0
     for i, character in enumerate(text):
         depth += (character in _OPEN) - (character in _CLOSE)
         if depth == 0 and i >= opening.end() - 1:
             inside = text[opening.end() : closing.start()].strip()
-            return (opening[0], closing[0], inside) if i == len(text) - 1 else None
+            # Braces without a backslash only group.
+            left, right = ("", "") if opening[0] == "{" else (opening[0], closing[0])
+            return (left, right, inside) if i == len(text) - 1 else None
     return None
 
 
-_COMMA = re.compile(r"[,;]\s*(?:and\b|or\b)?|\s(?:and|or)\b")
-_WIDE_COMMA = re.compile(r"[,;](?!\d{3}(?!\d))\s*(?:and\b|or\b)?|\s(?:and|or)\b")
+_OR = r"\s*(?:and\b|or\b)?|(?<![a-zA-Z])\s*(?:and|or)(?![a-zA-Z])"
+_COMMA = re.compile(rf"[,;]{_OR}")
+_WIDE_COMMA = re.compile(rf"[,;](?!\d{{3}}(?!\d)){_OR}|\s(?:and|or)\b")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 
 
@@ -211,6 +127,9 @@ def _compare(answer: str, reference: str, scalar: Compare) -> bool | None:
     if a is not None and b is not None:
         return a.equals(b)
     answer, reference = _without_names(answer, reference)
+    # The library compares 0 < x < 1 with (0, 1).
+    if (_RELATION.search(answer) is None) != (_RELATION.search(reference) is None):
+        return scalar(answer, reference)
     unions = [_split(text, _CUP) for text in (answer, reference)]
     if max(map(len, unions)) > 1:
         return _compare_entries(*unions, ordered=False, scalar=scalar)
@@ -229,7 +148,11 @@ def _compare(answer: str, reference: str, scalar: Compare) -> bool | None:
         if mine or its:
             return _compare(inner[0], inner[1], scalar)
         return _compare_signs(answer, reference, scalar)
-    kinds = [found and found[0] + found[1] for found in (mine, its)]
+    if mine is None and its is None and len(_signs(its_first)) == 1:
+        # Several ways to write one value, as in "0.5, or 1/2", are an answer; several values not.
+        few = mine_first[:_MAX_ENTRIES]
+        return len(few) == len(mine_first) and _all([_compare(x, reference, scalar) for x in few])
+    kinds = [(found and found[0] + found[1]) or None for found in (mine, its)]
     # A point may be written without parentheses, a set without braces.
     if None not in kinds and kinds[0] != kinds[1]:
         return False
@@ -257,26 +180,24 @@ def _compare_signs(answer: str, reference: str, scalar: Compare) -> bool | None:
     return _compare_scalars(answer, reference, scalar)
 
 
-_NAME = re.compile(
-    r"(?:\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?: ?\([a-z](?:, ?[a-z])*\))?|[a-zA-Z ]{4,})\s*"
-    r"(?:=(?!=)|\\in(?![a-zA-Z]))\s*"
-)
+# What may stand before "=" as the name of a value: x, f(x), (p, q), |AB|, V_1 : V_2.
+_NAME = re.compile(r"(?:[a-zA-Z(){}|,:'_ \\]|(?<=[_{])\d)+?(?:=|\\in(?![a-zA-Z]))\s*")
+_EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|lt|gt|ne)(?![a-zA-Z])")
 
 
 def _without_names(answer: str, reference: str) -> tuple[str, str]:
     """Removes ``x =`` from one text if the other one names nothing."""
     texts = [answer, reference]
-    names = [_NAME.match(text) for text in texts]
-    has_equals = [re.search(r"=|\\in(?![a-zA-Z])", text) is not None for text in texts]
+    has_equals = [_EQUALS.search(text) is not None for text in texts]
     for i in (0, 1):
         if has_equals[1 - i] or not has_equals[i]:
             continue
-        name = names[i]
+        name = _NAME.match(texts[i])
         rest = texts[i][name.end() :] if name else texts[i]
         # In "x = 12/4 = 3" and "12/4 = 3", the value is the last one.
-        left, equals, right = rest.rpartition("=")
-        if equals and "," not in rest and not re.search(r"[a-zA-Z]", left.replace("\\frac", "")):
-            rest = right
+        if "," not in rest and not re.search(r"[a-zA-Z]", rest.replace("\\frac", "")):
+            rest = rest.rpartition("=")[2]
         texts[i] = rest.strip()
     return texts[0], texts[1]
 
@@ -295,7 +216,6 @@ _BASES = dict(
     )
 )
 _TWO_NUMBERS = re.compile(r"(?<![\w^{.])\d[\d.]* \d")
-_EQUALS = re.compile(r"(?<![<>!\\])=")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’.-]*(?:[ -][^\W\d_'’.-]+)*\.?")
 
 
@@ -383,7 +303,9 @@ def _equal_parsed(answer: list[Any], reference: list[Any]) -> bool:
         if same is not None:
             return same
     # The order matters: verify(gold, target) is not symmetric.
-    return bool(_library().verify(reference, answer, timeout_seconds=None))
+    return bool(
+        _library().verify(reference, answer, allow_set_relation_comp=True, timeout_seconds=None)
+    )
 
 
 def _same_values(mine: Any, its: Any) -> bool | None:
@@ -453,7 +375,7 @@ def verify_response(response: str, reference: str) -> bool:
     stated = stated_answers(response)
     if stated:
         said = re.split(r"\.\s|\n|,\s+(?:since|because|so|as)\b", stated[-1].strip(" *:\n"))[0]
-        if verify_expressions(said, reference):
+        if len(said) <= _MAX_STATED and verify_expressions(said, reference):
             return True
         # The search would take one of several answers.
         if len(_entries(tidy(said), inside=False)[0]) > 1:

@@ -11,7 +11,8 @@ _WORD_BOX = re.compile(r"\\boxed\s*([^\s${\\][^\s$]*)")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|textit|mbox|mathrm|mathbf|mathsf)\s*\{([^{}]*)\}")
 # Boxes with only these between them are one answer: \boxed{1}, \boxed{2} and $\boxed{3}$.
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;/*]|\\[()\[\],;]|\b(?:and|or|y|o|und|oder|et|ou)\b|或|和|[a-zA-Z]\s*=)*"
+    r"(?:[\s$,;/*]|\\[()\[\],; ]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
+    r"|\b(?:and|or|y|o|und|oder|et|ou)\b|或|和|[a-zA-Z](?:_\{?\d\}?)?\s*=)*"
 )
 ANSWER = (
     r"(?:\b(?:answer|antwort|réponse|reponse|respuesta|risposta|resposta|ответ)\b"
