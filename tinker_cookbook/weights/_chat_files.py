@@ -82,8 +82,8 @@ def chat_of(checkpoint: Checkpoint) -> Chat:
     )
     if strings:
         shown += (
-            "; generate() needs tokenizer=tokenizer for it, and vLLM and llama.cpp need it as "
-            "stop=[…] in each request"
+            "; generate() needs tokenizer=tokenizer for it, llama-server --reverse-prompt, and "
+            "vLLM stop=[…] in each request"
         )
     facts = {
         "chat template": _described(name, template, exact, given),

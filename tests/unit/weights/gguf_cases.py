@@ -1,25 +1,26 @@
 """Exports random models, and models with published tokenizers, and prints how llama.cpp agrees.
 
 ``test_gguf_llama_cpp.py`` runs it with a Python that has xllamacpp:
-python gguf_cases.py FOLDER models|tokenizers|permutation|stories NAME…
+python gguf_cases.py FOLDER models|tokenizers|permutation|stories|chat NAME…
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from exports import make_adapter
-from gguf_models import MODELS, SHAPE, make_model
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
+from gguf_models import MODELS, SHAPE, make_model, make_taught
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig
 
 from tinker_cookbook import weights
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights import _gguf_architectures as architectures
-from tinker_cookbook.weights import _gguf_proof
+from tinker_cookbook.weights import _gguf_proof, _llama_cpp
 from tinker_cookbook.weights.gguf import write_gguf, write_lora_gguf
 
 
@@ -85,6 +86,38 @@ def stories(folder: Path, names: list[str]) -> list[dict]:
         proof = write_gguf(checkpoint, folder / f"{quant}.gguf", quant=quant)
         found += [{"model": quant, **asdict(c)} for c in proof.comparisons]
     return found
+
+
+def chat(folder: Path, names: list[str]) -> list[dict]:
+    """Answers of llama.cpp's server to a chat, and to the renderer's prompt with a stop string."""
+    import xllamacpp  # pyright: ignore[reportMissingImports]
+
+    found = []
+    for name, end in (("chatml", "<|im_end|>"), ("role_colon", "\n\nUser:")):
+        base = folder / name / "base"
+        prompt, answer = make_taught(base, name, f" house{end} and the dog")
+        adapter = make_adapter(base.with_name("adapter"), base, ("q_proj",), lora_alpha=1e-4)
+        opened = weights.open_checkpoint(str(adapter), base_model=str(base)).with_renderer(name)
+        write_gguf(opened, folder / f"{name}.gguf", quant="f32", verify=False)
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.warmup = str(folder / f"{name}.gguf"), 256, False
+        params.port, params.verbosity, params.use_jinja = 0, 1, True
+        for threads in (params.cpuparams, params.cpuparams_batch):
+            threads.n_threads, threads.poll = 1, 0
+        if name == "role_colon":
+            params.antiprompt = [end]  # as by --reverse-prompt
+        server = xllamacpp.Server(params)
+        talk = {"messages": [{"role": "user", "content": "the cat"}]}
+        limits = {"temperature": 0, "n_predict": len(answer), "prompt": prompt}
+        found.append(
+            {
+                "template": _llama_cpp._post(server, "/apply-template", talk)["prompt"],
+                "prompt": AutoTokenizer.from_pretrained(base).decode(prompt),
+                "answer": _llama_cpp._post(server, "/completion", limits)["content"],
+            }
+        )
+    print("\n" + json.dumps(found), flush=True)
+    os._exit(0)  # the server's threads may never end
 
 
 def _checkpoint(folder: Path, base: Path, *more):

@@ -10,6 +10,7 @@ from exports import SHAPE as SMALL
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
@@ -17,6 +18,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from tinker_cookbook.renderers import get_renderer
 
 # 64 and not 32: two blocks of the quantized types in a row. More rows than tokens.
 SHAPE: dict[str, Any] = {**SMALL, "hidden_size": 64, "vocab_size": 400}
@@ -117,3 +120,35 @@ def make_model(folder: Path, name: str) -> Path:
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder, max_shard_size="100KB")
     return folder
+
+
+def make_taught(folder: Path, renderer_name: str, answer: str) -> tuple[list[int], list[int]]:
+    """Saves a base model, without a chat template and with another end of text, that answers the
+    prompt "the cat" of the renderer with ``answer``; returns the tokens of both."""
+    make_model(folder, "llama")
+    (folder / "chat_template.jinja").unlink()
+    for name, old, new in (
+        ("tokenizer_config.json", '"eos_token": "<|im_end|>"', '"eos_token": "<s>"'),
+        ("config.json", '"eos_token_id": 2', '"eos_token_id": 1'),
+    ):
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    renderer = get_renderer(renderer_name, tokenizer)
+    prompt = renderer.build_generation_prompt([{"role": "user", "content": "the cat"}]).to_ints()
+    tokens = tokenizer.encode(answer, add_special_tokens=False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        states = model.model(torch.tensor([[*prompt, *tokens]])).last_hidden_state[0]
+        states = states[len(prompt) - 1 : -1]
+        wanted = torch.zeros(len(tokens), len(model.lm_head.weight), dtype=torch.float64)
+        wanted[torch.arange(len(tokens)), torch.tensor(tokens)] = 40.0
+        model.lm_head.weight.copy_((torch.linalg.pinv(states) @ wanted).T)
+    # The taught head goes into one file, in place of the others.
+    for path in folder.glob("model*"):
+        path.unlink()
+    model.float().save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return prompt, tokens

@@ -11,7 +11,7 @@ import pytest
 import tinker
 import torch
 from exports import make_adapter, make_base
-from gguf_models import make_model
+from gguf_models import make_taught
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tinker_cookbook import weights
@@ -110,39 +110,14 @@ def test_without_a_recorded_renderer_the_base_models_files_stay(base_of, tmp_pat
         assert chat.stop_ids == [7]
 
 
-def teach(folder: Path, prompt: list[int], answer: list[int]) -> None:
-    """Changes the head of a model so that it continues ``prompt`` with ``answer``."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    with torch.no_grad():
-        tokens = torch.tensor([[*prompt, *answer]])
-        states = model.model(tokens).last_hidden_state[0, len(prompt) - 1 : -1]
-        wanted = torch.zeros(len(answer), len(model.lm_head.weight), dtype=torch.float64)
-        wanted[torch.arange(len(answer)), torch.tensor(answer)] = 40.0
-        model.lm_head.weight.copy_((torch.linalg.pinv(states) @ wanted).T)
-    shutil.copytree(folder, tokenizer := folder.with_name("tokenizer"))
-    shutil.rmtree(folder)
-    model.float().save_pretrained(folder)
-    for path in tokenizer.glob("token*"):
-        shutil.copy(path, folder)
-    shutil.rmtree(tokenizer)
-
-
 @pytest.mark.parametrize(("name", "end"), [("chatml", "<|im_end|>"), ("role_colon", "\n\nUser:")])
 def test_generate_stops_where_the_engine_stops(name, end, tmp_path, monkeypatch):
     """On a base model: no template, and another end of text."""
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
-    base = make_model(tmp_path / "base", "llama")
-    (base / "chat_template.jinja").unlink()
-    config = base / "tokenizer_config.json"
-    config.write_text(config.read_text().replace('"eos_token": "<|im_end|>"', '"eos_token": "<s>"'))
-    (base / "generation_config.json").unlink(missing_ok=True)
-    changed = json.loads((base / "config.json").read_text()) | {"eos_token_id": 1}
-    (base / "config.json").write_text(json.dumps(changed))
+    base = tmp_path / "base"
+    prompt, answer = make_taught(base, name, f" house{end} and the dog")
     tokenizer = AutoTokenizer.from_pretrained(base)
     renderer = get_renderer(name, tokenizer)
-    prompt = renderer.build_generation_prompt([{"role": "user", "content": "the cat"}])
-    answer = tokenizer.encode(f" house{end} and the dog", add_special_tokens=False)
-    teach(base, prompt.to_ints(), answer)
     adapter = make_adapter(tmp_path / "adapter", base, ("q_proj",), lora_alpha=1e-4)
     out = tmp_path / "out"
     weights.build_hf_model(
@@ -154,15 +129,17 @@ def test_generate_stops_where_the_engine_stops(name, end, tmp_path, monkeypatch)
         params = tinker.SamplingParams(
             temperature=0.0, max_tokens=len(answer), stop=renderer.get_stop_sequences()
         )
-        (expected,) = client.sample(prompt, 1, params).result().sequences
+        (expected,) = (
+            client.sample(tinker.ModelInput.from_ints(prompt), 1, params).result().sequences
+        )
     merged, tokenizer = (
         AutoModelForCausalLM.from_pretrained(out),
         AutoTokenizer.from_pretrained(out),
     )
     talk = [{"role": "user", "content": "the cat"}]
     text = tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-    assert text == tokenizer.decode(prompt.to_ints())
-    inputs = torch.tensor([prompt.to_ints()])
+    assert text == tokenizer.decode(prompt)
+    inputs = torch.tensor([prompt])
     found = merged.generate(
         inputs, tokenizer=tokenizer, do_sample=False, max_new_tokens=len(answer)
     )

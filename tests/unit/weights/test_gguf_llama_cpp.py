@@ -68,3 +68,9 @@ def test_stories260k_agrees_in_every_type(cases, shared_dir):
     assert list(found) == ["f32", "f16", "bf16", "q8_0", "q4_0"]
     assert found["f32"]["largest"] < 1e-3
     assert found["f16"]["mean"] < found["q8_0"]["mean"] < found["q4_0"]["mean"]
+
+
+def test_llama_cpp_answers_in_the_format_of_the_run(cases):
+    for row in cases("chat"):
+        assert row["template"] == row["prompt"]
+        assert row["answer"] == " house"
