@@ -25,6 +25,10 @@ STOP_CONDITION: list[str] = ["]\n"]
 """A move is the first text in square brackets, so an answer may end after it."""
 
 
+class ContextFullError(DataValidationError):
+    """The player's model has no room left for a move, so the player leaves the game."""
+
+
 class Player(MessageCompleter):
     """Player that may have random numbers; any other ``MessageCompleter`` can play, too."""
 
@@ -88,11 +92,14 @@ class ModelPlayer(Player):
         return self if self.seed is None else replace(self, seed=derived_seed(self.seed, *path))
 
     async def __call__(self, messages: list[Message]) -> Message:
-        """Samples a move."""
+        """Samples a move; raises ``ContextFullError`` if the game no longer fits the context."""
         # Each move has other random numbers, which do not depend on the other games.
         policy, self._moves = self._policy.derived(self._moves), self._moves + 1
         stop = self.stop or self.renderer.get_stop_sequences()
-        completion = await policy(self.renderer.build_generation_prompt(messages), stop)
+        try:
+            completion = await policy(self.renderer.build_generation_prompt(messages), stop)
+        except DataValidationError as error:
+            raise ContextFullError(str(error)) from error
         return self.renderer.parse_response(completion.tokens)[0]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import Game
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import ContextFullError
 from tinker_cookbook.renderers import get_text_content
 
 ILLEGAL_MOVE_REWARD = -2.0
@@ -30,7 +31,7 @@ class Table:
         self.illegal_player_id: int | None = None
         """Seat whose illegal move ended the game."""
         self.left: int | None = None
-        """Seat whose rollout reached a limit before the end of the game."""
+        """Seat that reached a limit, such as its model's context, before the end of the game."""
         self.moves = [0] * len(self.players)
         self.illegal = [0] * len(self.players)
         self._error: BaseException | None = None
@@ -105,7 +106,13 @@ class Table:
 
     async def _play_others(self) -> None:
         while not self.over and (player := self.players[self.game.turn]) is not None:
-            answer = await player([{"role": "user", "content": self.game.observe()}])
+            seat = self.game.turn
+            try:
+                answer = await player([{"role": "user", "content": self.game.observe()}])
+            except ContextFullError:
+                # No fault of the trained seats: the game has no result, as if one of them left.
+                self.leave(seat, failed=False)
+                return
             # The seat of a trained player may have left meanwhile.
             if not self.over:
                 self._move(get_text_content(answer))

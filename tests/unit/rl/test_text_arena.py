@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
+import tinker
 from byte_tokenizer import NAME, registered
 
 from recipes.multiplayer_rl.text_arena import kuhn
-from recipes.multiplayer_rl.text_arena.players import RandomOpponent
+from recipes.multiplayer_rl.text_arena.players import ModelPlayer, RandomOpponent
 from recipes.multiplayer_rl.text_arena.tictactoe import (
     OptimalOpponent,
     best_moves,
@@ -17,7 +19,7 @@ from recipes.multiplayer_rl.text_arena.tictactoe import (
     winner,
 )
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
@@ -191,6 +193,32 @@ def test_three_seats_two_of_them_trained():
     # The games of a group start alike and their players have other random numbers.
     first = [t.transitions[0].ob.to_ints() for t in result.trajectories_G]
     assert first[0] == first[2]
+
+
+def test_an_opponent_whose_context_is_full_ends_the_game_without_a_result():
+    class Client:
+        asked = 0
+
+        async def sample(self, prompt, num_samples, sampling_params):
+            self.asked += 1
+            if self.asked > 1:
+                raise DataValidationError("prompt: 791 tokens, but the model's context is 512")
+            text = RENDERER.tokenizer.decode(prompt.to_ints())
+            tokens = RENDERER.tokenizer.encode(f" {legal_moves(text)[0]}\n")
+            sequence = tinker.SampledSequence(
+                stop_reason="stop",
+                sequence_id="s",
+                _tokens_list=tokens,
+                _logprobs_list=[0.0] * len(tokens),
+            )
+            return tinker.SampleResponse(sequences=[sequence])
+
+    client: Any = Client()
+    seats = [trained, lambda: ModelPlayer(client, RENDERER, 9)]
+    result = group(TextArenaGroupBuilder(TICTACTOE, seats, RENDERER, 1), Scripted())
+    assert client.asked == 2
+    assert result.get_total_rewards() == [0.0]
+    assert result.metrics_G[0]["unfinished"] == 1.0
 
 
 def test_games_advance_together():
