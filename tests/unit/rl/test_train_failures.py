@@ -65,6 +65,16 @@ def test_an_error_in_a_library_names_the_line_of_the_environment(tmp_path):
         collect(tmp_path, "sync", False, failing(fault))
 
 
+def test_sampling_is_shown_before_the_first_group_is_done(tmp_path):
+    shown: list[tuple[int, int]] = []
+    config = story_config("no-such-model", tmp_path)
+    worker = RolloutWorker(config, lambda done, total: shown.append((done, total)))
+    assert shown == []  # nothing is sampled yet
+    worker.begin(2)
+    worker.count(None)
+    assert shown == [(0, 2), (1, 2)]
+
+
 def test_a_few_solved_groups_are_no_solved_task(tmp_path, caplog):
     reporter = Reporter.__new__(Reporter)
     reporter._config, reporter._diagnosed = story_config("no-such-model", tmp_path), {}
@@ -313,7 +323,8 @@ def collect(tmp_path, mode, tolerance, make, *, client: Any = None, good=2, seco
     return asyncio.run(asyncio.wait_for(go(), seconds))
 
 
-RETRY = RetryOnFailure(max_retries=1)
+# With a timeout a rollout is a task of its own.
+RETRY = RetryOnFailure(max_retries=1, per_rollout_timeout=10)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -190,6 +190,9 @@ class RolloutWorker:
         """Finished groups of the iteration, in the order in which they finished."""
         self._done, self._total, self._warned = done, num_groups, False
         self._began = time.monotonic()
+        # Shows that sampling has begun; an environment may take long to finish its first group.
+        if num_groups and self._on_done is not None:
+            self._on_done(done, num_groups)
 
     @property
     def seconds(self) -> float:
