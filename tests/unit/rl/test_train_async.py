@@ -20,7 +20,7 @@ from tinker_cookbook.rl.loop.async_source import (
     write_queue,
 )
 from tinker_cookbook.rl.loop.sources import PolicySnapshot, RolloutGroup, RolloutWorker
-from tinker_cookbook.rl.train import AsyncConfig
+from tinker_cookbook.rl.train import AsyncConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 NO_CLIENT: Any = None
@@ -148,19 +148,32 @@ def test_a_slow_group_is_discarded_or_trained_when_it_is_done(tmp_path, caplog, 
     assert {place for place, _ in worker.started} - trained == ({slow} if discarded else set())
 
 
-def test_groups_that_are_all_too_old_are_replaced(tmp_path):
-    config = async_config(tmp_path, k=0, groups=2)
+def test_a_group_that_is_too_old_when_it_is_done_is_replaced(tmp_path):
+    stream = StreamMinibatchConfig(groups_per_batch=2, num_minibatches=2)
+    config = async_config(tmp_path, k=0, groups=2, stream_minibatch_config=stream)
+    release = asyncio.Event()
+
+    class Held(FakeWorker):
+        async def run_group(self, problem, snapshot):
+            if problem.position == (0, 1):
+                await release.wait()
+            return await super().run_group(problem, snapshot)
 
     async def go():
-        async with make_source(tmp_path, FakeWorker(config), config, 9) as source:
+        async with make_source(tmp_path, Held(config), config, 9) as source:
             source.update_weights(weights(0))
-            while len(source.finished()) < 2:
+            while not source.finished():
                 await asyncio.sleep(0.001)
-            # The whole queue is too old for this update, and nothing runs.
-            return await asyncio.wait_for(run_steps(source, 1, start=5), 5)
 
-    (found,) = asyncio.run(go())
-    assert {group.sampling_step for group in found.groups} == {5}
+            async def consume(groups):
+                # The old group is done while the first part trains, when no other may start.
+                release.set()
+                await asyncio.sleep(0.01)
+
+            return await asyncio.wait_for(source.collect(5, weights(5), consume), 5)
+
+    found = asyncio.run(go())
+    assert [group.sampling_step for group in found.groups] == [5, 5]
     assert found.metrics["async/groups_discarded"] == 2
 
 

@@ -12,7 +12,7 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -79,7 +79,11 @@ async def contained(work: Awaitable[T]) -> T:
 
 def _task(work: Awaitable[T]) -> asyncio.Task[T]:
     # The name tells in warnings what the task runs.
-    return asyncio.create_task(contained(work), name=getattr(work, "__qualname__", None))
+    task = asyncio.create_task(contained(work), name=getattr(work, "__qualname__", None))
+    if isinstance(work, Coroutine):
+        # No effect, unless the task was cancelled before it began.
+        task.add_done_callback(lambda _: work.close())
+    return task
 
 
 def bounded(
@@ -161,7 +165,10 @@ async def _cancel_within_grace(tasks: Sequence[asyncio.Future[Any]]) -> None:
     if not tasks:
         return
     # Code that catches the cancellation must not block the run, so the wait is limited.
-    _, stubborn = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
+    done, stubborn = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # or asyncio would log it: an error during the cancellation
     for task in stubborn:
         logger.warning("%s ignored its cancellation and is abandoned", task)
         _abandoned.add(task)
