@@ -35,11 +35,8 @@ from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
-from tinker_cookbook.supervised.hf_datasets import (
-    ChatDataBuilder,
-    HFDatasetSource,
-    InterleavedChatDatasetBuilder,
-)
+from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
+from tinker_cookbook.supervised.mixtures import HFDatasetSource, InterleavedChatDatasetBuilder
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
