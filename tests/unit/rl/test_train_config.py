@@ -12,6 +12,7 @@ from animal_stories import StoryDataset, StoryDatasetBuilder, story_config
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import train
+from tinker_cookbook.rl.settings import RLSettings, rl_config
 from tinker_cookbook.rl.train import AsyncConfig, KLReferenceConfig, StreamMinibatchConfig
 from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config
 
@@ -77,6 +78,21 @@ def test_what_cannot_work_is_refused(stories_model, tmp_path, settings, message)
 def test_numbers_of_an_async_config_are_checked_when_it_is_made(wrong):
     with pytest.raises(ConfigurationError, match="async_config: got max_steps_off_policy"):
         chz.replace(ASYNC, **wrong)
+    with pytest.raises(ConfigurationError, match=r"async_config.stale_groups: got 'drop'"):
+        chz.replace(ASYNC, stale_groups="drop")
+
+
+def test_stale_groups_is_a_key_of_asynchronous_recipes(stories_model, tmp_path):
+    def config(**settings):
+        cli = RLSettings(model_name=stories_model, renderer_name="role_colon", **settings)
+        return rl_config(cli, "test", StoryDatasetBuilder(model=stories_model))
+
+    made = config(max_steps_off_policy=2, stale_groups="train").async_config
+    assert (made.max_steps_off_policy, made.stale_groups) == (2, "train")
+    with pytest.raises(
+        ConfigurationError, match=r"stale_groups=train without max_steps_off_policy"
+    ):
+        config(stale_groups="train")
 
 
 def test_an_asynchronous_run_trains_with_the_loss_of_its_async_config(stories_model, tmp_path):

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+import animal_stories
 import pytest
 import tinker
 from animal_stories import StoryGroupBuilder, story_config
@@ -55,6 +56,16 @@ def test_an_environment_that_raises_is_named(stories_model, tmp_path):
     ):
         run(story_config(stories_model, tmp_path, {"reward_for": "error"}))
     assert "Traceback (most recent call last)" in (tmp_path / "logs.log").read_text()
+
+
+def test_prompts_that_fill_the_context_end_their_episodes(stories_model, tmp_path, monkeypatch):
+    long = "once upon a time " * 200  # the context has 512 tokens
+    monkeypatch.setattr(animal_stories, "OPENINGS", (long, *animal_stories.OPENINGS[1:]))
+    (row,) = run(story_config(stories_model, tmp_path / "one", {"num_batches": 1}))
+    assert (row["stop/context_overflow"], row["env/all/turns_per_episode"]) == (0.25, 0.75)
+    monkeypatch.setattr(animal_stories, "OPENINGS", (long,) * 4)
+    with pytest.raises(AllTrajectoriesFailedError, match=r"step 3: .*16 context_overflow"):
+        run(story_config(stories_model, tmp_path / "all", {"num_batches": 9}))
 
 
 def test_an_error_in_a_library_names_the_line_of_the_environment(tmp_path):
