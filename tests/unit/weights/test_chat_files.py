@@ -1,4 +1,4 @@
-"""Exports answer in the run's chat format: template and stops of every renderer (10 s)."""
+"""Exports answer in the run's chat format: template and stops of the renderers (8 s)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tinker
 import torch
 from exports import make_adapter, make_base
-from gguf_models import make_taught
+from gguf_models import make_taught, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tinker_cookbook import weights
@@ -41,8 +41,7 @@ CASES = [
     ("smollm2", True, "role_colon", WRITTEN),
     ("smollm2", False, "role_colon", WRITTEN),
     ("qwen3", True, "qwen3_disable_thinking", DEFAULTS),
-    ("qwen3", True, "role_colon", WRITTEN),
-    ("gemma3", False, "gemma3", WRITTEN),
+    ("small", False, "gemma3", WRITTEN),
     ("deepseek_v3", True, "deepseekv3", KEPT),
     ("deepseek_v3", True, "deepseekv3_thinking", WRITTEN),
 ]
@@ -56,7 +55,14 @@ def base_of(tokenizer_folder, tmp_path_factory):
     def folder(family: str, with_template: bool) -> Path:
         if (family, with_template) not in made:
             out = tmp_path_factory.mktemp(family) / "base"
-            shutil.copytree(tokenizer_folder(family), out)
+            if family == "small":  # with Gemma's tokens; its own tokenizer takes seconds to load
+                make_tokenizer(out, "gpt-2")
+                tokenizer = AutoTokenizer.from_pretrained(out)
+                names = ["<start_of_turn>", "<end_of_turn>"]
+                tokenizer.add_special_tokens({"bos_token": "<bos>", "extra_special_tokens": names})
+                tokenizer.save_pretrained(out)
+            else:
+                shutil.copytree(tokenizer_folder(family), out)
             (out / "config.json").write_text('{"eos_token_id": 7, "bos_token_id": 1}')
             if not with_template:
                 (out / "chat_template.jinja").unlink(missing_ok=True)
@@ -84,7 +90,7 @@ def test_the_template_and_the_stops_are_the_renderers(
         AutoTokenizer.from_pretrained(tmp_path),
         get_renderer(name, get_tokenizer(str(base))),
     )
-    alone = family == "gemma3" and not with_template  # without a system message of its own
+    alone = name == "gemma3"  # without a system message of its own
     for talk in (TALK[1:2], TALK[1:], *([] if alone else [TALK])):
         expected = renderer.build_generation_prompt(talk).to_ints()
         found = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""Every tampering with an export is found, however small the adapter (5 s)."""
+"""Every tampering with an export is found, however small the adapter (8 s)."""
 
 from __future__ import annotations
 
