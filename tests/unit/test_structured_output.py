@@ -10,7 +10,7 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.renderers.core.tool_calls import typed_arguments
+from tinker_cookbook.renderers.core.arguments import typed_arguments
 from tinker_cookbook.structured_output import (
     AnswerRule,
     GrammarError,

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.renderers.core.tool_calls import typed_arguments
+from tinker_cookbook.renderers.core.arguments import typed_arguments
 from tinker_cookbook.structured_output import AnswerRule, GrammarError, answer_mask
 
 pytest.importorskip("llguidance", reason="structured output is an extra: pip install llguidance")

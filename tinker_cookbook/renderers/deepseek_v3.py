@@ -8,7 +8,6 @@ R1. V3.2, which calls tools in another form, is in ``deepseek_v3_2``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,9 @@ from typing import Any, ClassVar, Literal
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
+from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -29,11 +29,12 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import Piece, RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.thinking import LeadingThinking, thinking_and_rest
 from tinker_cookbook.renderers.core.tool_calls import (
     as_openai_tool,
+    json_before,
+    json_end,
     read_calls_in_row,
-    to_json,
     tool_call,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -62,13 +63,14 @@ second argument is the index of the message, for errors."""
 
 def _calls(before: str, between: str, after: str, separator: str = "") -> tuple[Calls, CallForm]:
     """Returns the form with these texts around a call's name and its arguments."""
-    patterns = map(re.escape, (before, between, after, separator))
+    start, middle, end, gap = map(re.escape, (before, between, after, separator))
     # The separator is optional, since none follows the last call.
-    pattern = re.compile("{}([^<\\n]+){}(.*?){}(?:{})?".format(*patterns), re.DOTALL)
+    pattern = re.compile(
+        f"{start}([^<\\n]+){middle}({json_before(after)}){end}(?:{gap})?", re.DOTALL
+    )
 
     def call_of(found: re.Match[str]) -> ToolCall:
-        check_arguments(found[2])
-        return tool_call(found[1], found[2])
+        return tool_call(found[1], arguments_text(found[2]))
 
     def read(body: str) -> list[ToolCall]:
         return read_calls_in_row(body, pattern, call_of)
@@ -91,7 +93,7 @@ def _calls(before: str, between: str, after: str, separator: str = "") -> tuple[
         separator=separator,
         marker=CALLS,
     )
-    return (Block(CALLS, END_CALLS, read=read), write), form
+    return (Block(CALLS, END_CALLS, read=read, find_end=json_end(END_CALLS)), write), form
 
 
 @dataclass(frozen=True)
@@ -124,19 +126,7 @@ _R1 = replace(_V3, white="\n", results=(_RESULTS, "", _END_RESULTS), splits_at="
 _V3_1 = Version(*_calls(_CALL, _SEPARATOR, _END_CALL), splits_at="first")
 
 
-def check_arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call; raises ValueError unless they are a JSON object."""
-    try:
-        arguments = json.loads(text)
-    # Sampled text may nest brackets beyond Python's stack.
-    except RecursionError as error:
-        raise ValueError("arguments: the JSON is nested too deeply") from error
-    if not isinstance(arguments, dict):
-        raise ValueError(f"arguments: got {text[:80]!r}, expected a JSON object")
-    return arguments
-
-
-class DeepSeekV3Renderer(Renderer):
+class DeepSeekV3Renderer(LeadingThinking):
     """DeepSeek V3.1 without thinking; ``version=3`` is V3, which has no thinking. By default the
     vocabulary decides.
 
@@ -296,16 +286,18 @@ class DeepSeekV3Renderer(Renderer):
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         version, strips = self._version, self.strip_thinking_from_history
-        thinking = leading_thinking(message, ctx.idx, self._name) or ""
-        text = get_text_content(message)
+        keeps = self._thinking and (ctx.in_last_assistant_turn or not strips)
+        given, text = thinking_and_rest(message, keeps)
+        thinking = given or ""
         # In text without calls and results, the template treats everything before a tag as
         # thinking.
         plain = not message.get("tool_calls") and ctx.prev_role != "tool"
+        plain = plain and text == get_text_content(message)  # no thinking part behind the text
         if version.splits_at and plain and END_THINK in text:
             at = text.find(END_THINK) if version.splits_at == "first" else text.rfind(END_THINK)
             thinking += text[:at].removeprefix(THINK).strip(version.white)
             text = text[at + len(END_THINK) :]
-        writes = self._thinking and (ctx.in_last_assistant_turn or not strips)
+        writes = keeps
         if version is _V3_1 and strips and message.get("tool_calls"):
             # The template closes thinking before a call in history.
             writes = writes and (bool(thinking) or ctx.is_last)
@@ -328,6 +320,9 @@ class DeepSeekV3Renderer(Renderer):
         # The stop token is sampled, so it is trained with the answer.
         text += version.calls[1](message, ctx.idx) + END
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
+
+    def _thinking_of(self, message: Message) -> str:
+        return ""  # without thinking, that of a trained answer is left out with a warning
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         # V3 writes tokens around consecutive results, V3.1 does not.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, ArgumentForm, CallForm
+from tinker_cookbook.renderers.core.arguments import arguments_text, read_json, to_json
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, system_message
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
@@ -21,8 +22,7 @@ from tinker_cookbook.renderers.core.tool_calls import (
     as_openai_tool,
     calls_with_arguments,
     read_calls_in_row,
-    read_json,
-    to_json,
+    tags_end,
     tool_call,
 )
 from tinker_cookbook.renderers.deepseek_v3 import (
@@ -78,7 +78,7 @@ def _read_calls(body: str) -> list[ToolCall]:
             # Not parsed and dumped: the call must render to the sampled tokens.
             spelled.append(f"{name}: {value}")
             at = parameter.end()
-        arguments = f"{{{', '.join(spelled)}}}"
+        arguments = arguments_text(f"{{{', '.join(spelled)}}}")
         # JSON keeps the last of equal names, and a bare value may contain a comma and a name.
         if len(read_json(arguments)) != len(spelled):
             raise ValueError("got a parameter twice, or two values in one, expected each once")
@@ -134,7 +134,16 @@ _CALL_FORM = CallForm(
 )
 _VERSION = Version(
     # The blank line before calls belongs to the format.
-    (Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",)), _write_calls),
+    (
+        Block(
+            _CALLS,
+            _END_CALLS,
+            read=_read_calls,
+            before=("\n\n",),
+            find_end=tags_end(_END_CALLS, f"<{_MARK}invoke ", _END_INVOKE),
+        ),
+        _write_calls,
+    ),
     _CALL_FORM,
     # After results the blank line is part of the result: it merges with what it follows.
     openings={"user": ASSISTANT, "tool": ""},

@@ -14,10 +14,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, ArgumentForm, CallForm
+from tinker_cookbook.renderers.core.arguments import to_json
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, split_thinking
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -28,12 +28,12 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.thinking import LeadingThinking, split_thinking
 from tinker_cookbook.renderers.core.tool_calls import (
     calls_with_arguments,
     json_tools,
     read_bare_arguments,
-    to_json,
+    tags_end,
     tool_call,
 )
 
@@ -81,7 +81,7 @@ def _read_call(body: str) -> list[ToolCall]:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Glm46Renderer(Renderer):
+class Glm46Renderer(LeadingThinking):
     """GLM-4.6 with thinking and tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns. Arguments of calls
@@ -99,7 +99,14 @@ class Glm46Renderer(Renderer):
     # The line breaks around blocks belong to the format.
     _blocks = (
         Block("<think>", "</think>", trim="\n", after="\n"),
-        Block("<tool_call>", "</tool_call>", read=_read_call, before=("\n",), after="\n"),
+        Block(
+            "<tool_call>",
+            "</tool_call>",
+            read=_read_call,
+            before=("\n",),
+            after="\n",
+            find_end=tags_end("</tool_call>", "<arg_value>", "</arg_value>"),
+        ),
     )
     _question_end = ""
     """Text that ends every question."""
@@ -145,10 +152,10 @@ class Glm46Renderer(Renderer):
         return replace(form, thinking=(f"\n{opening}", closing))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        thinking, text = split_thinking(message, ctx.idx, self._name)
+        keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        thinking, text = split_thinking(message, keeps)
         # The template empties the block of answers before the last question.
-        if self.strip_thinking_from_history and not ctx.in_last_assistant_turn:
-            thinking = ""
+        thinking = thinking if keeps else ""
         calls = [
             f"<tool_call>{call.function.name}\n"
             + "".join(
@@ -160,7 +167,7 @@ class Glm46Renderer(Renderer):
         ]
         # Unparsed calls are verbatim, because the model sampled them.
         calls += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
-        block = self._thinking_block(thinking.strip(), ctx.idx)
+        block = self._thinking_block(thinking.strip())
         answer = "".join(f"\n{part}" for part in (text.strip(), *calls) if part)
         # The model ends a call with the token of the results that it expects.
         waits = ctx.next_role == "tool" or (ctx.next_role is None and calls)
@@ -172,7 +179,10 @@ class Glm46Renderer(Renderer):
             stop_overlap=self.codec.constant(_RESULTS if waits else _USER),
         )
 
-    def _thinking_block(self, thinking: str, idx: int) -> str:
+    def _thinking_of(self, message: Message) -> str:
+        return split_thinking(message)[0]
+
+    def _thinking_block(self, thinking: str) -> str:
         """Returns the thinking block that the model writes."""
         return f"\n<think>{thinking}</think>"
 
@@ -180,7 +190,7 @@ class Glm46Renderer(Renderer):
 class Glm46DisableThinkingRenderer(Glm46Renderer):
     """GLM-4.6 without thinking: questions end with ``/nothink``, prompts with an empty block.
 
-    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
+    Thinking in a trained answer raises RendererError; in history it is dropped.
     """
 
     _question_end = "/nothink"
@@ -188,15 +198,9 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
     _prompt_closes_thinking = True
     _history_as_sampled = True  # every answer follows an empty block
 
-    def _thinking_block(self, thinking: str, idx: int) -> str:
-        if thinking:
-            raise RendererError(
-                f"messages[{idx}].content: got thinking, expected an answer without: "
-                f"{self._name} tells the model not to think; drop it with "
-                "remove_thinking(content), or use glm4_6"
-            )
-        # The header contains the empty block.
-        return ""
+    def _thinking_block(self, thinking: str) -> str:
+        # The header contains the empty block; a model may think all the same.
+        return super()._thinking_block(thinking) if thinking else ""
 
 
 def _spell(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers import harmony
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
+from tinker_cookbook.renderers.core.arguments import to_json
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -33,15 +34,15 @@ from tinker_cookbook.renderers.core.rendered import (
     join_weighted,
     weigh,
 )
-from tinker_cookbook.renderers.core.renderer import Example, Renderer
-from tinker_cookbook.renderers.core.tool_calls import to_json
+from tinker_cookbook.renderers.core.renderer import Example
+from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 _INSTRUCTIONS = "# Instructions\n\n"
 
 
-class GptOssRenderer(Renderer):
+class GptOssRenderer(ChecksTrainedAnswers):
     """gpt-oss (harmony): the system message, the channels, tool calls and their results.
 
     - ``use_system_prompt`` inserts the system message. Without it, declared tools still need a
@@ -178,8 +179,15 @@ class GptOssRenderer(Renderer):
     def _split_example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
+        for i, message in enumerate(messages):
+            if trained[i] and message["role"] == "assistant":
+                self._check_trained(messages, i)
         # Calls share an example with their answer, with the thinking that the prompt had.
         return join_weighted(self._sampled(messages, trained))
+
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        if self._text_as_thinking and harmony.calls_tool(messages[idx]):
+            harmony.check_one_channel(messages[idx], idx)
 
     def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
         return [piece for piece, _ in self._sampled(messages, [False] * len(messages))]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.messages import Message, ToolSpec, ensure_list
+from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    ToolSpec,
+    checked_arguments,
+    ensure_list,
+)
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
     MessageReader,
@@ -17,7 +22,7 @@ from tinker_cookbook.renderers.core.parsing import (
     unread,
     unterminated,
 )
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, to_json, tool_call
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, tool_call
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ASSISTANT = f"{START}assistant"
@@ -53,10 +58,12 @@ class HarmonyReader(MessageReader):
         self._state = "header"  # or what the message is: thinking, text, call
         self._first = True
         self._header = ""  # of the call
+        self._channel = ""  # of the message
 
     def feed(self, text: str) -> list[ContentDelta]:
         """Parses more text; headers, calls and what may begin ``<|end|>`` are buffered."""
         self._buffer += text
+        self.is_complete = self.is_complete and not self._buffer
         deltas: list[ContentDelta] = []
         while self._state != "call":
             before = self._state, len(self._buffer)
@@ -70,17 +77,15 @@ class HarmonyReader(MessageReader):
         """Flushes the buffer; a header without its end is text, or a call that was cut off."""
         rest, self._buffer = self._buffer, ""
         if self._state == "call":
-            to = recipient(self._header) or ""
+            # Models leave out "functions." now and then.
+            name = (recipient(self._header) or "").removeprefix(FUNCTIONS)
             try:
-                if not to.startswith(FUNCTIONS):
-                    raise ValueError(f"tool call: to {to!r}, expected a recipient {FUNCTIONS}NAME")
-                if not isinstance(json.loads(rest), dict):
-                    raise ValueError("tool call: expected a JSON object of arguments")
-            except (ValueError, RecursionError) as error:
-                self.unparsed.append(unread(self._header + rest, error))
-            else:
+                if not name:
+                    raise ValueError(f"tool call: expected a recipient {FUNCTIONS}NAME")
                 # Arguments stay verbatim, so that the call renders to the sampled tokens.
-                self.calls.append(tool_call(to.removeprefix(FUNCTIONS), rest))
+                self.calls.append(tool_call(name, arguments_text(rest)))
+            except ValueError as error:
+                self.unparsed.append(unread(self._header + rest, error))
             return []
         if self._state == "header" and _CALL_BEGUN.match(rest):
             # Rendering adds <|start|>assistant again.
@@ -105,7 +110,8 @@ class HarmonyReader(MessageReader):
         if match["by_role"] or match["by_channel"]:
             self._state, self._header = "call", header.removeprefix(ASSISTANT) + MESSAGE
         else:
-            self._state = _PARTS.get(match["channel"], "text")
+            self._channel = match["channel"]
+            self._state = _PARTS.get(self._channel, "text")
             # The header of an unknown channel is part of the text.
             if match["channel"] not in _PARTS:
                 return []
@@ -121,6 +127,8 @@ class HarmonyReader(MessageReader):
             text, self._buffer = self._buffer[:ready], self._buffer[ready:]
             return add(text)
         text, self._buffer = self._buffer[:at], self._buffer[at + len(END) :]
+        # Only an answer ends here: after thinking or a preamble another message follows.
+        self.is_complete = self._state == "text" and self._channel == "final"
         self._state, self._first = "header", False
         return add(text)
 
@@ -196,19 +204,12 @@ def write_call(
     """Returns what follows ``<|start|>assistant`` in a message with calls.
 
     ``as_template`` omits ``<|constrain|>`` and allows one call. Raises RendererError for further
-    calls, for arguments that are no JSON object, and for text next to thinking where text is
-    written as thinking.
+    calls, and for arguments that are no JSON object.
     """
     # Empty parts have no message.
     runs = [(kind, text) for kind, text in _runs(message) if text]
-    # As in the template: text next to a call is thinking, and both together are an error.
-    if text_as_thinking:
-        if len(runs) > 1:
-            raise RendererError(
-                f"messages[{idx}].content: got thinking and text with a tool call, expected one "
-                "of them: text_before_call=analysis writes both on one channel; leave the option "
-                "out, or drop one of them"
-            )
+    # As in the template: text next to a call is thinking. A model may have sampled both.
+    if text_as_thinking and len(runs) == 1:
         runs = [("thinking", text) for _, text in runs]
     # History drops the thinking and keeps the text next to a call.
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
@@ -222,19 +223,22 @@ def write_call(
         )
     calls: list[str] = []
     for i, call in enumerate(message.get("tool_calls", [])):
-        name, arguments = call.function.name, call.function.arguments
-        try:
-            is_object = isinstance(json.loads(arguments), dict)
-        except (ValueError, RecursionError):  # too many digits, brackets without end
-            is_object = False
-        if not is_object:
-            raise RendererError(
-                f"messages[{idx}].tool_calls[{i}].function.arguments: got {arguments!r}, expected "
-                "a JSON object"
-            )
+        where = f"messages[{idx}].tool_calls[{i}].function.arguments"
+        name, arguments = call.function.name, checked_arguments(call.function.arguments, where)
         kind = "json" if as_template else "<|constrain|>json"
         calls.append(f" to={FUNCTIONS}{name}{CHANNEL}commentary {kind}{MESSAGE}{arguments}")
     return ASSISTANT.join([*parts, *(call + CALL for call in [*calls, *unparsed])])
+
+
+def check_one_channel(message: Message, idx: int) -> None:
+    """Raises RendererError for text next to thinking, for a format that writes both on one
+    channel."""
+    if sum(bool(text) for _, text in _runs(message)) > 1:
+        raise RendererError(
+            f"messages[{idx}].content: got thinking and text with a tool call, expected one "
+            "of them: text_before_call=analysis writes both on one channel; leave the option "
+            "out, or drop one of them"
+        )
 
 
 def _runs(message: Message) -> list[tuple[str, str]]:

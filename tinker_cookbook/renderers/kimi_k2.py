@@ -7,14 +7,14 @@ declared in a message of role ``tool_declare`` before the system message.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_cookbook.renderers.core.answer_form import CallForm
+from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
 from tinker_cookbook.renderers.core.blocks import Block
-from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.images import Segments, encode_segments
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -26,10 +26,12 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.thinking import LeadingThinking, thinking_and_rest
 from tinker_cookbook.renderers.core.tool_calls import (
     as_openai_tool,
+    json_before,
+    json_end,
     read_calls_in_row,
-    to_json,
     tool_call,
 )
 
@@ -40,8 +42,8 @@ _CALL, _END_CALL = "<|tool_call_begin|>", "<|tool_call_end|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 DECLARE = "tool_declare"
 _READ_CALL = re.compile(
-    rf"\s*{re.escape(_CALL)}\s*(?P<id>functions\.(?P<name>[^<\n]+):\d+)\s*{re.escape(_ARGUMENTS)}"
-    rf"(?P<arguments>.*?){re.escape(_END_CALL)}\s*",
+    rf"\s*{re.escape(_CALL)}\s*(?P<id>(?:functions\.)?(?P<name>[^<\n]+):\d+)\s*"
+    rf"{re.escape(_ARGUMENTS)}(?P<arguments>{json_before(_END_CALL)}){re.escape(_END_CALL)}\s*",
     flags=re.DOTALL,
 )
 KIMI_THINKING = Block("<think>", "</think>")
@@ -51,15 +53,13 @@ def _read_calls(body: str) -> list[ToolCall]:
     """Returns the calls of a section; raises ValueError for anything else."""
 
     def call_of(found: re.Match[str]) -> ToolCall:
-        # Only a check: the arguments stay verbatim.
-        json.loads(found["arguments"])
-        return tool_call(found["name"], found["arguments"], found["id"])
+        return tool_call(found["name"], arguments_text(found["arguments"]), found["id"])
 
     expected = "a call with an id such as functions.search:0"
     return read_calls_in_row(body, _READ_CALL, call_of, expected)
 
 
-KIMI_CALLS = Block(_CALLS, _END_CALLS, read=_read_calls)
+KIMI_CALLS = Block(_CALLS, _END_CALLS, read=_read_calls, find_end=json_end(_END_CALLS))
 """Section of calls."""
 
 
@@ -133,7 +133,7 @@ class KimiK2InstructRenderer(Renderer):
         role = message["role"]
         header = self._header(role, message.get("name", ""))
         if role == "assistant":
-            text = self._thinking_text(message, ctx) + get_text_content(message)
+            text = self._thinking_and_text(message, ctx)
             calls = "".join(
                 f"{_CALL}{call_id}{_ARGUMENTS}{call.function.arguments}{_END_CALL}"
                 for call_id, call in zip(ids, message.get("tool_calls", []), strict=True)
@@ -160,12 +160,13 @@ class KimiK2InstructRenderer(Renderer):
         """Returns the content of a message that the model only reads."""
         return [get_text_content(message)]
 
-    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
-        return ""
+    def _thinking_and_text(self, message: Message, ctx: RenderContext) -> str:
+        """Returns an answer without its calls."""
+        return get_text_content(message)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class KimiK2Renderer(KimiK2InstructRenderer):
+class KimiK2Renderer(LeadingThinking, KimiK2InstructRenderer):
     """Kimi K2 Thinking: every answer begins with a ``<think>`` block, which the model writes.
 
     The blocks are emptied up to the last answer without tool calls: a chain of calls and results
@@ -192,11 +193,12 @@ class KimiK2Renderer(KimiK2InstructRenderer):
         )
         return max(answers, default=-1)
 
-    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
-        thinking = leading_thinking(message, ctx.idx, self._name) or ""
+    def _thinking_and_text(self, message: Message, ctx: RenderContext) -> str:
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        thinking, text = thinking_and_rest(message, keeps)
         # Where thinking is removed, the empty block stays.
-        return f"{KIMI_THINKING.opening}{thinking if keeps else ''}{KIMI_THINKING.closing}"
+        thinking = thinking if thinking and keeps else ""
+        return f"{KIMI_THINKING.opening}{thinking}{KIMI_THINKING.closing}{text}"
 
 
 def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
@@ -209,7 +211,7 @@ def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
         for call in message.get("tool_calls", []) if message["role"] == "assistant" else []:
             given, name = call.id or "", call.function.name
             # An id in the format's form was sampled, so it must render to the same tokens.
-            keeps = re.fullmatch(rf"functions\.{re.escape(name)}:\d+", given)
+            keeps = re.fullmatch(rf"(functions\.)?{re.escape(name)}:\d+", given)
             written.append(given if keeps else f"functions.{name}:{count}")
             waiting.append((call.id, written[-1]))
             count += 1

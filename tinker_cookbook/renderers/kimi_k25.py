@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.checks import TEXT_AND_IMAGES
 from tinker_cookbook.renderers.core.images import Segments, content_segments
 from tinker_cookbook.renderers.core.messages import Message, ToolSpec, system_message
@@ -41,20 +40,15 @@ class KimiK25Renderer(KimiK2Renderer):
 class KimiK25DisableThinkingRenderer(KimiK25Renderer):
     """Kimi K2.5 and K2.6 without thinking.
 
-    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
+    Thinking in a trained answer raises RendererError; in history it is dropped.
     """
 
     _inside = None
     _prompt_opening = "<think></think>"
     _prompt_closes_thinking = True
 
-    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
-        text = super()._thinking_text(message, ctx)
-        # An answer with thinking could not continue the prompt, which closes the block.
-        if text != self._prompt_opening:
-            raise RendererError(
-                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
-                f"{self._name} tells the model not to think; drop it with "
-                "remove_thinking(content), or use the renderer that thinks, such as kimi_k25"
-            )
-        return text
+    def _thinking_and_text(self, message: Message, ctx: RenderContext) -> str:
+        text = super()._thinking_and_text(message, ctx)
+        # The prompt has the empty block; a model may think all the same.
+        opening = self._prompt_opening
+        return text if text.startswith(opening) else opening + text

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.answer_form import CallForm
+from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
 from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -26,9 +27,16 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader, unread
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_json, to_json, tool_call
+from tinker_cookbook.renderers.core.tool_calls import (
+    as_openai_tool,
+    calls_with_arguments,
+    tool_call,
+)
 
 _END = "<|eot_id|>"
+_END_CALL, _TAG = "<|eom_id|>", "<|python_tag|>"
+_BETWEEN = " \t\r\n;"  # characters between calls
+_DECODER = json.JSONDecoder()
 _WITH_TOOLS = "Environment: ipython\n"
 _TOOLS_INTRODUCTION = (
     "You have access to the following functions. To call a function, please respond with JSON for "
@@ -71,8 +79,8 @@ class Llama3Renderer(Renderer):
             if len(calls) > 1 or text.strip():
                 self._warn_once(
                     f"{self._name}: a message has several tool calls, or text next to a call, for "
-                    "which Llama 3 has no form: they are written one below the other, and read "
-                    "back as text; qwen3 and others have a form for them"
+                    "which Llama 3 has no form: they are written one below the other, and text "
+                    "with a call is read back as text; qwen3 and others have a form for them"
                 )
             text = "\n".join(part for part in (text.strip(), *calls) if part)
         elif role in ("tool", "ipython"):
@@ -90,24 +98,22 @@ class Llama3Renderer(Renderer):
         )
 
     def _written_calls(self, message: Message, idx: int) -> list[str]:
-        """Returns the calls as JSON; raises RendererError for arguments that are no JSON."""
-        written: list[str] = []
-        for i, call in enumerate(message.get("tool_calls", [])):
-            arguments = call.function.arguments
-            try:
-                # Arguments are dumped again, as in the template.
-                parameters = to_json(read_json(arguments))
-            except ValueError as error:
-                raise RendererError(
-                    f"messages[{idx}].tool_calls[{i}].function.arguments: got {arguments!r}, "
-                    f"expected JSON ({error})"
-                ) from error
-            written.append(f'{{"name": "{call.function.name}", "parameters": {parameters}}}')
+        """Returns the calls as JSON, with arguments dumped again, as in the template."""
+        written = [
+            f'{{"name": "{call.function.name}", "parameters": {to_json(arguments)}}}'
+            for call, arguments in calls_with_arguments(message, idx)
+        ]
         return written + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+
+    def get_stop_sequences(self) -> list[int]:
+        """Returns ``<|eot_id|>``, and ``<|eom_id|>``, with which Llama 3.1 ends some calls."""
+        codec, stops = self.codec, [*super().get_stop_sequences()]
+        end_call = codec.constant(_END_CALL)
+        return [*stops, *end_call] if len(end_call) == 1 else stops
 
     def _reader(self) -> MessageReader:
         # No token marks a call, so it is known only when the response is complete.
-        return _CallOrText()
+        return _CallsOrText()
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, as Llama 3.1's template does with
@@ -131,8 +137,8 @@ class Llama3Renderer(Renderer):
         return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
 
 
-class _CallOrText(MessageReader):
-    """Parser that buffers a response which may be one JSON object, and so a call."""
+class _CallsOrText(MessageReader):
+    """Parser that buffers a response which may be JSON objects, and so calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,28 +149,48 @@ class _CallOrText(MessageReader):
         if self._waiting is None:
             return self.add_text(text)
         self._waiting += text
-        # White space and an opening brace may begin a call.
-        if self._waiting.lstrip()[:1] in ("", "{"):
+        # White space, <|python_tag|> and an opening brace may begin a call.
+        begun = self._waiting.lstrip()
+        if begun[:1] in ("", "{") or (_TAG.startswith(begun) or begun.startswith(_TAG)):
             return []
         ready, self._waiting = self._waiting, None
         return self.add_text(ready)
 
     def finish(self) -> list[ContentDelta]:
-        """Flushes the buffer: a call, or text."""
+        """Flushes the buffer: calls, or text."""
         text, self._waiting = self._waiting or "", None
-        try:
-            call = json.loads(text) if text.lstrip().startswith("{") else None
-        # Besides JSON errors: integers of too many digits, brackets without end.
-        except (ValueError, RecursionError):
-            call = None
-        # JSON with other keys is an answer in JSON, not a call.
-        if not call or set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
+        functions = _functions(text)
+        if not functions:
             return self.add_text(text)
         try:
-            # Rendering dumps the parameters again, which a lone surrogate does not allow.
-            parameters = to_json(read_json(text)["parameters"])
+            calls = [
+                # Rendering dumps the arguments again.
+                tool_call(name, arguments_text(given))
+                for name, given in functions
+            ]
         except ValueError as error:
             self.unparsed.append(unread(text, error))
         else:
-            self.calls.append(tool_call(call["name"], parameters))
+            self.calls += calls
         return []
+
+
+def _functions(text: str) -> list[tuple[str, Any]]:
+    """Returns name and arguments of each function that the JSON objects in ``text`` call; nothing
+    for other text, such as an answer in JSON."""
+    rest = text.strip().removeprefix(_TAG).lstrip()
+    functions: list[tuple[str, Any]] = []
+    while rest:
+        try:
+            call, end = _DECODER.raw_decode(rest) if rest.startswith("{") else (None, 0)
+        # Besides JSON errors: integers of too many digits, brackets without end.
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(call, dict) or call.pop("type", "function") != "function":
+            return []
+        keys = set(call) - {"name"}
+        if keys not in ({"parameters"}, {"arguments"}) or not isinstance(call.get("name"), str):
+            return []
+        functions.append((call["name"], call[keys.pop()]))
+        rest = rest[end:].lstrip(_BETWEEN)
+    return functions

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers import mistral_messages
 from tinker_cookbook.renderers.core.answer_form import AnswerForm, CallForm
+from tinker_cookbook.renderers.core.arguments import to_json
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -54,9 +55,14 @@ from tinker_cookbook.renderers.core.parsing import (
     special_token_id,
     unread,
 )
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
-from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import to_json
+from tinker_cookbook.renderers.core.rendered import (
+    RenderContext,
+    RenderedMessage,
+    TrainOnWhat,
+    token_list,
+)
+from tinker_cookbook.renderers.core.renderer import Messages
+from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ _V7_TOKENS = (*_V3_TOKENS, _SYSTEM, _END_SYSTEM, _CONTENT)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class MistralRenderer(Renderer):
+class MistralRenderer(ChecksTrainedAnswers):
     """Mistral's formats v3 and v7: tools, no thinking, no images.
 
     ``version`` is one of :data:`VERSIONS`, by default the tokenizer's: v7 if its chat template (or,
@@ -194,6 +200,14 @@ class MistralRenderer(Renderer):
             )
         return normal
 
+    def _select(
+        self, messages: Messages, train_on_what: TrainOnWhat | str
+    ) -> tuple[list[Message], list[bool], TrainOnWhat]:
+        # Not in prompts: a sampled call may remain without a result.
+        if TrainOnWhat(train_on_what) is not TrainOnWhat.ALL_TOKENS:
+            mistral_messages.check_results(super()._normalize(messages), self._name)
+        return super()._select(messages, train_on_what)
+
     def split_special_tokens(self, split: bool) -> None:
         """Has no effect: names of control tokens are always plain text."""
 
@@ -244,11 +258,6 @@ class MistralRenderer(Renderer):
         calls = message.get("tool_calls", [])
         # Mistral's library strips trailing spaces of an answer.
         text = text.rstrip(" ")
-        if text and calls and not self._v7:
-            raise RendererError(
-                f"messages[{idx}].content: got text and tool calls, expected one of them: "
-                f"{self._name} ({self.version}) has no form for both; leave the text out"
-            )
         tokens = self._text(text)
         if calls:
             tokens += [self._ids[_CALLS], *self._text(mistral_messages.calls_text(calls, idx))]
@@ -259,6 +268,14 @@ class MistralRenderer(Renderer):
             for body in bodies:  # as the model wrote it, with its space
                 tokens += [self._ids[_CALLS], *self._plain(body)]
         return RenderedMessage([[*tokens, self._ids[_END]]])
+
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        message = messages[idx]
+        if str(message["content"]).rstrip(" ") and message.get("tool_calls") and not self._v7:
+            raise RendererError(
+                f"messages[{idx}].content: got text and tool calls, expected one of them: "
+                f"{self._name} ({self.version}) has no form for both; leave the text out"
+            )
 
     def _text(self, text: str) -> list[int]:
         return self._plain(self._spaced(text))

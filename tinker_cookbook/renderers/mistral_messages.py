@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.arguments import arguments_text, read_json, to_json
 from tinker_cookbook.renderers.core.checks import TEXT, check_parts
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
-from tinker_cookbook.renderers.core.tool_calls import read_json, to_json, tool_call
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    ToolCall,
+    ToolSpec,
+    checked_arguments,
+    ensure_text,
+)
+from tinker_cookbook.renderers.core.tool_calls import tool_call
 
 TOOLS_ROLE = "available_tools"
 """Role of the first message, which declares tools as JSON."""
@@ -88,12 +95,7 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
     for i, call in enumerate(calls):
         where = f"messages[{idx}].tool_calls[{i}].function"
         check_function_name(call.function.name, f"{where}.name")
-        try:
-            arguments = read_json(call.function.arguments or "{}")
-        except ValueError as error:
-            raise RendererError(
-                f"{where}.arguments: got {call.function.arguments!r}, expected JSON ({error})"
-            ) from error
+        arguments = read_json(checked_arguments(call.function.arguments, f"{where}.arguments"))
         entry = {"name": call.function.name, "arguments": arguments}
         written.append(entry | ({"id": call.id} if call.id else {}))
     return to_json(written)
@@ -114,11 +116,7 @@ def read_calls(body: str) -> list[ToolCall]:
         if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
             raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
         # A string is JSON already and stays as it was sampled.
-        if isinstance(arguments, str):
-            read_json(arguments)
-        else:
-            arguments = to_json(arguments)
-        calls.append(tool_call(name, arguments, entry.get("id")))
+        calls.append(tool_call(name, arguments_text(arguments), entry.get("id")))
     return calls
 
 
@@ -139,7 +137,7 @@ def check_function_name(name: Any, where: str) -> None:
 
 
 def _check_order(messages: Sequence[Message], renderer: str) -> None:
-    before, waiting = "", 0  # results that must still come; -1 where any number may
+    before = ""
     for i, message in enumerate(messages):
         role = message["role"]
         expected = _FOLLOWERS[before]
@@ -156,6 +154,14 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
                 f"messages[{i}].tool_calls: got calls by role {role!r}, expected them in messages "
                 "of role 'assistant' only; change the role"
             )
+        before = role
+
+
+def check_results(messages: Sequence[Message], renderer: str) -> None:
+    """Raises RendererError unless each call has one result right after it."""
+    waiting = 0  # results that must still come; -1 where any number may
+    for i, message in enumerate(messages):
+        role = message["role"]
         if (waiting > 0) != (role == "tool") and not (waiting < 0):
             raise RendererError(
                 f"messages[{i}].role: got {role!r} where {waiting} results of tools are due, "
@@ -166,8 +172,9 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
             waiting = waiting - 1 if waiting > 0 else waiting
         else:
             # An unparsed call may be several, so any number of results may follow.
-            waiting = -1 if message.get("unparsed_tool_calls") else len(made)
-        before = role
+            waiting = (
+                -1 if message.get("unparsed_tool_calls") else len(message.get("tool_calls", []))
+            )
 
 
 def _join(first: Message, second: Message) -> Message:

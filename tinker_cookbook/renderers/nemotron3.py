@@ -15,22 +15,21 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.chatml import END, ChatMLBase
 from tinker_cookbook.renderers.core.answer_form import AnswerForm
-from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
+from tinker_cookbook.renderers.core.arguments import to_json
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
     ToolSpec,
     ensure_text,
-    get_text_content,
     system_message,
 )
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, TrainOnWhat
-from tinker_cookbook.renderers.core.renderer import Example
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.thinking import LeadingThinking, thinking_and_rest
 from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
     as_openai_tool,
     format_xml_calls,
-    to_json,
     with_parsed_arguments,
 )
 from tinker_cookbook.renderers.qwen3 import THINKING
@@ -40,7 +39,7 @@ _OPENED, _EMPTY = "<think>\n", "<think></think>"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Nemotron3Renderer(ChatMLBase):
+class Nemotron3Renderer(LeadingThinking, ChatMLBase):
     """Nemotron 3 Nano and Super with thinking and tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
@@ -115,7 +114,7 @@ class Nemotron3Renderer(ChatMLBase):
         return replace(super().answer_form(), leading="\n")
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        answer = self._thinking_and_text(message, ctx.idx)
+        answer = self._thinking_and_text(message)
         calls = "".join(f"{block}\n" for block in format_xml_calls(message, ctx.idx))
         # Thinking is kept from the last question on.
         if not self.strip_thinking_from_history or ctx.idx >= ctx.last_user_index:
@@ -141,12 +140,12 @@ class Nemotron3Renderer(ChatMLBase):
         text = answer.removeprefix(opening) + ("\n" + calls if calls else "")
         return self._answer(self._header("assistant") + opening, text)
 
-    def _thinking_and_text(self, message: Message, idx: int) -> str:
+    def _thinking_and_text(self, message: Message) -> str:
         """Returns the answer before its calls, with thinking in tags.
 
         Text with a tag in it is verbatim: the template expects the thinking there.
         """
-        thinking, text = leading_thinking(message, idx, self._name), get_text_content(message)
+        thinking, text = thinking_and_rest(message)
         if thinking and thinking.strip():
             return f"{_OPENED}{thinking}{self._closing}{text}"
         # Text without thinking follows an empty block.
@@ -178,20 +177,15 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
     _prompt_opening = _EMPTY
     _prompt_closes_thinking = True
 
-    def _example(
-        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
-    ) -> Example:
-        for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
-            # Only a trained answer must continue the prompt; others follow the template.
-            if not trains or message["role"] != "assistant":
-                continue
-            if not self._thinking_and_text(message, i).startswith(_EMPTY):
-                raise RendererError(
-                    f"messages[{i}].content: got thinking, or a tag of it in the text, expected an "
-                    f"answer without: the prompt of {self._name} closes the think block; drop it "
-                    "with remove_thinking(content), or use nemotron3"
-                )
-        return super()._example(messages, trained, what)
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        super()._check_trained(messages, idx)
+        # Only a trained answer must continue the prompt; others follow the template.
+        if not self._thinking_and_text(messages[idx]).startswith(_EMPTY):
+            raise RendererError(
+                f"messages[{idx}].content: got thinking, or a tag of it in the text, expected an "
+                f"answer without: the prompt of {self._name} closes the think block; drop it "
+                "with remove_thinking(content), or use nemotron3"
+            )
 
 
 class Nemotron3UltraRenderer(Nemotron3Renderer):

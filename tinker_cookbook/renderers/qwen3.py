@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.chatml import ChatMLBase
 from tinker_cookbook.renderers.core.blocks import Block
-from tinker_cookbook.renderers.core.checks import TEXT, TEXT_AND_THINKING, split_thinking
+from tinker_cookbook.renderers.core.checks import TEXT, TEXT_AND_THINKING, check_parts
 from tinker_cookbook.renderers.core.images import Segments, content_segments, encode_segments
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -27,6 +27,11 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, TrainOnWhat
 from tinker_cookbook.renderers.core.renderer import Example
+from tinker_cookbook.renderers.core.thinking import (
+    ChecksTrainedAnswers,
+    LeadingThinking,
+    split_thinking,
+)
 from tinker_cookbook.renderers.core.tool_calls import JSON_CALL, declare_tools, format_tool_calls
 
 THINKING = Block("<think>", "</think>", trim="\n", after="\n")
@@ -94,18 +99,29 @@ class Qwen3InstructRenderer(ChatMLBase):
         return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
 
 
-class Qwen2_5Renderer(Qwen3InstructRenderer):  # noqa: N801 - the model's name has the number
-    """Qwen2.5-*-Instruct: the format of Qwen3-2507 after a default system prompt."""
+class Qwen2_5Renderer(ChecksTrainedAnswers, Qwen3InstructRenderer):  # noqa: N801 - model's name
+    """Qwen2.5-*-Instruct: the format of Qwen3-2507 after a default system prompt.
 
-    _answer_parts = _context_parts = TEXT
+    Sampled thinking stays in the history as text in tags, as in the template; a trained answer
+    with a thinking part raises RendererError.
+    """
+
+    _context_parts = TEXT
     _inserted_system = QWEN2_5_SYSTEM_PROMPT
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, by default after the default prompt."""
         return super()._declare_tools(tools, system_prompt or QWEN2_5_SYSTEM_PROMPT)
 
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        text = format_content_as_string(message["content"], separator="")
+        return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
 
-class Qwen3Renderer(Qwen3InstructRenderer):
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        check_parts(messages[idx], idx, self._name, TEXT)
+
+
+class Qwen3Renderer(LeadingThinking, Qwen3InstructRenderer):
     """Qwen3 hybrid models with thinking.
 
     As in the template, answers before the last question lose their thinking, so each turn needs a
@@ -136,7 +152,8 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         return "".join(part.get("text", AROUND_IMAGE[0]) for part in parts)
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        thinking, text = self._split_thinking(message, ctx)
+        keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        thinking, text = self._split_thinking(message, keeps)
         # Quirk of the template: of the last turn only the last answer has an empty block.
         in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
         if in_turn or not self.strip_thinking_from_history:
@@ -151,14 +168,17 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         block = f"<think>\n{thinking}\n</think>\n\n"
         return self._answer(self._header("assistant"), text, block)
 
-    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
-        return split_thinking(message, ctx.idx, self._name)
+    def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
+        return split_thinking(message, keeps)
+
+    def _thinking_of(self, message: Message) -> str:
+        return self._split_thinking(message, True)[0]
 
 
 class ThinkingDisabled(ChatMLBase):
     """Mixin without thinking: the prompt ends with an empty ``<think>`` block.
 
-    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
+    Thinking in a trained answer raises RendererError; in history it is dropped.
     """
 
     _inside = None
@@ -182,14 +202,10 @@ class ThinkingDisabled(ChatMLBase):
         return example
 
     def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
-        if thinking:
-            raise RendererError(
-                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
-                f"the prompt of {self._name} closes the think block; drop it with "
-                f"remove_thinking(content), or use {self._name.partition('_disable')[0]}"
-            )
-        # The prompt contains the empty block, so it is header and not trained.
-        return self._answer(self._header("assistant") + _EMPTY_THINKING, text)
+        # The prompt contains the empty block, so it is header and not trained. A model may think
+        # all the same.
+        block = f"<think>\n{thinking}\n</think>\n\n" if thinking else ""
+        return self._answer(self._header("assistant") + _EMPTY_THINKING, text, block)
 
 
 class Qwen3DisableThinkingRenderer(ThinkingDisabled, Qwen3Renderer):

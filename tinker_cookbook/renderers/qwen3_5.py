@@ -14,9 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers.core.checks import leading_thinking
 from tinker_cookbook.renderers.core.images import Segments, trim_segments
-from tinker_cookbook.renderers.core.messages import Message, ToolSpec, get_text_content
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    ToolSpec,
+    get_text_content,
+    has_thinking,
+)
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
@@ -72,20 +76,22 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         return super()._question(message).strip()
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        thinking, text = self._split_thinking(message, ctx)
+        keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        thinking, text = self._split_thinking(message, keeps)
         calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
         # A blank line separates calls from text; without text there is none.
         answer = text + ("\n\n" if calls and text else "") + "\n".join(calls)
         # Unlike in Qwen3, every answer of the last turn has a block, if need be an empty one.
-        if ctx.in_last_assistant_turn or not self.strip_thinking_from_history:
+        if keeps:
             return self._answer_after_block(thinking.strip(), answer, ctx)
         return self._answer(self._header("assistant"), answer)
 
-    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
-        thinking, text = super()._split_thinking(message, ctx)
+    def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
+        thinking, text = super()._split_thinking(message, keeps)
         # The template trims before it searches for tags: the line break after a tag is dropped,
         # spaces between it and the text are not.
-        given = leading_thinking(message, ctx.idx, self._name) is not None
+        content = message["content"]
+        given = not isinstance(content, str) and has_thinking(content)
         tagged = "</think>" in get_text_content(message) and not given
         return thinking, text.rstrip() if tagged else text.strip()
 

@@ -61,11 +61,11 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
             return RenderedMessage(output=[])
         return super().render_message(Message(**{**message, "content": whole}), ctx)
 
-    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+    def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
         # Tags in a string are text here, unlike in Qwen3.5.
         if isinstance(message["content"], str):
             return "", message["content"].strip()
-        return super()._split_thinking(message, ctx)
+        return super()._split_thinking(message, keeps)
 
 
 class Qwen3_8DisableThinkingRenderer(  # noqa: N801 - as above

@@ -38,6 +38,8 @@ class Block:
     trim: str = ""  # characters stripped from both ends of thinking
     before: tuple[str, ...] = ()  # the first of these that ends the text before it is dropped
     after: str = ""  # characters stripped from the beginning of the text that follows
+    # Finds the closing tag of calls, whose values may contain that tag; -1: there is none yet.
+    find_end: Callable[[str], int] | None = None
 
 
 class BlockReader(MessageReader):
@@ -65,6 +67,7 @@ class BlockReader(MessageReader):
         self._skip = inside.trim if inside else skip  # characters dropped until another one comes
         self._opened_by_prompt = inside.opening if inside else ""
         self._buffer = ""
+        self._searched = 0  # the closing tag of a call is not before this position
 
     def feed(self, text: str) -> list[ContentDelta]:
         """Parses more text; what may be the beginning of a tag is buffered."""
@@ -107,7 +110,13 @@ class BlockReader(MessageReader):
         before = None
         while before != (self._inside, len(self._buffer)):
             before = self._inside, len(self._buffer)
-            deltas += self._read_text() if self._inside is None else self._read_block(self._inside)
+            block = self._inside
+            if block is None:
+                deltas += self._read_text()
+            elif block.read is None:
+                deltas += self._read_thinking(block)
+            else:
+                self._read_calls(block, ended)
         return deltas
 
     def _read_text(self) -> list[ContentDelta]:
@@ -127,17 +136,27 @@ class BlockReader(MessageReader):
         self._inside, self._skip = block, block.trim
         return self.add_text(text.removesuffix(dropped))
 
-    def _read_block(self, block: Block) -> list[ContentDelta]:
+    def _read_calls(self, block: Block, ended: bool) -> None:
+        assert block.read is not None
+        first = end = self._buffer.find(block.closing, self._searched)
+        if end >= 0 and block.find_end is not None:
+            end = block.find_end(self._buffer)
+        if ended and end < 0:  # the block has no proper end, so that the first tag ends it
+            end = self._buffer.find(block.closing)
+        if end < 0:
+            # Only text with another closing tag has to be searched again.
+            last = self._buffer.rfind(block.closing) if first >= 0 else -1
+            self._searched = max(last + 1, len(self._buffer) - len(block.closing) + 1, 0)
+            return
+        body, self._searched = self._take(end), 0
+        try:
+            self.calls.extend(block.read(body))
+        except ValueError as error:
+            self.unparsed.append(unread(f"{block.opening}{body}{block.closing}", error))
+        self._leave(block)
+
+    def _read_thinking(self, block: Block) -> list[ContentDelta]:
         end = self._buffer.find(block.closing)
-        if block.read is not None:
-            if end >= 0:
-                body = self._take(end)
-                try:
-                    self.calls.extend(block.read(body))
-                except (ValueError, RecursionError) as error:  # the latter: brackets without end
-                    self.unparsed.append(unread(f"{block.opening}{body}{block.closing}", error))
-                self._leave(block)
-            return []
         inner = self._buffer if end < 0 else self._buffer[:end]
         thinking = inner.lstrip(self._skip)
         if thinking:

@@ -65,34 +65,6 @@ def check_caller(message: Message, idx: int) -> None:
         )
 
 
-def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
-    """Returns the thinking part before the text, None if there is none.
-
-    Raises RendererError for thinking elsewhere.
-    """
-    content = message["content"]
-    if isinstance(content, str):
-        return None
-    kinds = [part["type"] for part in content]
-    if "thinking" in kinds[1:]:
-        raise RendererError(
-            f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
-            f"thinking part, before the text: {renderer} has no form for others"
-        )
-    return str(content[0].get("thinking", "")) if kinds[:1] == ["thinking"] else None
-
-
-def split_thinking(message: Message, idx: int, renderer: str) -> tuple[str, str]:
-    """Returns thinking and text of an answer; in a string, thinking is found by its tags."""
-    part, text = leading_thinking(message, idx, renderer), get_text_content(message)
-    before, closed, _ = text.partition("</think>")
-    if part is not None or not closed:
-        return part or "", text
-    # As in the templates: thinking is between the last <think> and the first </think>, and white
-    # space around it and a line break before the text belong to the format.
-    return before.split("<think>")[-1].strip("\n"), text.split("</think>")[-1].lstrip("\n")
-
-
 def text_of(message: Message, idx: int, renderer: str) -> str:
     """Returns the text of a message; raises RendererError if it has anything else."""
     check_parts(message, idx, renderer, TEXT)

@@ -7,13 +7,13 @@ separate part, because chat formats differ in how they write it and when they le
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.core.arguments import arguments_text
 from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS, check_keys, take_reasoning
 
 Role: TypeAlias = str
@@ -346,17 +346,38 @@ def _check_content(content: Any, where: str) -> None:
             raise RendererError(f"{where}[{i}].{kind}: got {value!r}, expected a {kind}")
 
 
+def checked_arguments(arguments: Any, where: str) -> str:
+    """Returns the arguments of a call as JSON text; raises RendererError unless they are an object
+    or its text. An empty text and null mean no arguments."""
+    try:
+        return arguments_text(arguments)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RendererError(
+            f"{where}: got {arguments!r}, expected a JSON object, or the JSON text of one; use "
+            f'"{{}}" for no arguments ({error})'
+        ) from error
+
+
 def _normalize_call(call: Any, kind: type[StrictBase], where: str) -> StrictBase:
-    if isinstance(call, kind):
+    if isinstance(call, UnparsedToolCall) and kind is UnparsedToolCall:
         return call
+    if isinstance(call, ToolCall) and kind is ToolCall:
+        written = call.function.arguments
+        arguments = checked_arguments(written, f"{where}.function.arguments")
+        if arguments is written:
+            return call
+        function = call.function.model_copy(update={"arguments": arguments})
+        return call.model_copy(update={"function": function})
     try:
         if kind is UnparsedToolCall:
             return UnparsedToolCall.model_validate(call)
         function = dict(call["function"])
         # Hugging Face rows often have arguments as an object.
-        if not isinstance(function.get("arguments"), str):
-            function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+        arguments = function.get("arguments")
+        function["arguments"] = checked_arguments(arguments, f"{where}.function.arguments")
         return ToolCall(function=ToolCall.FunctionBody.model_validate(function), id=call.get("id"))
+    except RendererError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # also pydantic's
         fields = '{"function": {"name": …, "arguments": …}}'
         if kind is UnparsedToolCall:

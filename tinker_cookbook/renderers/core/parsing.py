@@ -35,7 +35,7 @@ class ParseTermination(StrEnum):
     """How a sampled response ended; truthy if it ended properly."""
 
     STOP_SEQUENCE = "stop_sequence"  # the renderer's stop sequence, once and at the end
-    EOS = "eos"  # the tokenizer's EOS token instead of the stop sequence
+    EOS = "eos"  # the tokenizer's EOS, or another end of a message, instead of the stop sequence
     MALFORMED = "malformed"  # cut off (no stop sequence), or with text after the stop sequence
 
     @property
@@ -188,10 +188,12 @@ class MessageReader:
     """Parser from the text of a response to the parts of a message.
 
     This class parses plain text; a format with thinking or tool calls has a subclass. ``ending``
-    overrides the termination by tokens, for formats whose stop sequence is text.
+    overrides the termination by tokens, for formats whose stop sequence is text. ``is_complete``:
+    the text so far is a whole message, also without a stop token after it.
     """
 
     ending: ParseTermination | None = None
+    is_complete = False
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
@@ -351,7 +353,8 @@ class ResponseParser:
         if self._stopped:
             clean = not self._beyond
             return ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
-        return ParseTermination.EOS if self._held_eos else ParseTermination.MALFORMED
+        ended = self._held_eos or self._reader.is_complete
+        return ParseTermination.EOS if ended else ParseTermination.MALFORMED
 
 
 def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:

@@ -7,7 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.arguments import (
+    BareArguments,
+    arguments_text,
+    read_json,
+    to_json,
+    typed_arguments,
+)
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import (
     ContentPart,
@@ -17,12 +23,25 @@ from tinker_cookbook.renderers.core.messages import (
     ToolCall,
     ToolSpec,
     UnparsedToolCall,
+    checked_arguments,
 )
 from tinker_cookbook.renderers.core.parsing import unread
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def json_before(closing: str) -> str:
+    """Returns the pattern (for re.DOTALL) of JSON up to the first ``closing`` that is not part of a
+    string."""
+    first, rest = re.escape(closing[0]), re.escape(closing[1:])
+    return rf'(?:[^"{first}]++|"(?:[^"\\]++|\\.)*+"|{first}(?!{rest}))*+(?={first}{rest})'
+
+
 _THINKING_OR_CALL = re.compile(
-    r"<think>(?P<thinking>.*?)</think>|<tool_call>(?P<call>.*?)</tool_call>", re.DOTALL
+    "<think>(?P<thinking>.*?)</think>"
+    f"|<tool_call>(?P<call>{json_before(_CLOSE)})</tool_call>"
+    "|<tool_call>(?P<unread>.*?)</tool_call>",
+    re.DOTALL,
 )
 # Possessive quantifiers, so that long runs of white space take linear time.
 _NAME_FIRST = re.compile(
@@ -63,26 +82,29 @@ def format_tool_calls(message: Message) -> list[str]:
     return calls + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
 
 
-def read_json(text: str) -> Any:
-    """Returns the value of JSON text.
-
-    Raises ValueError for other text, for JSON that is nested beyond Python's stack, and for text
-    with a lone surrogate, which no tokenizer can encode.
-    """
-    try:
-        value = json.loads(text)
-        to_json(value).encode()
-    except RecursionError as error:
-        raise ValueError("the JSON is nested too deeply") from error
-    except UnicodeEncodeError as error:
-        raise ValueError("the JSON contains half of a character (a lone surrogate)") from error
-    return value
-
-
 def tool_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
     """Returns a call with its arguments as a JSON string."""
-    function = ToolCall.FunctionBody(name=name, arguments=arguments)
+    # model_construct keeps BareArguments; validation would make them a plain string.
+    function = ToolCall.FunctionBody.model_construct(name=name, arguments=arguments)
     return ToolCall(function=function, id=call_id)
+
+
+def typed_call(call: ToolCall, schema: Mapping[str, Any] | None) -> ToolCall:
+    """Returns the call with the types of the tool's schema, for chat formats that write none."""
+    written = call.function.arguments
+    typed = typed_arguments(written, schema or {})
+    return call if typed is written else tool_call(call.function.name, typed, call.id)
+
+
+def json_end(closing: str) -> Callable[[str], int]:
+    """Returns the function that finds the first ``closing`` outside of JSON strings, else -1."""
+    pattern = re.compile(json_before(closing), re.DOTALL)
+
+    def find(text: str) -> int:
+        found = pattern.match(text)
+        return -1 if found is None else found.end()
+
+    return find
 
 
 def read_json_call(body: str) -> list[ToolCall]:
@@ -92,10 +114,8 @@ def read_json_call(body: str) -> list[ToolCall]:
     if match := _NAME_FIRST.fullmatch(body):
         text = match["arguments"].rstrip()
         try:
-            # A string is JSON that was encoded twice; other text has more fields or is no JSON.
-            if not isinstance(json.loads(text), str):
-                return [tool_call(match["name"], text)]
-        except (ValueError, RecursionError):
+            return [tool_call(match["name"], arguments_text(read_json(text) and text))]
+        except ValueError:  # a string is JSON that was encoded twice; other text has more fields
             pass
     try:
         value = read_json(body)
@@ -103,12 +123,7 @@ def read_json_call(body: str) -> list[ToolCall]:
         raise ValueError(f"Invalid JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('tool call: expected an object {"name": …, "arguments": …}')
-    arguments = value.get("arguments", {})
-    if isinstance(arguments, str):
-        read_json(arguments)
-    else:
-        arguments = to_json(arguments)
-    return [tool_call(value["name"], arguments)]
+    return [tool_call(value["name"], arguments_text(value.get("arguments")))]
 
 
 def read_calls_in_row(
@@ -132,7 +147,7 @@ def read_calls_in_row(
 
 
 # The line break before a block belongs to the format.
-JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",))
+JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",), find_end=json_end(_CLOSE))
 """A call as JSON between tags."""
 
 
@@ -155,16 +170,11 @@ def parse_content_blocks(
             parts.append(ThinkingPart(type="thinking", thinking=block["thinking"]))
             continue
         try:
-            calls += read_json_call(block["call"])
+            calls += read_json_call(block["call"] or block["unread"] or "")
         except ValueError as error:
             calls.append(unread(block[0], error))
     parts.append(TextPart(type="text", text=content[end:]))
     return [part for part in parts if part.get("text") or part.get("thinking")], calls
-
-
-def to_json(value: Any) -> str:
-    """Returns ``value`` as JSON, as chat templates write it."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def json_tools(tools: Sequence[ToolSpec]) -> str:
@@ -194,7 +204,6 @@ _PARAMETER = re.compile(
     r"(?=\s*+(?:<parameter=|\Z))",
     re.DOTALL,
 )
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 XML_CALL_INSTRUCTIONS = (
     "If you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
@@ -236,18 +245,8 @@ def format_xml_calls(message: Message, idx: int, *, json_scalars: bool = False) 
 def calls_with_arguments(message: Message, idx: int) -> Iterator[tuple[ToolCall, dict[str, Any]]]:
     """Yields each call with its arguments; raises RendererError unless they are a JSON object."""
     for i, call in enumerate(message.get("tool_calls", [])):
-        written = call.function.arguments
-        try:
-            arguments = read_json(written)
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise RendererError(
-                f"messages[{idx}].tool_calls[{i}].function.arguments: got {written!r}, expected a "
-                "JSON object in a string: this chat format writes arguments one by one; use "
-                '"{}" for none'
-            )
-        yield call, arguments
+        where = f"messages[{idx}].tool_calls[{i}].function.arguments"
+        yield call, read_json(checked_arguments(call.function.arguments, where))
 
 
 def read_xml_call(body: str) -> list[ToolCall]:
@@ -260,97 +259,48 @@ def read_xml_call(body: str) -> list[ToolCall]:
     return [tool_call(function["name"], arguments)]
 
 
-def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> str:
-    """Returns consecutive ``name`` and ``value`` groups of ``pattern`` as a JSON object.
+def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> BareArguments:
+    """Returns consecutive ``name`` and ``value`` groups of ``pattern`` as arguments.
 
     Raises ValueError for a name that occurs twice and for other text.
     """
-    arguments: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     end = 0
     # Matched at one position only: a search would try every white space again.
     while match := pattern.match(text, end):
-        if match["name"] in arguments:
+        if match["name"] in texts:
             raise ValueError(f"tool call: argument {match['name']!r} is given twice")
-        arguments[match["name"]] = _read_bare_value(match["value"])
+        texts[match["name"]] = match["value"]
         end = match.end()
     if rest := text[end:].strip():
         raise ValueError(f"tool call: expected {expected}, got {rest[:100]!r}")
-    return to_json(arguments)
+    return BareArguments(texts)
 
 
-def typed_arguments(arguments: str, schema: Mapping[str, Any]) -> str:
-    """Returns the arguments of a call with the types of the tool's schema.
+def tags_end(closing: str, inner: str, inner_closing: str) -> Callable[[str], int]:
+    """Returns the function that finds the ``closing`` of a block of tags, else -1: every ``inner``
+    tag before it has been closed, the last one directly before it."""
 
-    For chat formats that write strings without quotes, where the parser can only guess: ``12`` is a
-    number, but the text "12" if the schema says string. A value that fits no type is unchanged.
-    """
-    values, properties = json.loads(arguments), schema.get("properties") or {}
-    return to_json(
-        {name: _typed(value, properties.get(name, True), schema) for name, value in values.items()}
-    )
+    def find(text: str) -> int:
+        at = text.find(closing)
+        while at >= 0:
+            body = text[:at]
+            opened = body.count(inner)
+            last = body.rstrip().endswith(inner_closing)
+            if not opened or (last and opened <= body.count(inner_closing)):
+                return at
+            at = text.find(closing, at + 1)
+        return -1
 
-
-def _typed(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    candidates = [value]
-    if isinstance(value, str):
-        try:
-            candidates.append(_WORDS[value] if value in _WORDS else read_json(value))
-        except ValueError:
-            return value
-    else:
-        candidates.append(to_json(value))
-    return next((one for one in candidates if _fits(one, schema, root)), value)
-
-
-def _fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
-    """Returns whether a value has a type, or is one of the values, of a schema."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return True
-    if "$ref" in schema:
-        found: Any = root
-        for key in str(schema["$ref"]).removeprefix("#/").split("/"):
-            found = found.get(key, {}) if isinstance(found, Mapping) else {}
-        return _fits(value, found, root, depth + 1)
-    if "enum" in schema or "const" in schema:
-        allowed = schema.get("enum", [schema.get("const")])
-        return any(type(one) is type(value) and one == value for one in allowed)
-    if options := schema.get("anyOf") or schema.get("oneOf"):
-        return any(_fits(value, option, root, depth + 1) for option in options)
-    kinds = schema.get("type", [])
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    return not kinds or any(_has_type(value, kind) for kind in kinds)
-
-
-def _has_type(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or value is None:
-        return kind == ("null" if value is None else "boolean")
-    if kind == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    kinds = {"string": str, "number": (int, float), "array": list, "object": dict}
-    return isinstance(value, kinds.get(kind, ()))
+    return find
 
 
 # The line breaks before a block belong to the format.
-XML_CALL = Block(_OPEN, _CLOSE, read=read_xml_call, before=("\n\n", "\n"))
+XML_CALL = Block(
+    _OPEN,
+    _CLOSE,
+    read=read_xml_call,
+    before=("\n\n", "\n"),
+    find_end=tags_end(_CLOSE, "<function=", "</function>"),
+)
 """A call as XML between tags."""
-
-
-def _read_bare_value(text: str) -> Any:
-    """Returns the value of ``text`` as JSON, or ``text`` itself.
-
-    The XML form has no types: ``12`` may be a number or a string, and is read as the number. A
-    number counts only in its canonical spelling, because ``1.10`` may be a version.
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    try:
-        value = json.loads(text)
-        # Compare with the canonical spelling below; raises for NaN and Infinity, which are no JSON,
-        # and for a lone surrogate, which cannot be written again.
-        spelled = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        spelled.encode()
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(value, str):
-        return text
-    return value if isinstance(value, (dict, list)) or spelled == text else text

@@ -11,9 +11,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.core.arguments import read_json
 from tinker_cookbook.renderers.core.checks import check_caller, check_parts
-from tinker_cookbook.renderers.core.messages import Message, has_thinking, openai_message
-from tinker_cookbook.renderers.core.tool_calls import read_json
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    checked_arguments,
+    has_thinking,
+    openai_message,
+)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
@@ -194,11 +199,6 @@ def _convert_arguments(calls: list[dict[str, Any]], form: Form, idx: int) -> Non
         )
     # Arguments as text are already in the form that the template writes.
     for at, call in enumerate(calls if form.arguments == "object" else ()):
-        arguments = call["function"]["arguments"]
-        try:
-            call["function"]["arguments"] = read_json(arguments)
-        except ValueError as error:
-            raise RendererError(
-                f"messages[{idx}].tool_calls[{at}].function.arguments: got {arguments!r}, expected "
-                f"JSON ({error})"
-            ) from error
+        where = f"messages[{idx}].tool_calls[{at}].function.arguments"
+        text = checked_arguments(call["function"]["arguments"], where)
+        call["function"]["arguments"] = read_json(text)

@@ -67,24 +67,43 @@ class EpisodePrompts:
         replace."""
         if tokens[: len(sampled)] == sampled:
             return len(sampled)
-        # 1. The same text with other tokens. Its length grows with the tokens, so bisect its end.
-        decode = self._renderer.codec.decode
-        text = decode(sampled)
+        # 1. The same text with other tokens. Its length grows with the tokens, so bisect its end. A
+        #    renderer of another package may have no codec.
+        codec = getattr(self._renderer, "codec", None)
+        if codec is None:
+            return None
+        decode, text = codec.decode, codec.decode(sampled)
         end = bisect_left(range(len(tokens)), len(text), key=lambda n: len(decode(tokens[:n])))
         if decode(tokens[:end]) == text:
             return end
         # 2. The same message in another spelling, such as a call without a space after a comma. The
-        # template writes it the same at the end of a conversation and in history.
-        try:
-            example, weights = self._renderer.build_supervised_example(conversation)
-        except RendererError:  # the format rewrites such an answer in history
+        #    template writes it the same at the end of a conversation and in history.
+        *body, stop = self._rendered_answer(conversation) or [-1]
+        if tokens[: len(body)] != body or len(tokens) == len(body):
             return None
-        rendered = _text_tokens(example) or []
-        trained = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
-        rendered = rendered[: trained[-1] + 1] if trained else []
-        # An answer without an end has no corresponding part of the rendered conversation.
-        complete = bool(rendered) and rendered[-1] == sampled[-1]
-        return len(rendered) if complete and tokens[: len(rendered)] == rendered else None
+        # An answer without an end has no corresponding part of the rendered conversation. A model
+        # may end with another stop token than the renderer; one that begins the next message must
+        # be the one of that message.
+        last, following = sampled[-1], tokens[len(body)]
+        ends = last == stop or last in self._renderer.get_stop_sequences()
+        return len(body) + 1 if ends and following in {stop, last} else None
+
+    def _rendered_answer(self, conversation: Sequence[Message]) -> list[int]:
+        """Returns the tokens of a conversation up to the stop token of its last answer."""
+        # all_tokens takes answers that the format writes, but does not train.
+        extends = getattr(self._renderer, "has_extension_property", False)
+        for what in ("last_assistant_message", *(["all_tokens"] if extends else [])):
+            try:
+                example, weights = self._renderer.build_supervised_example(conversation, what)
+            except RendererError:  # the format rewrites such an answer in history
+                continue
+            rendered = _text_tokens(example) or []
+            trained = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
+            if what == "all_tokens":
+                stops = self._renderer.get_stop_sequences()
+                trained = [i for i in trained if rendered[i] in stops]
+            return rendered[: trained[-1] + 1] if trained else []
+        return []
 
 
 def _text_tokens(prompt: tinker.ModelInput) -> list[int] | None:

@@ -210,7 +210,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
-    calls = CallPolicy.of(body, renderer)
+    calls = CallPolicy.of(body)
     mask = chat_mask(body, calls, renderer, model.eos_ids)
     # Default: as many tokens as the context has space for.
     # OpenAI renamed max_tokens; the newer name takes precedence.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.renderers import Renderer, ToolCall, ToolSpec
-from tinker_cookbook.renderers.core.tool_calls import tool_call, typed_arguments
+from tinker_cookbook.renderers.core.tool_calls import typed_call
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, SamplingBody, Tool
@@ -28,26 +28,16 @@ from tinker_cookbook.structured_output import (
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """Tool calls that an answer may have: the allowed ``tools``, and the number of calls.
-
-    ``untyped``: the chat format writes arguments without types, so the schema's types are used.
-    """
+    """Tool calls that an answer may have: the allowed ``tools``, and the number of calls."""
 
     use: ToolUse = "auto"
     tools: Sequence[Tool] = ()
     parallel: bool = True
     named: bool = False
-    untyped: bool = False
 
     @classmethod
-    def of(cls, body: ChatBody, renderer: Renderer) -> CallPolicy:
+    def of(cls, body: ChatBody) -> CallPolicy:
         """Returns the policy of a request; raises ``ApiError`` for an invalid ``tool_choice``."""
-        form = renderer.answer_form().calls
-        untyped = form is not None and form.arguments is not None and not form.arguments.typed
-        return replace(cls._of(body), untyped=untyped)
-
-    @classmethod
-    def _of(cls, body: ChatBody) -> CallPolicy:
         tools, choice = body.tools or [], body.tool_choice
         parallel = body.parallel_tool_calls is not False
         if choice in (None, "auto") or (choice == "none" and not tools):
@@ -85,16 +75,9 @@ class CallPolicy:
         """
         if self.use == "none":
             return [], "".join(call.function.model_dump_json() for call in calls)
-        if self.untyped:
-            calls = [self._typed(call) for call in calls]
-        return (calls if self.parallel else calls[:1]), ""
-
-    def _typed(self, call: ToolCall) -> ToolCall:
         schemas = {tool.function.name: tool.function.parameters for tool in self.tools}
-        name, schema = call.function.name, schemas.get(call.function.name)
-        if not schema:
-            return call
-        return tool_call(name, typed_arguments(call.function.arguments, schema), call.id)
+        typed = [typed_call(call, schemas.get(call.function.name)) for call in calls]
+        return (typed if self.parallel else typed[:1]), ""
 
 
 def tool_spec(tool: Tool) -> ToolSpec:

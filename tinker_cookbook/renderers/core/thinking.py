@@ -1,0 +1,93 @@
+"""Thinking of answers: how it is taken apart, and which answers may be trained.
+
+A model may sample thinking anywhere. A prompt has every sampled answer, with thinking that the
+format has no place for in tags. A *trained* answer of that kind raises RendererError, because the
+format never asks for its tokens.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.messages import Message, has_thinking
+from tinker_cookbook.renderers.core.rendered import TrainOnWhat
+from tinker_cookbook.renderers.core.renderer import Example, Renderer
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+def thinking_and_rest(message: Message, keeps: bool = True) -> tuple[str | None, str]:
+    """Returns the thinking part before the text, None without one, and the rest as text.
+
+    The rest has other thinking parts in tags, without ``keeps`` none.
+    """
+    content = message["content"]
+    if isinstance(content, str):
+        return None, content
+    first = str(content[0]["thinking"]) if content and content[0]["type"] == "thinking" else None
+    rest = ""
+    for part in content if first is None else content[1:]:
+        if part["type"] == "text":
+            rest += part["text"]
+        elif part["type"] == "thinking" and keeps:
+            rest += f"{THINK}{part['thinking']}{END_THINK}"
+    return first, rest
+
+
+def split_thinking(message: Message, keeps: bool = True) -> tuple[str, str]:
+    """Returns thinking and text of an answer; in a string, thinking is found by its tags.
+
+    Without ``keeps``, thinking behind the text is left out.
+    """
+    part, text = thinking_and_rest(message, keeps)
+    before, closed, _ = text.partition(END_THINK)
+    given = not isinstance(message["content"], str) and has_thinking(message["content"])
+    if given or not closed:
+        return part or "", text
+    # As in the templates: thinking is between the last <think> and the first </think>, and white
+    # space around it and a line break before the text belong to the format.
+    return before.split(THINK)[-1].strip("\n"), text.split(END_THINK)[-1].lstrip("\n")
+
+
+class ChecksTrainedAnswers(Renderer):
+    """Mixin of a format that can write in a prompt what it does not train."""
+
+    def _example(
+        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
+    ) -> Example:
+        # all_tokens trains the text as it is in a prompt.
+        for i, message in enumerate(messages if what is not TrainOnWhat.ALL_TOKENS else ()):
+            if trained[i] and message["role"] == "assistant":
+                self._check_trained(messages, i)
+        return super()._example(messages, trained, what)
+
+    @abstractmethod
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        """Raises RendererError for a trained answer for which the format has no form."""
+
+
+class LeadingThinking(ChecksTrainedAnswers):
+    """Mixin of a format whose answers have thinking only at the beginning."""
+
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        content = messages[idx]["content"]
+        kinds = [] if isinstance(content, str) else [part["type"] for part in content]
+        if "thinking" in kinds[1:]:
+            raise RendererError(
+                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+                f"thinking part, before the text: {self._name} has no form for others"
+            )
+        # History drops the thinking anyway.
+        is_history = idx <= self._last_user_index(messages) and self.strip_thinking_from_history
+        if self.disables_thinking and not is_history and self._thinking_of(messages[idx]).strip():
+            raise RendererError(
+                f"messages[{idx}].content: got thinking, expected an answer without: the prompt of "
+                f"{self._name} closes the think block; drop it with remove_thinking(content), or "
+                f"use {self._name.partition('_disable')[0]}"
+            )
+
+    def _thinking_of(self, message: Message) -> str:
+        """Returns the thinking that the format writes before the text of an answer."""
+        return thinking_and_rest(message)[0] or ""
