@@ -140,7 +140,11 @@ _VERSION = Version(
             _END_CALLS,
             read=_read_calls,
             before=("\n\n",),
-            find_end=tags_end(_END_CALLS, f"<{_MARK}invoke ", _END_INVOKE),
+            find_end=tags_end(
+                _END_CALLS,
+                (f"<{_MARK}invoke ", _END_INVOKE),
+                (f"<{_MARK}parameter ", _END_PARAMETER),
+            ),
         ),
         _write_calls,
     ),

@@ -105,7 +105,7 @@ class Glm46Renderer(LeadingThinking):
             read=_read_call,
             before=("\n",),
             after="\n",
-            find_end=tags_end("</tool_call>", "<arg_value>", "</arg_value>"),
+            find_end=tags_end("</tool_call>", ("<arg_value>", "</arg_value>")),
         ),
     )
     _question_end = ""

@@ -39,7 +39,7 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.tool_use.episode import ToolEpisode
 from tinker_cookbook.tool_use.execution import ToolUnavailableError
 from tinker_cookbook.tool_use.recording import recorded
-from tinker_cookbook.tool_use.tools import handle_tool_call
+from tinker_cookbook.tool_use.tools import handle_tool_call, typed_for
 from tinker_cookbook.tool_use.types import Tool, ToolResult
 
 RewardResult: TypeAlias = tuple[float, dict[str, float]]
@@ -53,8 +53,8 @@ class AgentToolMessageEnv(MessageEnv):
     """Episode in which each answer may call tools; an answer without a call ends the episode.
 
     It also ends after ``max_turns`` answers, after ``max_tool_calls`` calls, after a call of a
-    tool with ``should_stop``, and at malformed calls. ``reward_fn`` is called once, at the end,
-    unless malformed calls were the cause.
+    tool with ``should_stop``, and at malformed calls. ``reward_fn`` is called once, at the end; if
+    malformed calls or a limit on tokens were the cause, only for its metrics.
 
     Attributes:
         tools: The tools, with distinct names.
@@ -114,6 +114,7 @@ class AgentToolMessageEnv(MessageEnv):
         self.episode = ToolEpisode(self.tools)
         self._num_turns = 0
         self._num_calls = 0
+        self._is_graded = False
         self._errors_in_a_row = 0
         self._takes_episode = _takes_episode(self.reward_fn)
 
@@ -154,8 +155,13 @@ class AgentToolMessageEnv(MessageEnv):
             ToolUnavailableError: A tool is unavailable, with ``on_unavailable="fail"``.
         """
         self._num_turns += 1
+        calls: list[ToolCall] = [
+            typed_for(self._by_name.get(call.function.name), call)
+            for call in message.get("tool_calls", ())
+        ]
+        if calls:
+            message = Message(**{**message, "tool_calls": calls})
         self.history.append(message)
-        calls: list[ToolCall] = list(message.get("tool_calls", ()))
         malformed: list[UnparsedToolCall] = list(message.get("unparsed_tool_calls", ()))
         at_max_turns = self._num_turns >= self.max_turns
         metrics: Metrics = {}
@@ -209,8 +215,13 @@ class AgentToolMessageEnv(MessageEnv):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """Returns the metrics of the episode's calls; ``reward_fn`` was part of the last step."""
-        return 0.0, self.episode.metrics()
+        """Returns the metrics of the episode's calls; ``reward_fn`` was part of the last step.
+
+        After an end without ``reward_fn`` (malformed calls, a limit on tokens) its metrics are
+        added, so that shares such as that of right answers count every episode.
+        """
+        metrics = {} if self._is_graded else (await self._reward())[1]
+        return 0.0, {**metrics, **self.episode.metrics()}
 
     async def _run(self, calls: Sequence[ToolCall], logs: Logs) -> list[ToolResult]:
         """Runs calls, and adds their results to the conversation in the order of the calls."""
@@ -275,6 +286,7 @@ class AgentToolMessageEnv(MessageEnv):
         return MessageStepResult(reward, ends, self.history, metrics, logs, stop_reason=reason)
 
     async def _reward(self) -> RewardResult:
+        self._is_graded = True
         policy = self.termination_policy
         messages, seconds = self.history, None
         if policy is not None:

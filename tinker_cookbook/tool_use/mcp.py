@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers.core.arguments import to_json
 from tinker_cookbook.tool_use.execution import (
     DEFAULT_MAX_OUTPUT_CHARS,
     CallState,
@@ -43,6 +44,7 @@ transport: an async context manager that returns two streams."""
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 10.0
+_PING_SECONDS = 5.0
 _STDERR_CHARS = 500
 
 
@@ -62,7 +64,7 @@ async def mcp_tools(
     """Connects to a server and returns its tools; close them when they are no longer used.
 
     If the server ends during a call, the result has ``error_type="unavailable"``; the next call
-    starts it again.
+    starts it again. It also does so if the server no longer answers after a call that timed out.
 
     Args:
         source: See ``Source``. A command gets only a few environment variables, such as ``PATH``,
@@ -161,7 +163,7 @@ def _as_result(answer: Any) -> ToolResult:
         texts.append(text)
     structured = _either(answer, "structured_content", "structuredContent")
     if not texts and structured is not None:
-        texts = [str(structured)]
+        texts = [to_json(structured)]
     failed = _either(answer, "is_error", "isError")
     return simple_tool_result(
         "\n".join(texts), metadata={"error": "execution_failed"} if failed else {}
@@ -260,10 +262,14 @@ class _Server:
 
     async def _open(self) -> list[Any]:
         async with self._opening:
-            if self._connection is None or not self._connection.usable:
+            before = self._connection
+            if before is None or not await before.answers():
                 connection = _Connection(self)
                 await connection.start()
                 self._connection = connection
+                if before is not None:
+                    before.retire()
+            assert self._connection is not None
             return self._connection.tools
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -290,13 +296,32 @@ class _Connection:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the session ends
         self._asked_to_close = asyncio.Event()
         self._ready = asyncio.Event()
+        self._num_calls = 0
+        self._retired = self._hung = False
+        self._ping: asyncio.Task[None] | None = None
         # The end of the session; its result is the reason.
         self.ended: asyncio.Task[str] = asyncio.create_task(self._run())
 
-    @property
-    def usable(self) -> bool:
-        """Whether calls can be sent: the session has not ended, as far as is known."""
-        return not (self.ended.done() or self._asked_to_close.is_set())
+    async def answers(self) -> bool:
+        """Returns whether calls can be sent: the session has not ended, as far as is known."""
+        if self._ping is not None:
+            await asyncio.wait({self._ping})
+        return not (self._hung or self.ended.done() or self._asked_to_close.is_set())
+
+    def retire(self) -> None:
+        """Ends the session after its last call: another connection has replaced it."""
+        self._retired = True
+        if not self._num_calls:
+            self._asked_to_close.set()
+
+    async def _check(self) -> None:
+        """Finds out whether the server still answers, after a call without an answer."""
+        try:
+            await asyncio.wait_for(self._session.send_ping(), _PING_SECONDS)
+        except Exception as error:  # a server without pings answers with an error
+            self._hung = isinstance(error, TimeoutError) or _is_closed(error)
+        finally:
+            self._ping = None
 
     async def start(self) -> None:
         """Waits until the server has listed its tools."""
@@ -314,12 +339,19 @@ class _Connection:
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Returns the answer; raises ``ToolUnavailableError`` if the server ends meanwhile."""
         work = asyncio.ensure_future(self._session.call_tool(name, arguments))
+        self._num_calls += 1
         try:
             await asyncio.wait({work, self.ended}, return_when="FIRST_COMPLETED")
             if work.done() and not work.cancelled() and work.exception() is None:
                 return work.result()
+        except asyncio.CancelledError:  # a timeout: the tool is slow, or the server is dead
+            self._ping = self._ping or asyncio.create_task(self._check())
+            raise
         finally:
             work.cancel()
+            self._num_calls -= 1
+            if self._retired:
+                self.retire()
         error = None if work.cancelled() or not work.done() else work.exception()
         # Lets the session task notice a closed connection before the call is blamed for the error.
         await asyncio.sleep(0)

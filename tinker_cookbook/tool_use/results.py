@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+from pydantic import BaseModel
+
 from tinker_cookbook.renderers import ContentPart, Message
 from tinker_cookbook.tool_use.types import ToolResult
 
@@ -66,8 +68,8 @@ def as_tool_result(value: Any, name: str) -> ToolResult:
     """Converts a tool's return value to a result: text as it is, other values as JSON text.
 
     Raises:
-        TypeError: The value is neither a ``ToolResult`` nor a JSON value, or a message of the
-            result has no text.
+        TypeError: The value is neither a ``ToolResult`` nor a JSON value (which may contain
+            pydantic models), or a message of the result has no text.
     """
     if isinstance(value, ToolResult):
         result = ToolResult(
@@ -83,12 +85,18 @@ def as_tool_result(value: Any, name: str) -> ToolResult:
     if isinstance(value, str):
         return simple_tool_result(value)
     try:
-        return simple_tool_result(json.dumps(value, ensure_ascii=False))
+        return simple_tool_result(json.dumps(value, ensure_ascii=False, default=_model_values))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"tool '{name}' must return text, a JSON value or a ToolResult, got "
-            f"{type(value).__name__}"
+            f"tool '{name}' must return text, a JSON value, a pydantic model or a ToolResult, got "
+            f"{type(value).__name__} ({error})"
         ) from error
+
+
+def _model_values(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def _checked_message(message: Any, name: str) -> Message:

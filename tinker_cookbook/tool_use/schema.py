@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 _ARGS_HEADING = re.compile(r"^(?:Args|Arguments|Parameters):\s*$", re.MULTILINE)
 _HEADING = re.compile(r"^\S.*:\s*$", re.MULTILINE)
@@ -44,20 +45,31 @@ def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
     return text.strip(), parameters
 
 
+def described_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function with the hints and the docstring of a callable: that of a partial, or
+    the method ``__call__`` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 class ToolSignature:
     """Parameters of a tool's function: their JSON schema, and the check of a call's arguments.
 
     Hints may be ``Annotated[type, "description"]`` or ``Annotated[type, Field(...)]``; other
-    descriptions come from the docstring. A first parameter ``self`` or ``cls`` is skipped.
+    descriptions come from the docstring. A first parameter ``self`` or ``cls`` is skipped, and so
+    are the arguments of a partial.
 
     Raises:
         ConfigurationError: A parameter is not a named one, or its type hint cannot be read.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self.description, described = read_docstring(function.__doc__)
+        source = described_function(function)
+        self.description, described = read_docstring(source.__doc__ or function.__doc__)
+        given = function.keywords if isinstance(function, functools.partial) else {}
         try:
-            hints = get_type_hints(function, include_extras=True)
+            hints = get_type_hints(source, include_extras=True)
         except Exception as error:
             raise ConfigurationError(
                 f"tool {name!r}: its type hints cannot be read ({error}); expected types that are "
@@ -65,7 +77,7 @@ class ToolSignature:
             ) from error
         fields: dict[str, Any] = {}
         for i, (parameter, entry) in enumerate(inspect.signature(function).parameters.items()):
-            if i == 0 and parameter in ("self", "cls"):
+            if (i == 0 and parameter in ("self", "cls")) or parameter in given:
                 continue
             if entry.kind not in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
                 raise ConfigurationError(
@@ -102,10 +114,15 @@ class ToolSignature:
                 for one in error.errors(include_url=False, include_input=False)
             ]
             raise ValueError("; ".join(problems)) from error
-        return {
+        found = {
             field.removeprefix("field_"): getattr(values, field)
             for field in self.model.model_fields
         }
+        for name in arguments if isinstance(arguments, Mapping) else ():
+            if name not in found:
+                known = ", ".join(found) or "none"
+                raise ValueError(f"{name}: no such parameter{nearest(name, found)}; it has {known}")
+        return found
 
 
 def _description_of(hint: Any) -> str | None:

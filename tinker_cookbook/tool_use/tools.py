@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -12,19 +13,22 @@ from typing import Any, overload
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import ToolCall
+from tinker_cookbook.renderers.core.arguments import arguments_text
+from tinker_cookbook.renderers.core.tool_calls import typed_call
 from tinker_cookbook.rl.rollouts.async_utils import run_in_new_thread
 from tinker_cookbook.tool_use.execution import CallState, Slots, ToolSettings, guarded, run_tool
 from tinker_cookbook.tool_use.results import error_tool_result as error_tool_result
 from tinker_cookbook.tool_use.results import simple_tool_result as simple_tool_result
-from tinker_cookbook.tool_use.schema import ToolSignature
+from tinker_cookbook.tool_use.schema import ToolSignature, described_function
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult, ToolSpec
 
 
 class FunctionTool:
-    """Tool from a function or method, as created by ``@tool``.
+    """Tool from a function, a method, a partial or a callable object, as created by ``@tool``.
 
     A sync function runs in its own thread, so it may block; an async function must not block. The
-    function returns text, a JSON value or a ``ToolResult``. Calling the tool calls the function.
+    function returns text, a JSON value, a pydantic model or a ``ToolResult``. Calling the tool
+    calls the function.
 
     Raises:
         ConfigurationError: The signature has no JSON schema.
@@ -41,12 +45,17 @@ class FunctionTool:
         description: str | None = None,
         settings: ToolSettings | None = None,
     ) -> None:
+        self._kind = type(fn) if isinstance(fn, staticmethod | classmethod) else None
+        fn = fn.__func__ if isinstance(fn, staticmethod | classmethod) else fn
         self._fn = fn
-        self._name = name or fn.__name__
+        self._name = name or getattr(fn, "__name__", "")
+        if not self._name:  # a partial has its function's name, an object that of its class
+            inner = described_function(fn)
+            self._name = type(fn).__name__ if inner.__name__ == "__call__" else inner.__name__
         self.settings = settings or ToolSettings()
         self._signature = ToolSignature(fn, self._name)
         self._description = description or self._signature.description
-        self._instance: Any = None
+        self._instance: Any = None  # first argument of a method
         self._state = CallState(Slots(self.settings.max_concurrency), self.settings.cache_size)
         # For a method: the state of the calls of each object, as long as the object lives.
         self._states: dict[int, CallState] = {}
@@ -126,8 +135,11 @@ class FunctionTool:
         )
 
     def __get__(self, obj: Any, objtype: type | None = None) -> FunctionTool:
-        """Returns the tool of one object, for a decorated method."""
-        if obj is None:
+        """Returns the tool of one object, for a decorated method; of the class, for a class
+        method."""
+        if self._kind is classmethod:
+            obj = objtype or type(obj)
+        if obj is None or self._kind is staticmethod:
             return self
         bound = FunctionTool.__new__(FunctionTool)
         bound.__dict__.update(self.__dict__)
@@ -155,6 +167,9 @@ class FunctionTool:
         """Pickles the import path of the function, for builders in other processes."""
         if self._instance is not None:
             return getattr, (self._instance, self._fn.__name__)
+        if not hasattr(self._fn, "__qualname__"):  # a partial or an object is pickled itself
+            options = {"name": self.name, "description": self.description}
+            return functools.partial(FunctionTool, settings=self.settings, **options), (self._fn,)
         return _load, (self._fn.__module__, self._fn.__qualname__)
 
 
@@ -222,11 +237,22 @@ async def handle_tool_call(tools: Mapping[str, Tool], tool_call: ToolCall) -> To
 
     if name not in tools:
         return failed(f"Tool '{name}' not found{nearest(name, tools)}", "tool_not_found")
+    text = typed_for(tools[name], tool_call).function.arguments
     try:
-        arguments = json.loads(tool_call.function.arguments)
+        arguments = json.loads(text or "null")
     except (ValueError, RecursionError) as error:
         return failed(f"Failed to parse tool arguments: {error}", "json_decode_failed")
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         message = f"Parameter validation failed: got {type(arguments).__name__}, expected an object"
         return failed(message, "validation_failed")
+    try:
+        arguments_text(text)
+    except ValueError as error:  # a lone surrogate, for example, which would end an MCP connection
+        return failed(f"Parameter validation failed: {error}", "validation_failed")
     return await run_tool(tools[name], ToolInput(arguments, call_id))
+
+
+def typed_for(tool: Tool | None, call: ToolCall) -> ToolCall:
+    """Returns the call with the types of the tool's schema, for chat formats that write none."""
+    return typed_call(call, getattr(tool, "parameters_schema", None))

@@ -170,7 +170,7 @@ def test_later_system_messages_as_the_users(make_renderer):
 )
 def test_what_the_format_cannot_write_is_refused(shown, spec, messages, match):
     with pytest.raises(RendererError, match=match):
-        shown(spec, messages, prompt=True)
+        shown(spec, messages, prompt=spec != "deepseekv3_thinking")
 
 
 def test_options_are_checked(make_renderer):

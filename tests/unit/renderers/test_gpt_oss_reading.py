@@ -119,7 +119,7 @@ def test_what_has_no_header_is_text(renderer, response, content):
     [
         (" to=functions.f<|channel|>commentary json<|message|>{", "Expecting", "functions.f"),
         (" to=functions.f<|channel|>commentary json<|message|>[1]", "JSON object", "functions.f"),
-        ("<|channel|>analysis to=python code<|message|>print(1)", "to 'python'", "python"),
+        ("<|channel|>analysis to=python code<|message|>print(1)", "Expecting", "python"),
         ("<|channel|>commentary to=functions.f<|message|>{}<|end|>", "Extra data", "functions.f"),
         ("<|channel|>commentary to=functions.f", "unterminated tool block", "functions.f"),
         ("<|channel|>commentary to=functions.f<|message|>" + "[" * 99_999, "", "functions.f"),
@@ -161,13 +161,6 @@ def test_what_the_format_cannot_say_is_refused(renderer, messages, error):
         renderer.build_generation_prompt(messages)
 
 
-@pytest.mark.parametrize("arguments", ["", "x", "[1]", '"{}"'])
-def test_arguments_that_are_no_object_are_refused(renderer, arguments):
-    call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(RendererError, match="expected a JSON object"):
-        renderer.build_generation_prompt([{**calling(), "tool_calls": [call]}])
-
-
 def test_text_with_a_call(renderer, tokenizer):
     both = calling(thinking("t"), part("Wait."))
     assert (
@@ -179,8 +172,10 @@ def test_text_with_a_call(renderer, tokenizer):
     assert "<|channel|>analysis<|message|>Wait.<|end|>" in prompt_text(
         hidden, [USER, calling(part("Wait."))]
     )
-    with pytest.raises(RendererError, match="got thinking and text with a tool call"):
-        hidden.build_generation_prompt([USER, both])
+    assert "commentary<|message|>Wait.<|end|>" in prompt_text(hidden, [USER, both])
+    for build in (hidden.build_supervised_example, hidden.build_supervised_examples):
+        with pytest.raises(RendererError, match="got thinking and text with a tool call"):
+            build([USER, both])
 
 
 def test_a_result_without_its_call_takes_the_name_it_is_given(renderer):

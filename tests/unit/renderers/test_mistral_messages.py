@@ -110,7 +110,7 @@ THINKING = [{"type": "thinking", "thinking": "…"}]
 )
 def test_what_v3_cannot_write_is_refused(renderers, messages, said):
     with pytest.raises(RendererError, match=said):
-        renderers["v3"].build_generation_prompt(messages)
+        renderers["v3"].build_supervised_example(messages)
 
 
 @pytest.mark.parametrize(

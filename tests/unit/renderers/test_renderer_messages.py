@@ -149,7 +149,8 @@ def test_half_of_a_character_is_refused_with_its_place(make_renderer, message, f
     messages = [{"role": "user", "content": "Hi 🙂"}, message]
     with pytest.raises(RendererError) as raised:
         make_renderer("qwen3", "qwen3").build_generation_prompt(messages)
-    assert str(raised.value).startswith(f"messages[1].{field}: got half of a character")
+    assert str(raised.value).startswith(f"messages[1].{field}: got ")
+    assert "half of a character" in str(raised.value)
 
 
 def test_wrong_train_on_what_names_the_right_one():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import json
+import pickle
 import random
+from typing import Any
 
 import pytest
 from mistral_cases import V3_TOKENS, V7_TOKENS
@@ -15,6 +18,12 @@ from tinker_cookbook.renderers import BUILT_IN, get_renderer
 from tinker_cookbook.renderers.core.messages import has_thinking
 from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tool_use import (
+    AgentToolMessageEnv,
+    build_agent_tool_env,
+    handle_tool_call,
+    tool,
+)
 
 # One vocabulary with the control tokens of every format.
 DEEPSEEK = ["begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁calls▁begin",
@@ -102,9 +111,165 @@ def test_what_is_sampled_can_be_written_back(load, spec):
         first = prompts.build([QUESTION], None).to_ints()
         later = prompts.build([QUESTION, message, AGAIN], ([QUESTION, message], sampled)).to_ints()
         # A format in which the model does not think drops the thinking of such an answer.
-        kept = "strip" in spec or spec == "qwen2_5" or not has_thinking(message["content"])
+        thinks = has_thinking(message["content"]) or "think>" in str(message["content"])
+        kept = "strip" in spec or spec == "qwen2_5" or not thinks
         if extends and kept and ending.is_stop_sequence:
             assert later[: len(first) + len(sampled)] == [*first, *sampled]
         results = [{"role": "tool", "content": "1"} for _ in message.get("tool_calls", [])]
         renderer.build_generation_prompt([QUESTION, message, *results, *[AGAIN][: not results]])
         json.dumps([c.model_dump() for c in message.get("tool_calls", [])]).encode()
+
+
+def with_calls(load):
+    for spec in SPECS:
+        renderer = load(spec)
+        with contextlib.suppress(RendererError):
+            if "tool_calls" in renderer.parse_response(written(renderer, call()))[0]:
+                yield spec, renderer
+
+
+WRONG = ["{'a': 1}", '{"a": 1', '"{}"', '"{\\"a\\": 1}"', "[1]", "[]", "12", '{"a": NaN}', "x",
+         '{"a": 1e999}', '{"a": "\\ud83d"}', '{"a": ' + "[" * 200 + "]" * 200 + "}",
+         [1], 3, False, {"a": float("nan")}, {"a": {1, 2}}]  # fmt: skip
+RIGHT = [("", {}), (" ", {}), (None, {}), ("null", {}), ({}, {}), ("{}", {}), ({"a": 1}, {"a": 1}),
+         ('{"a":1}', {"a": 1})]  # fmt: skip
+
+
+def test_arguments_are_an_object_or_refused_in_every_format(load):
+    checked = 0
+    for spec, renderer in with_calls(load):
+        for arguments, value in RIGHT:
+            expected = written(renderer, call(arguments=json.dumps(value)))
+            said = renderer.parse_response(expected)[0]["tool_calls"][0]
+            assert json.loads(said.function.arguments) == value, spec
+            if arguments != '{"a":1}':  # formats that keep JSON as it is written
+                assert written(renderer, call(arguments=arguments)) == expected, spec
+        for arguments in WRONG:
+            where = r"^messages\[1\].tool_calls\[0\].function.arguments: got .* JSON object"
+            with pytest.raises(RendererError, match=where):
+                renderer.build_generation_prompt([QUESTION, call(arguments=arguments), AGAIN])
+        checked += 1
+    assert checked > 35
+
+
+CLOSED = ["a </tool_call> b", "</tool_call>", "<tool_call>", '"</tool_call>"', "\\</tool_call>\\",
+          '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>', "</function>\n</tool_call>x",
+          "<tool_call>\n<function=g>\n</function>\n</tool_call>", "</｜DSML｜function_calls>",
+          "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "<|tool_call_end|><|tool_calls_section_end|>",
+          "<tool_call>g\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+          "<think>", "</think>"]  # fmt: skip
+
+
+def test_a_call_ends_where_its_value_ends_in_every_format(load):
+    for spec, renderer in with_calls(load):
+        for text in CLOSED:
+            given = {"text": text, "n": 1}
+            tokens = written(renderer, call("write", json.dumps(given)))
+            message, ending = renderer.parse_response(tokens)
+            *_, streamed = renderer.parse_response_streaming(iter(tokens))
+            assert streamed == message
+            assert ending.is_stop_sequence, (spec, text)
+            (found,) = message.get("tool_calls", [None])
+            assert found is not None, (spec, text, message)
+            assert json.loads(found.function.arguments) == given, (spec, text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "calls"),
+    [
+        ("llama3", '{"type": "function", "name": "f", "parameters": {"x": 1}}', [("f", {"x": 1})]),
+        ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>', [("f", {})]),
+        ("llama3", '{"name": "f", "arguments": {"x": 1}}', [("f", {"x": 1})]),
+        (
+            "llama3",
+            '{"name": "f", "parameters": {}}; {"name": "g", "parameters": null}',
+            [("f", {}), ("g", {})],
+        ),
+        ("llama3", '<|python_tag|>print("hi")', []),
+        ("llama3", '{"name": "f", "parameters": {}} Done.', []),
+        ("llama3", '{"type": "x", "name": "f", "parameters": {}}', []),
+        (
+            "gpt_oss_low_reasoning",
+            "<|channel|>commentary to=f<|constrain|>json<|message|>{}<|call|>",
+            [("f", {})],
+        ),
+        (
+            "kimi_k2_instruct",
+            "<|tool_calls_section_begin|><|tool_call_begin|>f:3<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            [("f", {})],
+        ),
+    ],
+)
+def test_forms_of_calls_that_models_sample(load, spec, text, calls):
+    renderer = load(spec)
+    tokens = [*renderer.codec.encode(text)]
+    if tokens[-1] not in renderer.get_stop_sequences():
+        tokens.append(renderer.get_stop_sequences()[0])
+    message, ending = renderer.parse_response(tokens)
+    assert ending.is_stop_sequence
+    found = message.get("tool_calls", [])
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in found] == calls
+    prompt = renderer.build_generation_prompt([QUESTION, message]).to_ints()
+    if spec == "kimi_k2_instruct":
+        assert text in renderer.codec.decode(prompt)  # with its id
+
+
+def test_an_answer_of_gpt_oss_may_end_as_in_history(load):
+    renderer = load("gpt_oss_low_reasoning")
+    for channel, is_clean in (("final", True), ("analysis", False), ("commentary", False)):
+        tokens = renderer.codec.encode(f"<|channel|>{channel}<|message|>Yes.<|end|>")
+        assert renderer.parse_response(tokens)[1].is_clean == is_clean
+    more = [*tokens, *renderer.codec.encode("<|start|>assistant")]
+    assert not renderer.parse_response(more)[1].is_clean
+
+
+@tool
+def write(content: str, n: int, flag: bool = False, more: list[int] | None = None) -> list[Any]:
+    """Gives back what it got."""
+    return [content, n, flag, more]
+
+
+BARE = ["10001", "0", "true", "True", "null", "None", "12.5", '{"a":1}', "[1,  2]", "1e2", "007",
+        '{"a": 1, "a": 2}', '{\n "a": 1\n}', "123_456", " x ", '"x"', "", "two\nlines"]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["qwen3_5", "qwen3_8_low_reasoning", "nemotron3", "glm4_6"])
+def test_a_declared_text_is_what_was_written(load, spec):
+    renderer = load(spec)
+    for text in BARE:
+        given = {"content": text, "n": 3, "flag": True, "more": [1]}
+        tokens = written(renderer, call("write", json.dumps(given)))
+        message, _ = renderer.parse_response(tokens)
+        (sampled,) = pickle.loads(pickle.dumps(message["tool_calls"]))
+        result = asyncio.run(handle_tool_call({"write": write}, sampled))
+        assert json.loads(result.messages[0]["content"]) == [text, 3, True, [1]], text
+        # In an episode: what rewards and later prompts get.
+        env = AgentToolMessageEnv([write], [QUESTION], 5, lambda history: (0.0, {}))
+        asyncio.run(env.step(message))
+        assert env.episode.calls[0].arguments == given
+        (said,) = env.history[0]["tool_calls"]
+        assert json.loads(said.function.arguments) == given
+
+
+class ThreeMethods:
+    """A renderer of another package: the three methods of the official cookbook."""
+
+    def __init__(self, renderer):
+        self.build_generation_prompt = renderer.build_generation_prompt
+        self.parse_response = renderer.parse_response
+        self.get_stop_sequences = renderer.get_stop_sequences
+
+
+def test_an_episode_needs_three_methods_of_a_renderer(load):
+    renderer = load("qwen3_instruct")
+
+    async def episode():
+        plain = ThreeMethods(renderer)
+        env = build_agent_tool_env(plain, [write], [QUESTION], lambda history: (1.0, {}))
+        await env.initial_observation()
+        step = await env.step(written(renderer, call("write", '{"content": "a", "n": 1}')))
+        return step.episode_done, env.messages[-1]["content"]
+
+    done, result = asyncio.run(episode())
+    assert (done, json.loads(result)) == (False, ["a", 1, False, None])

@@ -194,6 +194,7 @@ def test_metrics_of_the_episode():
     )
     reward, metrics = asyncio.run(env.grade([], "completed"))
     assert reward == 0.0
+    assert metrics.pop("calls_seen") == 5, "reward_fn, which no step has called"
     assert {name: value for name, value in metrics.items() if value} == {
         "tool/calls": 5,
         "tool/calls/add": 3,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pickle
 import sys
 import threading
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -128,12 +129,95 @@ def test_arguments_have_their_types_when_they_arrive():
         ("{}", "validation_failed", "query: Field required"),
         ('{"query": "x", "limit": 0}', "validation_failed", "limit: Input should be greater"),
         ('{"query": "x", "copy": "c"}', "validation_failed", "copy: Input should be 'a' or 'b'"),
+        ('{"query": "x", "limt": 5}', "validation_failed", "limt: no such parameter; did you mean"),
+        (r'{"query": "\ud83d"}', "validation_failed", "half of a character"),
+        ('{"query": ' + "[" * 200 + "]" * 200 + "}", "validation_failed", "nested too deeply"),
+        ('{"query": ' + "1" * 5000 + "}", "json_decode_failed", "limit"),
     ],
 )
 def test_a_call_that_cannot_be_run_gets_a_result_that_says_why(arguments, kind, said):
     result = call(search, arguments)
     assert result.error_type == kind
     assert said in json.loads(text(result))["error"]
+
+
+class Anything:
+    """A tool class of a user's."""
+
+    name = "any"
+
+    async def run(self, input: ToolInput) -> ToolResult:
+        return simple_tool_result(str(input.arguments))
+
+
+def test_half_of_a_character_reaches_no_tool():
+    assert call(Anything(), r'{"x": ["\ud83d"]}').error_type == "validation_failed"
+    assert text(call(Anything(), "")) == "{}"
+
+
+class Callable:
+    """Adds to a state."""
+
+    start = 10
+
+    def __call__(self, n: int) -> int:
+        return self.start + n
+
+
+class Library:
+    @tool
+    @staticmethod
+    def fixed(n: int) -> int:
+        """Static."""
+        return n
+
+    @tool
+    @classmethod
+    def named(cls, n: int) -> str:
+        """Of the class."""
+        return f"{cls.__name__} {n}"
+
+
+def power(base: int, n: int) -> Place:
+    """Power."""
+    return Place(city=str(base**n))
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "expected"),
+    [
+        (FunctionTool(functools.partial(power, 2)), "power", '{"city": "8"}'),
+        (FunctionTool(functools.partial(power, base=2)), "power", '{"city": "8"}'),
+        (tool(Callable()), "Callable", "13"),
+        (tool(name="add")(Callable()), "add", "13"),
+        (Library.fixed, "fixed", "3"),
+        (Library().fixed, "fixed", "3"),
+        (Library.named, "named", "Library 3"),
+        (Library().named, "named", "Library 3"),
+    ],
+)
+def test_every_callable_can_be_a_tool(made, name, expected):
+    for one in (made, pickle.loads(pickle.dumps(made))):
+        assert one.name == name
+        assert list(one.parameters_schema["properties"]) == ["n"]
+        assert one.description
+        assert text(call(one, {"n": 3})) == expected
+
+
+def test_models_are_results_and_endless_values_are_named():
+    @tool
+    def give(what: str) -> Any:
+        """Gives a value."""
+        cycle: list[Any] = []
+        cycle.append(cycle)
+        deep: list[Any] = []
+        for _ in range(5000):
+            deep = [deep]
+        return {"model": [Place(city="Bern")], "cycle": cycle, "deep": deep}[what]
+
+    assert text(call(give, {"what": "model"})) == '[{"city": "Bern"}]'
+    assert "Circular reference" in text(call(give, {"what": "cycle"}))
+    assert "recursion" in text(call(give, {"what": "deep"}))
 
 
 def test_an_unknown_tool_is_named_with_the_nearest():

@@ -277,20 +277,23 @@ def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> B
     return BareArguments(texts)
 
 
-def tags_end(closing: str, inner: str, inner_closing: str) -> Callable[[str], int]:
+def tags_end(closing: str, *inner: tuple[str, str]) -> Callable[[str], int]:
     """Returns the function that finds the ``closing`` of a block of tags, else -1: every ``inner``
-    tag before it has been closed, the last one directly before it."""
+    opening before it has been closed, the first kind of them directly before it."""
+
+    def is_whole(body: str) -> bool:
+        (opening, last), *_ = inner
+        if opening not in body:
+            return True
+        return body.rstrip().endswith(last) and all(
+            body.count(opening) <= body.count(end) for opening, end in inner
+        )
 
     def find(text: str) -> int:
         at = text.find(closing)
-        while at >= 0:
-            body = text[:at]
-            opened = body.count(inner)
-            last = body.rstrip().endswith(inner_closing)
-            if not opened or (last and opened <= body.count(inner_closing)):
-                return at
+        while at >= 0 and not is_whole(text[:at]):
             at = text.find(closing, at + 1)
-        return -1
+        return at
 
     return find
 
@@ -301,6 +304,6 @@ XML_CALL = Block(
     _CLOSE,
     read=read_xml_call,
     before=("\n\n", "\n"),
-    find_end=tags_end(_CLOSE, "<function=", "</function>"),
+    find_end=tags_end(_CLOSE, ("<function=", "</function>"), ("<parameter=", "</parameter>")),
 )
 """A call as XML between tags."""
