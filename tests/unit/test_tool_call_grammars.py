@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.renderers.core.arguments import typed_arguments
+from tinker_cookbook.renderers.core.arguments import BareArguments, typed_arguments
 from tinker_cookbook.structured_output import AnswerRule, GrammarError, answer_mask
 
 pytest.importorskip("llguidance", reason="structured output is an extra: pip install llguidance")
@@ -292,9 +292,9 @@ def test_arguments_take_the_types_of_the_schema():
         "list": {"$ref": "#/$defs/List"},
     }
     schema = {"properties": properties, "$defs": {"List": {"type": "array"}}}
-    given = {"text": 12, "whole": "-0", "number": "1.50", "flag": "true", "kind": 1, "list": "x",
-             "more": 3}  # fmt: skip
-    assert json.loads(typed_arguments(json.dumps(given), schema)) == {
+    given = {"text": "12", "whole": "-0", "number": "1.50", "flag": "true", "kind": "1",
+             "list": "x", "more": "3"}  # fmt: skip
+    assert json.loads(typed_arguments(BareArguments(given), schema)) == {
         "text": "12", "whole": 0, "number": 1.5, "flag": True, "kind": "1", "list": "x", "more": 3
     }  # fmt: skip
 

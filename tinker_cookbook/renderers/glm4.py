@@ -86,7 +86,8 @@ class Glm46Renderer(LeadingThinking):
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns. Arguments of calls
     have no types: text that is a JSON value is parsed as that value, so the string ``"12"`` becomes
-    a number. Thinking must precede the text.
+    a number; tools and the server take the type from the declared schema. Thinking must precede the
+    text of a trained answer.
     """
 
     strip_thinking_from_history: bool = True
