@@ -107,9 +107,8 @@ class Llama3Renderer(Renderer):
 
     def get_stop_sequences(self) -> list[int]:
         """Returns ``<|eot_id|>``, and ``<|eom_id|>``, with which Llama 3.1 ends some calls."""
-        codec, stops = self.codec, [*super().get_stop_sequences()]
-        end_call = codec.constant(_END_CALL)
-        return [*stops, *end_call] if len(end_call) == 1 else stops
+        end, end_call = self.codec.constant(_END), self.codec.constant(_END_CALL)
+        return [*end, *end_call] if len(end_call) == 1 else [*end]
 
     def _reader(self) -> MessageReader:
         # No token marks a call, so it is known only when the response is complete.

@@ -37,8 +37,8 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     ``strip_thinking_from_history=False`` keeps the block of every answer. ``json_scalars=True``
     writes arguments of calls as Qwen3.6 (``true``, ``null``), ``False`` as Qwen3.5 (``True``,
-    ``None``); both are parsed. The format has no types: an argument is parsed as the JSON value that
-    it may be; tools and the server take the types, and texts as written, from the declared schema.
+    ``None``); both are parsed. The format has no types: an argument is parsed as the JSON value
+    that it may be; tools and the server take types, and texts as written, from the schema.
     """
 
     json_scalars: bool = False

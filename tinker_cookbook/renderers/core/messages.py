@@ -359,8 +359,6 @@ def checked_arguments(arguments: Any, where: str) -> str:
 
 
 def _normalize_call(call: Any, kind: type[StrictBase], where: str) -> StrictBase:
-    if isinstance(call, UnparsedToolCall) and kind is UnparsedToolCall:
-        return call
     if isinstance(call, ToolCall) and kind is ToolCall:
         written = call.function.arguments
         arguments = checked_arguments(written, f"{where}.function.arguments")
@@ -368,14 +366,17 @@ def _normalize_call(call: Any, kind: type[StrictBase], where: str) -> StrictBase
             return call
         function = call.function.model_copy(update={"arguments": arguments})
         return call.model_copy(update={"function": function})
+    if isinstance(call, kind):
+        return call
+    plain = cast("Mapping[str, Any]", call)
     try:
         if kind is UnparsedToolCall:
             return UnparsedToolCall.model_validate(call)
-        function = dict(call["function"])
+        function = dict(plain["function"])
         # Hugging Face rows often have arguments as an object.
         arguments = function.get("arguments")
         function["arguments"] = checked_arguments(arguments, f"{where}.function.arguments")
-        return ToolCall(function=ToolCall.FunctionBody.model_validate(function), id=call.get("id"))
+        return ToolCall(function=ToolCall.FunctionBody.model_validate(function), id=plain.get("id"))
     except RendererError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # also pydantic's
