@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.sandbox import (
     ModalSandboxPool,
     SandboxBackend,
@@ -53,7 +54,7 @@ def extract_code_from_model(model_response: str, names: Sequence[str] = ()) -> s
     It is the last block of Python, which defines one of ``names`` if any does: see
     ``tinker_cookbook.sandbox.program_text.extract_program``.
     """
-    code = extract_program(model_response, names)
+    code = extract_program(split_thinking(model_response)[0], names)
     return None if code is None else code.strip()
 
 

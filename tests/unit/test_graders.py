@@ -13,6 +13,8 @@ import pytest
 from tinker_cookbook.eval.benchmarks import REGISTRY, Example, ExampleBenchmark
 from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.mathematics import compare_quickly
+from tinker_cookbook.grading.texts import split_thinking
+from tinker_cookbook.recipes.code_rl.code_grading import extract_code_from_model
 from tinker_cookbook.recipes.math_rl.math_env import Gsm8kEnv, MathEnv
 from tinker_cookbook.recipes.rl_loop import reward_of
 
@@ -42,6 +44,12 @@ NUMBERS = r"""
 1500000: 1.5 million | 1,500,000 | 1.5e6
 1234567.89: $1,234,567.89 | 1234567.890
 2.125: 2.125 | 2 1/8 | 17/8
+42: <answer>\boxed{42}</answer> | <answer>**42**</answer>\nConfidence: 95 | Answer: \boxed{42}
+42: <answer>42</answer> (from 40 + 2) | <think>\boxed{41}</think>\boxed{42} | 42 km
+42: so \boxed{41}\n</think>\n\n#### 42 | <reasoning>\n#### 41</reasoning>\n<answer>42</answer>
+22.2: 22.2 C | 22.2 C (72 F) | 22.2°C (72 F)
+22.2: \boxed{22.2^\circ\text{C}} | \boxed{22.2^{\circ}\mathrm{C}}
+1234: $1,234.00
 """
 NOT_NUMBERS = r"""
 9: \boxed{$9{,}500} | The answer is $9{,}500. | 9^9 | 9!
@@ -69,6 +77,10 @@ NOT_NUMBERS = r"""
 52: 52_8 | 52,5 | 5 2
 0.5: \boxed{3 \frac{1}{2}} | 0.05 | 5
 1/3: 0.33 | 3 | 1:3
+42: <think>so \boxed{42} | <think>\boxed{42}</think>I give up. | \boxed{42}</think>I give up.
+42: Hm.\n<thinking>\n#### 42 | <think>\nThe answer is 42. | <answer>42 or 43</answer>
+42: <think>\boxed{42}</think><answer>41</answer> | <reasoning>#### 42 | 42 \times 2
+43: <answer>42 or 43</answer> | <answer>44</answer> 43
 """
 MATHEMATICS = r"""
 -\frac{3}{4}: \frac{-3}{4} | \frac{3}{-4} | -0.75 | -3/4 | −\dfrac34 | -\tfrac{3}{4} | -75\%
@@ -109,6 +121,7 @@ y = 2x+1: y=1+2x | 2x + 1 | y = 2(x+\frac12)
 \pi: 3.1415927 | π
 3: \log_2 8 | \sqrt{9} | 3.000
 (1, 200): (1,200) | (1, 200.0)
+\frac13: <think>\boxed{3}</think>\boxed{\frac13}
 """
 NOT_MATHEMATICS = r"""
 \frac{3}{4}: \frac{-3}{4} | -\frac{3}{4} | \frac{4}{3} | 0.74 | 3,4 | \frac34, \frac43 | 34
@@ -157,6 +170,7 @@ x \ge 5: x > 5 | x \le 5 | x = 5 | 5
 11a+c: 7 = 11a+c + 1 | 11a
 5: not 5 | 5 cm or 6 cm | 5, 6 | \{5, 6\} | five hundred
 \text{5 a.m.}: 5 p.m. | 5
+\frac13: <think>so \boxed{\frac13} | <think>\boxed{\frac13}</think>I give up.
 """
 # The letter of each response; none is "".
 LETTERS = r"""
@@ -172,7 +186,8 @@ B: I choose (b). | Finally, B.
 C: Answer: \(C\) | Therefore, C. | C is the answer. | My choice is C | It is C. | 正确答案：（C）
 C: Answer: C. Because A fails.
 D: I think it's D. | I think it’s D. | It must be D. | 所以，答案是 D 。 | Thus, the answer: (D).
-D: Hence, (D). | answer (d)
+D: Hence, (D). | answer (d) | d. 4 | (d) 4 | <think>Answer: B</think>Answer: D
+"": <think>Answer: B | <think>Answer: B</think>I give up.
 "": Answer: A and B | Answer: A or B | A, B | Both A and C | Answer: A/B | A & B | (A) and (C)
 "": \boxed{A, B}
 "": \boxed{A} or \boxed{B} | Answer: AB | The answer is A and B. | The answers are A and C.
@@ -250,6 +265,22 @@ def test_mathematics(table: str, expected: bool):
         pair for pair in again if evaluated("math500", boxed(pair[0]), pair[1]) is not expected
     ]
     assert found == []
+
+
+def test_thinking_in_the_text():
+    table = {
+        "<think>\nhm\n</think>\n\n4": ("4", "hm"),
+        "hm\n</think>\n\n4": ("4", "hm"),
+        "<think>cut": ("", "cut"),
+        "Hm.\n<think>a</think>\n<thinking>b</thinking>4": ("Hm.\n4", "a\nb"),
+        "a <think> b": ("a <think> b", ""),
+        "a <think> b </think> c": ("a <think> b </think> c", ""),
+    }
+    assert {text: split_thinking(text) for text in table} == table
+    program = "def f(): return 1"
+    drafted = f"<think>\n```python\ndef f(): return 2\n```\n</think>\n```python\n{program}\n```"
+    assert extract_code_from_model(drafted, ["f"]) == program
+    assert extract_code_from_model(drafted.partition("</think>")[0], ["f"]) is None
 
 
 def test_letters():

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-from tinker_cookbook.grading.texts import boxed_answer, plain_characters, without_text_commands
+from tinker_cookbook.grading.texts import (
+    boxed_answer,
+    plain_characters,
+    split_thinking,
+    without_text_commands,
+)
 
 # A and I are also words, so without brackets they count only where a word is impossible.
 _END = r"(?=\s*(?:$|\n|[.,;:!?)\]]|because\b|since\b|and\b|[-–—]\s))"
@@ -57,7 +62,7 @@ def extract_mcq_answer(text: str, valid_letters: str = "ABCD") -> str:
     an option. "A" and "I" as words, and letters inside words, do not count; two letters are no
     choice.
     """
-    letters = valid_letters.upper()
+    letters, (text, _) = valid_letters.upper(), split_thinking(text)
     boxed = boxed_answer(text)
     if boxed is not None:
         inner = without_text_commands(boxed[1]).replace("$", "").strip()
@@ -139,13 +144,15 @@ def _letter_line(plain: str, letters: str) -> str | None:
     ]
     if alone:
         return alone[-1].upper()
-    first = re.match(rf"\(?[{letters}]", lines[0]) if len(lines) == 1 else None
+    # Several lines that begin with lower-case letters may be parts of a solution.
+    begins = either if len(lines) == 1 else letters
+    first = re.match(rf"\(?[{begins}]", lines[0]) if len(lines) == 1 else None
     if first is not None and _is_pair(lines[0], first.end(), letters):
         return ""
     openings = [
         found[1] or found[2]
         for line in lines
-        if (found := re.match(rf"(?:\(([{letters}])\)|([{letters}])[.):])(?:\s|$)", line))
+        if (found := re.match(rf"(?:\(([{begins}])\)|([{begins}])[.):])(?:\s|$)", line))
     ]
     # Several lines that begin with letters are a list of the options.
     if len(set(openings)) != 1:
@@ -155,7 +162,7 @@ def _letter_line(plain: str, letters: str) -> str | None:
         return None
     # "(A) stays constant. Therefore (C)" begins with an option and chooses another one.
     concluded = re.findall(rf"\b(?i:{_CONCLUSION})\s+{_bare(letters)}", plain)
-    return "".join(concluded[-1]) if concluded else openings[0]
+    return ("".join(concluded[-1]) if concluded else openings[0]).upper()
 
 
 def _named_letter(plain: str, letters: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.latex import tidy
 from tinker_cookbook.grading.numbers import TOLERANCE, plain_number
-from tinker_cookbook.grading.texts import stated_answers
+from tinker_cookbook.grading.texts import split_thinking, stated_answers
 
 Compare: TypeAlias = Callable[[str, str], "bool | None"]
 
@@ -372,6 +372,7 @@ def verify_response(response: str, reference: str) -> bool:
     The rest of the line after "answer is" is compared; if that is no single expression,
     ``math_verify`` searches the response.
     """
+    response, _ = split_thinking(response)
     stated = stated_answers(response)
     if stated:
         said = re.split(r"\.\s|\n|,\s+(?:since|because|so|as)\b", stated[-1].strip(" *:\n"))[0]

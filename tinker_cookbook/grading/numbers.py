@@ -20,6 +20,7 @@ from tinker_cookbook.grading.texts import (
     comparable_text,
     extract_final_answer,
     plain_characters,
+    split_thinking,
     without_text_commands,
 )
 
@@ -81,8 +82,8 @@ _CLAUSE = re.compile(
 )
 # In "72 clips (48 + 24)" the parentheses explain; in "5(3 + 4)" and "5 x (3 + 4) = 35" they do not.
 _REMARK = re.compile(
-    r"(?:(?<=[^\W\d_][^\W\d_])\s*|(?<=[\d%}.])\s+)\((?!\s*(?:or|and|to)\b)[^()]*\)"
-    r"(?!\s*[=+*/^-])",
+    r"(?:(?<=[^\W\d_][^\W\d_])\s*|(?:(?<=[\d%}.])|(?<=[\d°] [^\W\d_xyzn])|(?<=°[CF]))\s+)"
+    r"\((?!\s*(?:or|and|to)\b)[^()]*\)(?!\s*[=+*/^-])",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"=>|=|≈|≃|→|⇒|\\(?:approx|simeq|to|(?:R|r)ightarrow|implies)\b|:(?!\d)")
@@ -136,12 +137,13 @@ def _is_finite(value: Fraction) -> bool:
 def clean(text: str) -> str:
     """Returns a short answer with plain characters, without markup and currency signs."""
     text = _single_spaces(plain_characters(text)).replace("{,}", ",")
+    # Before the text commands: in "^\circ\text{C}" the command ends where \text begins.
+    text = re.sub(r"\^? ?\{? ?\\circ\b ?\}?", "°", text)
     text = re.sub(r",\s*\\[!,]\s*", ",", text).replace("\\!", "")
     text = re.sub(r"\\[,:;> ]|\\q?quad\b|~", " ", text)
     text = without_text_commands(re.sub(r"\\[dtc]frac", r"\\frac", text))
     text = re.sub(r"\\frac\s*(\d|\{[^{}]*\})\s*(\d|\{[^{}]*\})", _braced_fraction, text)
     text = re.sub(r"\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]", "", text)
-    text = re.sub(r"\^? ?\{? ?\\circ\b ?\}?", "°", text)
     # Bold, unless ** is an operator behind a number.
     text = re.sub(r"(?<![\d)])(?<![\d)] )\*\*([^*\n]+?)\*\*", r"\1", text)
     # Two amounts are two numbers, not one with spaces as separators.
@@ -303,6 +305,7 @@ _STATED = re.compile(
     rf"(?:[\s*_]|\\[(\[]|\$\$?)*(?={_STARTS})",
     re.IGNORECASE,
 )
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*")
 
 
@@ -314,6 +317,7 @@ def marked_number(text: str) -> ReadNumber | None:
 
 def _marked_line(text: str) -> tuple[str | None, int]:
     """Returns the rest of the line after the last ``####`` with such a rest, and its position."""
+    text, _ = split_thinking(text)
     *_, found = [None, *re.finditer(r"####+[ \t:*]*(\S[^\n]*)", text)]
     if found is None:
         return None, -1
@@ -323,10 +327,11 @@ def _marked_line(text: str) -> tuple[str | None, int]:
 def final_number(text: str) -> ReadNumber | None:
     r"""Returns the final number of a response, or None.
 
-    It is the number in the last ``\boxed{…}``, or on a line of ``####`` behind it; else after the
-    last "answer is", else in bold on the last line, else the last number. A mark with something
-    that is no number has no answer.
+    It is the number in the last ``\boxed{…}``, or on a line of ``####`` behind it; else in the last
+    ``<answer>…</answer>``, else after the last "answer is", else in bold on the last line, else the
+    last number. A mark with something that is no number has no answer. Thinking does not count.
     """
+    text, _ = split_thinking(text)
     boxed, (line, position) = boxed_answer(text), _marked_line(text)
     is_boxed = boxed is not None and re.search(r"\d", plain_characters(boxed[1]))
     if line is not None and (boxed is None or not is_boxed or position >= boxed[0]):
@@ -343,6 +348,8 @@ def final_number(text: str) -> ReadNumber | None:
 
 def _unmarked_number(text: str) -> ReadNumber | None:
     text = _single_spaces(text)
+    if tagged := _TAGGED.findall(text):
+        return read_number(tagged[-1], prose=True)
     stated = [*_STATED.finditer(text)]
     if stated:
         return read_number(text[stated[-1].end() :].partition("\n")[0], prose=True)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 
+_TAG = "(?:think|thinking|thought|reasoning)"
+# Only at the start of a line: elsewhere the tag may be quoted, as in a program. A block that is
+# never closed was cut off.
+_THINKING = re.compile(rf"^[ \t]*<{_TAG}>(.*?)(?:</{_TAG}>\s*|\Z)", re.DOTALL | re.MULTILINE)
+_END_OF_THINKING = re.compile(rf"(.*)</{_TAG}>\s*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # LaTeX also allows \boxed without braces, as in "\boxed 5".
 _WORD_BOX = re.compile(r"\\boxed\s*([^\s${\\][^\s$]*)")
@@ -35,6 +40,23 @@ _SAME = {
     "\u3001": ", ",
 }
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Returns a response without its ``<think>`` blocks, and what they contain.
+
+    A renderer without thinking leaves them in the text. Many chat templates end the prompt with
+    the opening tag, so only the closing one may be there.
+    """
+    if "<" not in text:
+        return text, ""
+    found = [match[1].strip() for match in _THINKING.finditer(text)]
+    if found:
+        return _THINKING.sub("", text), "\n".join(found)
+    closed = _END_OF_THINKING.match(text)
+    if closed is None or re.search(rf"<{_TAG}>", closed[1]):
+        return text, ""
+    return text[closed.end() :], closed[1].strip()
 
 
 def plain_characters(text: str) -> str:
@@ -89,7 +111,7 @@ def extract_boxed(text: str) -> str | None:
     Without braces, it is the word after ``\boxed``.
     """
     # The last box is the answer; if it is truncated, the previous box counts.
-    boxes = _boxes(text)
+    boxes = _boxes(split_thinking(text)[0])
     return boxes[-1][2] if boxes else None
 
 
@@ -97,8 +119,10 @@ def boxed_answer(text: str) -> tuple[int, str] | None:
     r"""Returns the answer in the last boxes and the position behind them, or None.
 
     Boxes with only commas, "and" or "or" between them are one answer, the list of their contents.
-    So two boxed solutions are one complete answer, and two boxed guesses are no answer.
+    So two boxed solutions are one complete answer, and two boxed guesses are no answer. The
+    position is that in the text without thinking.
     """
+    text, _ = split_thinking(text)
     boxes = _boxes(text)
     if not boxes:
         return None
@@ -123,6 +147,7 @@ def extract_final_answer(text: str) -> str:
     Without both, it is the last non-blank line. Markdown and the final full stop are
     removed.
     """
+    text, _ = split_thinking(text)
     boxed = boxed_answer(text)
     if boxed is not None:
         found = boxed[1]

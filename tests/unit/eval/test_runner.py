@@ -30,7 +30,6 @@ from tinker_cookbook.eval.benchmarks._sources import (
     ContextOverflowError,
     Prompt,
     sampling_description,
-    split_thinking,
 )
 from tinker_cookbook.exceptions import (
     BenchmarkNotFoundError,
@@ -306,7 +305,7 @@ def test_graders_run_in_parallel_and_off_the_event_loop():
 def test_a_grader_that_never_returns_is_an_error():
     benchmark = Sums(2)
     benchmark.recommended_timeout = 0.1
-    benchmark.grade = lambda response, example: time.sleep(3)
+    benchmark.grade = lambda response, example: time.sleep(3)  # pyright: ignore[reportAttributeAccessIssue]
     result = run(benchmark, Scripted(right), timeout_seconds=0.1)
     assert result.num_errors == 2
 
@@ -366,14 +365,6 @@ def test_an_answer_is_shown_with_its_brackets(tmp_path, capsys):
     assert "assistant (4 tokens)\n[b]0[/b] :100:" in shown
     assert "system (0" not in shown
     assert "Answer with a number." in shown
-
-
-def test_thinking_is_split_from_text():
-    assert split_thinking("<think>\nhm\n</think>\n\n4") == ("4", "hm")
-    assert split_thinking("<think>cut") == ("", "cut")
-    assert split_thinking("a <think> b") == ("a <think> b", "")
-    assert split_thinking("hm\n</think>\n\n4") == ("4", "hm")
-    assert split_thinking("a <think> b </think> c") == ("a <think> b </think> c", "")
 
 
 def test_what_cannot_be(stories_model, monkeypatch):

@@ -12,10 +12,10 @@ from tinker_cookbook.eval.benchmarks._sources import (
     Prompt,
     messages_text,
     sampling_description,
-    split_thinking,
 )
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.utils.chat_api import ChatApi
 

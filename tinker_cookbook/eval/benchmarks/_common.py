@@ -12,7 +12,7 @@ from tinker_cookbook.eval.benchmarks._extraction import extract_python_code
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.numbers import check_gsm8k, extract_gsm8k_answer, extract_number
-from tinker_cookbook.grading.texts import extract_boxed, extract_final_answer
+from tinker_cookbook.grading.texts import extract_boxed, extract_final_answer, split_thinking
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.utils.imports import lazy_module
 
@@ -54,7 +54,7 @@ def build_messages(user_content: str, system_prompt: str | None = None) -> list[
 
 def decode_response(action: list[int], renderer: Renderer) -> str:
     """Returns the text of sampled tokens, without thinking."""
-    return get_text_content(renderer.parse_response(action)[0])
+    return split_thinking(get_text_content(renderer.parse_response(action)[0]))[0]
 
 
 def make_example_id(prefix: str, seed_text: str) -> str:

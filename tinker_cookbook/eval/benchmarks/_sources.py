@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.utils.chat_api import ContextOverflowError as ContextOverflowError
 from tinker_cookbook.utils.imports import lazy_module
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 else:
     tinker = lazy_module("tinker")
-
-# Without a renderer for thinking, the text contains the thinking, possibly truncated.
-_THINKING = re.compile(r"^\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -162,20 +159,6 @@ def sampling_description(config: BenchmarkConfig) -> dict[str, Any]:
     """Returns the sampling settings that affect answers."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     return {name: getattr(config, name) for name in names}
-
-
-def split_thinking(text: str) -> tuple[str, str]:
-    """Returns text without a leading ``<think>`` block, and the content of the block.
-
-    Many chat templates end the prompt with the opening tag, so only the closing one may be there.
-    """
-    found = _THINKING.match(text)
-    if found is not None:
-        return text[found.end() :], found[1].strip()
-    thinking, closed, answer = text.partition("</think>")
-    return (
-        (answer.lstrip(), thinking.strip()) if closed and "<think>" not in thinking else (text, "")
-    )
 
 
 def prompt_key(prompt: tinker.ModelInput) -> str:

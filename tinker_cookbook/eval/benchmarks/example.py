@@ -27,6 +27,7 @@ from tinker_cookbook.eval.benchmarks._types import (
     Metrics,
 )
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import run_in_daemon_thread
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, Observation, StepResult
@@ -204,7 +205,7 @@ class ExampleEnv(Env):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
         message, _ = await asyncio.to_thread(self.renderer.parse_response, action)
-        text = get_text_content(message)
+        text, _ = split_thinking(get_text_content(message))
         grade = await grade_response(self.benchmark, text, self.example, self.config)
         truncated = (extra or {}).get("stop_reason") == "length"
         metrics = {**grade.metrics, METRIC_MAX_TOKENS_REACHED: float(truncated)}
