@@ -302,12 +302,10 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
 
 
 def _begins_with_thinking(content: Content) -> bool:
-    # A text may mention the tag elsewhere.
-    return (
-        content.lstrip().startswith(_THINK_OPEN)
-        if isinstance(content, str)
-        else (has_thinking(content))
-    )
+    if not isinstance(content, str):
+        return has_thinking(content)
+    # A text may mention one of the tags.
+    return content.lstrip().startswith(_THINK_OPEN) and _THINK_CLOSE in content
 
 
 def _check_encodable(value: Any, where: str) -> None:
