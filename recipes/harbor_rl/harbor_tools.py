@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_OUTPUT_CHARS = 16384
 TIMED_OUT = 124
 _REWARD_FILES = ("/logs/verifier/reward.txt", "/logs/verifier/reward.json")
+_EVENTS = ("grader_timeout", "no_reward_file", "work_not_readable")
 _REMOVE_OUTER_LINKS = """
 set -o pipefail
 here=$(pwd -P)
@@ -86,13 +87,18 @@ class HarborReward:
 
     async def __call__(self, history: list[Message]) -> tuple[float, dict[str, float]]:
         """Grades the finished episode."""
+        reward, metrics = await self._grade()
+        # Zeros are reported too, so that the mean over episodes is the share of each event.
+        return reward, {**dict.fromkeys(_EVENTS, 0.0), **metrics, "reward": reward}
+
+    async def _grade(self) -> tuple[float, dict[str, float]]:
         if self.verifier is None:
             return await self._grade_in(self.sandbox)
         grader = await self.verifier()
         try:
             for folder in (self.workdir, *self.artifacts):
                 if not await _move_folder(self.sandbox, grader, folder):
-                    return 0.0, {"reward": 0.0, "test_passed": 0.0, "work_not_readable": 1.0}
+                    return 0.0, {"test_passed": 0.0, "work_not_readable": 1.0}
             return await self._grade_in(grader)
         finally:
             await grader.cleanup()
@@ -114,9 +120,9 @@ class HarborReward:
             "bash /tests/test.sh", workdir=workdir, timeout=self.grader_timeout
         )
         if result.exit_code == TIMED_OUT and result.metrics.get("timed_out", True):
-            return 0.0, {"reward": 0.0, "test_passed": 0.0, "grader_timeout": 1.0}
+            return 0.0, {"test_passed": 0.0, "grader_timeout": 1.0}
         reward, metrics = await self._read_reward(grader, result)
-        return reward, {**metrics, "reward": reward, "test_passed": float(reward > 0)}
+        return reward, {**metrics, "test_passed": float(reward > 0)}
 
     async def _read_reward(
         self, grader: SandboxInterface, tests: SandboxResult

@@ -21,6 +21,7 @@ from tinker_cookbook.exceptions import (
     nearest,
 )
 from tinker_cookbook.grading.mathematics import require_math_verify
+from tinker_cookbook.grading.numbers import reference_number
 from tinker_cookbook.grading.texts import extract_boxed
 from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
 from tinker_cookbook.renderers import Renderer, get_renderer
@@ -94,6 +95,9 @@ def problem_of(row: Any, where: str) -> Problem:
     # JSON files often hold numbers as answers.
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
+    # An answer of GSM8K is a solution that ends with "#### NUMBER".
+    if isinstance(answer, str):
+        answer = answer.rpartition("####")[2].strip()
     for name, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise DataFormatError(
@@ -102,8 +106,6 @@ def problem_of(row: Any, where: str) -> Problem:
             )
     assert isinstance(question, str)
     assert isinstance(answer, str)
-    # An answer of GSM8K is a solution that ends with "#### NUMBER".
-    answer = answer.rpartition("####")[2].strip()
     return Problem(question.strip(), answer)
 
 
@@ -163,6 +165,16 @@ def _rows_of(rows: Any, path: str) -> Iterator[Problem]:
         logger.warning("%s: %d of %d rows have no answer; left out", path, skipped, len(rows))
 
 
+def _require_number(problem: Problem) -> None:
+    # Otherwise every answer would be wrong without a word.
+    if reference_number(problem.answer) is None:
+        raise DataFormatError(
+            f"answer: got {problem.answer[-80:]!r} for {problem.question[:80]!r}, expected a "
+            "number, or a solution that ends with '#### NUMBER', since env=gsm8k compares numbers; "
+            "env=math compares other answers"
+        )
+
+
 @also_named(batch_size="groups_per_batch")
 @chz.chz
 class MathDatasetBuilder(RLDatasetBuilder):
@@ -220,6 +232,9 @@ class MathDatasetBuilder(RLDatasetBuilder):
             everything = read_problems(self.dataset_path)
         else:
             everything = problems_from_hub(self.env, test=False)
+        if self.env == "gsm8k":
+            for problem in (*everything, *test):
+                _require_number(problem)
         training = [problem for problem in everything if problem.question not in known]
         if len(training) < len(everything):
             logger.info(

@@ -361,6 +361,15 @@ def _unmarked_number(text: str) -> ReadNumber | None:
     return _last(text)
 
 
+def reference_number(text: str) -> ReadNumber | None:
+    """Returns the number of a reference answer; None if it has none, or several.
+
+    So a solution without a marked answer has none: its first number is as good as its last.
+    """
+    number, last = read_number(text), _last(text)
+    return number if number and last and number.value in (last.value, -last.value) else None
+
+
 def extract_number(text: str) -> str:
     r"""Returns the number of a short answer without commas, units and LaTeX: ``\$1{,}000`` is 1000.
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -92,7 +92,12 @@ class ToolSignature:
             default = PydanticUndefined if entry.default is entry.empty else entry.default
             fields[f"field_{parameter}"] = (Annotated[hint, Field(**details)], default)
         try:
-            self.model: type[BaseModel] = create_model(f"{name}_params", **fields)
+            self.model: type[BaseModel] = create_model(
+                f"{name}_params",
+                # JSON has no NaN, and a number such as 1e400 would arrive as infinity.
+                __config__=ConfigDict(allow_inf_nan=False),
+                **fields,
+            )
             self.schema = _without_titles(self.model.model_json_schema())
         except Exception as error:
             raise ConfigurationError(

@@ -207,6 +207,13 @@ def test_rows_without_the_expected_columns_are_an_error(tmp_path):
     (tmp_path / "law_test.csv").write_text("q,a,b,c\n", "utf-8")
     with pytest.raises(DataFormatError, match="row 1 has 4 columns, expected 6"):
         load_split("test", None, str(tmp_path))
+    for answer in ("8 clips\n####", "It is large.", "He had 5. Then 3 more. So 8."):
+        _write(tmp_path / "test.jsonl", [{"question": "q", "answer": answer}])
+        with pytest.raises(DataFormatError, match="expected a number, or a solution"):
+            _example("gsm8k", tmp_path)
+    _write(tmp_path / "test.jsonl", [{"problem": "p", "solution": "It is 5."}])
+    with pytest.raises(DataFormatError, match="answer: got None for 'p'"):
+        _example("math500", tmp_path)
     _write(tmp_path / "aime" / "2025.jsonl", [{"problem": "p", "answer": "12a"}])
     with pytest.raises(DataFormatError, match="expected an integer from 0 to 999"):
         _example("aime", tmp_path)

@@ -209,6 +209,11 @@ def test_local_files_in_place_of_the_hub(tmp_path):
         before = questions(train)
         train.set_epoch(1)
         assert sorted(questions(train)) == sorted(before) != questions(train)
+    (tmp_path / "words.jsonl").write_text('{"question": "q", "answer": "5 eggs. Then 3."}')
+    with pytest.raises(DataFormatError, match="expected a number, or a solution"):
+        asyncio.run(
+            MathDatasetBuilder(env="gsm8k", **COMMON, dataset_path=f"{tmp_path}/words.jsonl")()
+        )
     train, test = asyncio.run(
         MathDatasetBuilder(env="gsm8k", **COMMON, dataset_path=f"{tmp_path}/train.jsonl")()
     )
@@ -222,6 +227,7 @@ def test_local_files_in_place_of_the_hub(tmp_path):
         ('{"answer": "7"}', "rows.jsonl:1: question: got None"),
         ('{"question": "What?", "answer": ["7"]}', r"answer: got \['7'\]"),
         ('{"problem": "What?", "solution": "seven"}', "answer: got None"),
+        ('{"question": "What?", "answer": "7 days ####"}', "answer: got ''"),
         ("[1]", "got list"),
         ("seven", "not JSON"),
         ("", "got no problem"),

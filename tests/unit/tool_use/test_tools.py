@@ -109,6 +109,10 @@ def test_the_declaration_comes_from_hints_and_docstring():
     assert add(2, b=3) == 5  # still a function
 
 
+def half(of: float | None) -> float:
+    return (of or 0) / 2
+
+
 def test_arguments_have_their_types_when_they_arrive():
     assert json.loads(text(call(search, {"query": "x", "near": {"city": "Bern"}}))) == [
         "x",
@@ -116,6 +120,8 @@ def test_arguments_have_their_types_when_they_arrive():
         "Bern",
         3,
     ]
+    for number in ("1e400", "NaN"):
+        assert "finite number" in text(call(tool(half), {"of": number}))
     result = call(add, {"a": "2"})
     assert (text(result), result.error_type, result.messages[0]["name"]) == ("3", None, "plus")
 

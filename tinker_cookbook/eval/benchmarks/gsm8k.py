@@ -14,6 +14,8 @@ from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_id
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.grading.numbers import reference_number
 
 __all__ = [
     "GSM8KBenchmarkBuilder",
@@ -45,7 +47,12 @@ class GSM8KBenchmarkBuilder(ExampleBenchmark):
         for row in SOURCE.load(config.data_path):
             question = column(row, "question", where=self.name)
             solution = column(row, "answer", where=self.name)
-            expected = solution.rpartition("####")[2].strip().replace(",", "")
+            expected = str(solution).rpartition("####")[2].strip().replace(",", "")
+            if reference_number(expected) is None:
+                raise DataFormatError(
+                    f"{self.name}: answer: got {str(solution)[-80:]!r}, expected a number, or a "
+                    "solution that ends with '#### NUMBER'"
+                )
             examples.append(
                 Example(
                     example_id=make_example_id(self.name, question),

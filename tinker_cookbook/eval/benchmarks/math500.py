@@ -10,7 +10,9 @@ from tinker_cookbook.eval.benchmarks._data import Source, column, mean_by_key, w
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.eval.math_grading import extract_boxed, grade_response
+from tinker_cookbook.eval.math_grading import grade_response
+from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.grading.texts import extract_boxed
 
 SOURCE = Source(
     "HuggingFaceH4/MATH-500",
@@ -36,6 +38,11 @@ class MATH500BenchmarkBuilder(ExampleBenchmark):
             answer = row.get("answer")
             if answer is None:
                 answer = extract_boxed(solution)
+            if answer is None or not str(answer).strip():
+                raise DataFormatError(
+                    f"{self.name}: answer: got {answer!r} for {problem[:80]!r}, expected text, or "
+                    "a solution with \\boxed{…}"
+                )
             examples.append(
                 Example(
                     example_id=str(row.get("unique_id") or make_example_id(self.name, problem)),

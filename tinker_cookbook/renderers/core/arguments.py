@@ -57,6 +57,8 @@ def read_json(text: str) -> Any:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         raise ValueError("the JSON contains half of a character (a lone surrogate)") from error
+    except ValueError as error:
+        raise ValueError("the JSON contains NaN, or a number beyond a float") from error
     return value
 
 
@@ -117,6 +119,8 @@ def _fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> b
     if "enum" in schema or "const" in schema:
         allowed = schema.get("enum", [schema.get("const")])
         return any(type(one) is type(value) and one == value for one in allowed)
+    if not all(_fits(value, part, root, depth + 1) for part in schema.get("allOf", [])):
+        return False
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return any(_fits(value, option, root, depth + 1) for option in options)
     kinds = schema.get("type", [])
