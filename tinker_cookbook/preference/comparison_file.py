@@ -28,6 +28,7 @@ from typing import Any
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError
 from tinker_cookbook.preference.comparison import Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.renderers.core.message_keys import REASONING_KEYS
 from tinker_cookbook.supervised.conversation_row import (
     UnreadKeys,
     checked_messages,
@@ -66,30 +67,43 @@ def read_comparison_rows(path: str | Path) -> PlacedRows:
     return PlacedRows([row for _, row in lines], [place for place, _ in lines])
 
 
-def comparison_of_row(row: Any, unread: UnreadKeys | None = None) -> LabeledComparison | None:
+def comparison_of_row(
+    row: Any, unread: UnreadKeys | None = None, columns: UnreadKeys | None = None
+) -> LabeledComparison | None:
     """Parses a row in any of the formats above; chosen is A, rejected is B.
 
     Returns None if two conversations without a prompt first differ at a message that is not an
     answer. Raises DataFormatError for a row that cannot be parsed, or that has a part that would
-    be lost. ``unread`` counts the message keys that are not read.
+    be lost. ``unread`` counts the message keys that are not read, ``columns`` the columns.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
     unread = UnreadKeys() if unread is None else unread
+    columns = UnreadKeys() if columns is None else columns
     try:
         # Check the official package's format first: it has its own keys.
-        return _labeled(row, unread) if "comparison" in row else _pair(row, unread)
+        return _labeled(row, unread) if "comparison" in row else _pair(row, unread, columns)
     except RendererError as error:
         raise DataFormatError(str(error)) from error
 
 
-def _pair(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison | None:
+def _pair(
+    row: Mapping[str, Any], unread: UnreadKeys, columns: UnreadKeys
+) -> LabeledComparison | None:
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
     inputs = prompt_key in _QUESTIONS
     context = CONTEXT if prompt_key is not None else CONTEXT[:-1]
-    check_columns(row, (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *(INPUTS if inputs else ())))
+    known = (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *(INPUTS if inputs else ()))
+    check_columns(row, known)
+    for key in REASONING_KEYS:
+        if row.get(key):
+            raise RendererError(
+                f"{key}: got reasoning in a column next to two answers, expected it in the message "
+                "that it precedes"
+            )
+    columns.update(name for name in row.keys() - set(known) if row[name] is not None)
     for key in _SIDES:
         if row.get(key) is None:
             got = ", ".join(map(repr, row)) or "none"

@@ -124,6 +124,11 @@ class ComparisonDatasetBuilder:
         return UnreadKeys()
 
     @cached_property
+    def unread_columns(self) -> UnreadKeys:
+        """Columns that were not read, counted likewise."""
+        return UnreadKeys()
+
+    @cached_property
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
         """Training and held-out comparisons in one order, read once."""
         train, test = self.get_train_and_test_datasets()
@@ -144,6 +149,7 @@ class ComparisonDatasetBuilder:
     def _comparison_set(self, rows: Rows, part: str) -> ComparisonSet:
         found, rows = ComparisonSet(), without_arrow_nulls(rows)
         self.unread_keys.clear()
+        self.unread_columns.clear()
         for i in range(len(rows)):
             try:
                 found.add(i, self.example_to_labeled_comparison(rows[i]))
@@ -151,6 +157,8 @@ class ComparisonDatasetBuilder:
                 raise DataFormatError(f"{place_of(rows, i)}: {error}") from error
         if self.unread_keys:
             logger.warning("%s data: %s", part, self.unread_keys.line())
+        if self.unread_columns:
+            logger.warning("%s data: %s", part, self.unread_columns.line("columns"))
         if found.dropped:
             logger.warning("%s data: %s", part, found.dropped.describe())
         if not found.usable:
@@ -189,7 +197,7 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
         """Parses a row; returns None if two dialogues have no common prompt."""
-        return comparison_of_row(example, self.unread_keys)
+        return comparison_of_row(example, self.unread_keys, self.unread_columns)
 
 
 ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"

@@ -31,9 +31,9 @@ EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistan
 class UnreadKeys(Counter[str]):
     """Number of messages with each key that is not read (and does not affect training)."""
 
-    def line(self) -> str:
+    def line(self, what: str = "message keys") -> str:
         """Returns the message to the user."""
-        return "message keys that are not read: " + ", ".join(
+        return f"{what} that are not read: " + ", ".join(
             f"{key} ({count:,})" for key, count in sorted(self.items())
         )
 

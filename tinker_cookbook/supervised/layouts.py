@@ -389,6 +389,8 @@ def read_question(row: Mapping[str, Any], column: str, inputs: bool) -> list[Any
 def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool) -> list[Any]:
     """Returns the messages of a question and an answer, after earlier messages."""
     asked, answered = read_question(row, question, inputs), turn(row[answer], "assistant", answer)
+    repeated = _split_repeated(asked, answered)
+    asked, answered = repeated or (asked, answered)
     found = {name: row[name] for name in REASONING_KEYS if row.get(name)}
     if found:
         if len(answered) != 1 or answered[0].get("role") != "assistant":
@@ -399,11 +401,38 @@ def _read_pair(row: Mapping[str, Any], question: str, answer: str, inputs: bool)
         answered = [{**answered[0], **found}]
     # Answers inside a prompt are not the completion, so they are not trained on. (Those of
     # ``history`` are.)
-    if not isinstance(from_json(row[question]), str) and any(
+    if (repeated or not isinstance(from_json(row[question]), str)) and any(
         isinstance(message, Mapping) and message.get("role") == "assistant" for message in asked
     ):
         asked, answered = _marked(asked, False), _marked(answered, True)
     return asked + answered
+
+
+def _split_repeated(asked: list[Any], answered: list[Any]) -> tuple[list[Any], list[Any]] | None:
+    """Returns the prompt and the completion if the answer repeats the prompt, often after a system
+    message or earlier turns that the prompt lacks; None if it does not."""
+    system = [m for m in asked[:1] if m.get("role") in ("system", "developer")]
+    prompt = [_turn_of(message) for message in asked[len(system) :]]
+    if not prompt or answered[0].get("role") == "assistant":
+        return None
+    turns = [_turn_of(message) for message in answered]
+    ends = range(len(prompt), len(turns))
+    end = next((end for end in ends if turns[end - len(prompt) : end] == prompt), None)
+    if end is None:
+        return None
+    if answered[0].get("role") not in ("system", "developer"):
+        return [*system, *answered[:end]], answered[end:]
+    if system and _turn_of(system[0]) != turns[0]:
+        raise RendererError(
+            "got another system message in the answer than in the prompt, expected one of them"
+        )
+    return answered[:end], answered[end:]
+
+
+def _turn_of(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    content = message.get("content")
+    text = content.strip() if isinstance(content, str) else content
+    return message.get("role"), text, message.get("tool_calls")
 
 
 def _marked(messages: list[Any], trainable: bool) -> list[Any]:

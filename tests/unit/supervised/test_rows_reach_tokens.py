@@ -72,6 +72,10 @@ READ = {
         {"conversations": sharegpt(("human", "Hi"), ("gpt", "Bye.")), "system": "Be kind."},
         [SYSTEM, HI, BYE],
     ),
+    "a repeated prompt": (
+        {"prompt": "Hi\n", "completion": [SYSTEM, HI, BYE]},
+        [SYSTEM, HI, BYE],
+    ),
     "ShareGPT in messages": ({"messages": sharegpt(("human", "Hi"), ("gpt", "Bye."))}, [HI, BYE]),
     "ShareGPT reasoning": (
         {"conversations": [*sharegpt(("human", "Hi")), *sharegpt(("gpt", "Bye."), thinking="So.")]},
@@ -245,6 +249,7 @@ REFUSED_PAIRS = {
     "trainable": ({**PAIR, "chosen": [{**BYE, "trainable": False}]}, "got trainable: false"),
     "weight of a row": ({**PAIR, "weight": 0.5}, "weight: got .*no weights"),
     "images": ({**PAIR, "images": ["a.png"]}, "images: got media in a separate column"),
+    "reasoning beside": ({**PAIR, "thinking": "So."}, "thinking: got reasoning in a column"),
     "misspelt": ({**PAIR, "sytem": "Be kind."}, "did you mean 'system'"),
     "history beside": (
         {"chosen": [HI, BYE], "rejected": [HI, GO], "history": [["a", "b"]]},
@@ -359,6 +364,7 @@ def test_a_row_is_rendered_alike_from_every_source(common, case, tmp_path, monke
 EXCLUDED = {
     "trainable": {"messages": [HI, {**BYE, "trainable": False}, HI, GO]},
     "an answer in a prompt": {"prompt": [HI, BYE, HI], "completion": [GO]},
+    "earlier turns that a completion repeats": {"prompt": "Hi", "completion": [*EARLIER, HI, GO]},
 }
 
 
