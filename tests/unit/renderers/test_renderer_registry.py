@@ -165,6 +165,7 @@ THINKING = [{"type": "thinking", "thinking": "t"}]
         ("qwen3_disable_thinking", "qwen3", {"content": THINKING}, "closes the think block"),
         ("qwen3", "qwen3", {"content": [*IMAGE]}, "'image', expected text or thinking"),
         ("qwen3", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
+        ("template", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
         ("qwen3", "qwen3", {"role": "developer"}, "got 'developer', expected one of system, user"),
         ("qwen3", "qwen3", {"role": "user", "tool_calls": [CALL]}, "tool calls by role 'user'"),
     ],

@@ -53,6 +53,7 @@ WORDS = ["Hello", " u", "\n", "\n\n", " ", "{", '"', "\\", "é", "<", "<think>",
          "<think>\n", "\n</think>\n\n", "<tool_call>", "</tool_call>", "<function=f>", "NaN",
          "</function>", "<parameter=x>", "</parameter>", "<arg_key>", "</arg_value>", "null",
          '{"name": "f", "arguments": ', '"\\ud83d"', "[" * 150, "1" * 5000, "User:"]  # fmt: skip
+LATE = "Hello <think>x</think> you"
 QUESTION = {"role": "user", "content": "Hi"}
 AGAIN = {"role": "user", "content": "again"}
 
@@ -99,8 +100,9 @@ def test_what_is_sampled_can_be_written_back(load, spec):
     stops = renderer.get_stop_sequences()
     pool = [p for p in pieces(renderer) if not set(p) & set(stops)]
     extends = renderer.has_extension_property
-    for _ in range(15):
-        sampled = [token for piece in rng.choices(pool, k=rng.randint(1, 6)) for token in piece]
+    for i in range(15):
+        chosen = rng.choices(pool, k=rng.randint(1, 6)) if i else [renderer.codec.encode(LATE)]
+        sampled = [token for piece in chosen for token in piece]
         if isinstance(stops[0], int):
             # The other one of GLM begins a tool result.
             sampled.append(stops[0] if spec.startswith("glm") else rng.choice(stops))

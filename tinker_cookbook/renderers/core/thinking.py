@@ -51,6 +51,17 @@ def split_thinking(message: Message, keeps: bool = True) -> tuple[str, str]:
     return before.split(THINK)[-1].strip("\n"), text.split(END_THINK)[-1].lstrip("\n")
 
 
+def check_leading(message: Message, idx: int, name: str) -> None:
+    """Raises RendererError for thinking behind the text, for which the format has no form."""
+    content = message["content"]
+    kinds = [] if isinstance(content, str) else [part["type"] for part in content]
+    if "thinking" in kinds[1:]:
+        raise RendererError(
+            f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+            f"thinking part, before the text: {name} has no form for others"
+        )
+
+
 class ChecksTrainedAnswers(Renderer):
     """Mixin of a format that can write in a prompt what it does not train."""
 
@@ -72,13 +83,7 @@ class LeadingThinking(ChecksTrainedAnswers):
     """Mixin of a format whose answers have thinking only at the beginning."""
 
     def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
-        content = messages[idx]["content"]
-        kinds = [] if isinstance(content, str) else [part["type"] for part in content]
-        if "thinking" in kinds[1:]:
-            raise RendererError(
-                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
-                f"thinking part, before the text: {self._name} has no form for others"
-            )
+        check_leading(messages[idx], idx, self._name)
         # History drops the thinking anyway.
         is_history = idx <= self._last_user_index(messages) and self.strip_thinking_from_history
         if self.disables_thinking and not is_history and self._thinking_of(messages[idx]).strip():

@@ -31,6 +31,7 @@ from tinker_cookbook.renderers.core.rendered import (
     join_weighted,
     with_last_trained,
 )
+from tinker_cookbook.renderers.core.thinking import check_leading
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
@@ -222,6 +223,8 @@ class TemplateRenderer(Renderer):
         runs = list(chat.runs(text))
         kept = {idx for _, _, idx in runs}
         for idx in chat.answers:
+            if trained[idx] and not everything and self._facts.form.thinking != "inline":
+                check_leading(messages[idx], idx, "the chat template")
             chat.check_answer(idx, trained[idx])
             # all_tokens trains the template's text as it is, rewritten answers included.
             if trained[idx] and idx not in kept and not everything:

@@ -19,6 +19,7 @@ from tinker_cookbook.renderers.core.messages import (
     has_thinking,
     openai_message,
 )
+from tinker_cookbook.renderers.core.thinking import thinking_and_rest
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
@@ -161,7 +162,6 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
     result = openai_message(message)
     check_caller(message, idx)
     if not isinstance(content, str) and has_thinking(content):
-        kinds = [part["type"] for part in content]
         if form.thinking is None:
             name = "template (whose chat template knows none)"
             check_parts(message, idx, name, frozenset({"text"}))
@@ -174,14 +174,11 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
             )
             # The thinking is in the text now; it must not be written twice.
             del result["reasoning_content"]
-        # The field holds one text, which the template writes before the answer.
-        elif "thinking" in kinds[1:]:
-            raise RendererError(
-                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
-                "thinking part, before the text: the chat template has no form for others"
-            )
+        # The field holds one text, which the template writes before the answer. (Its name is
+        # ``thinking`` in gpt-oss's template.)
         else:
-            result["thinking"] = result["reasoning_content"]  # the name in gpt-oss's template
+            first, result["content"] = thinking_and_rest(message)
+            result |= {"reasoning_content": first or "", "thinking": first or ""}
     if "tool_calls" in result:
         _convert_arguments(result["tool_calls"], form, idx)
     # An unparsed call followed the text.
