@@ -7,6 +7,7 @@ right. A row is an answer and its reference; ``|`` separates answers with the sa
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -281,6 +282,18 @@ def test_thinking_in_the_text():
     drafted = f"<think>\n```python\ndef f(): return 2\n```\n</think>\n```python\n{program}\n```"
     assert extract_code_from_model(drafted, ["f"]) == program
     assert extract_code_from_model(drafted.partition("</think>")[0], ["f"]) is None
+
+
+def test_long_answers_take_no_time():
+    """Words that a pattern could divide in many ways, and a character at which it fails."""
+    words = ("a", "apple ", "problem ", "a-a ", "m. ", "m^2 ", r"\text{m} ", "* ", "**", "\n", "是")
+    places = ("#### 1{}& 7", "#### 5 {} 1", "#### {}| 18", "The answer is {}", "The answer{}x")
+    for text in (place.format(word * 100) for word in words for place in places):
+        started = time.process_time()
+        evaluated("gsm8k", text, "18")
+        extract_mcq_answer(text)
+        compare_quickly(f"5 {text[4:]}", "18")
+        assert time.process_time() - started < 1, text[:40]
 
 
 def test_letters():

@@ -50,12 +50,12 @@ _SHORT_UNIT = (
     r"(?:[kcm]?m|mi|in|ft|yds?|sq|cu|kg|mg|gm|lbs?|oz|hrs?|mins?|secs?|ml|deg|mph|kmh|kph|rpm|cents?"
     r"|feet|foot|inch|units?|days?|hours?|ways?|m/s|km/h|ft/s|miles?)"
 )
-_UNIT_WORD = rf"(?:{_SHORT_UNIT}(?![a-zA-Z])|(?<= )[a-zA-Z]{{4,}}|(?<= )per(?![a-zA-Z]))"
-_POWER = r"(?:\s*\^\s*\{?\s*\d\s*\}?)?"
-_PLAIN_UNIT = re.compile(rf"(?<=[\d}})i])(?:[ /.]*{_UNIT_WORD}\.?{_POWER})+$")
+_UNIT_WORD = rf"(?:{_SHORT_UNIT}(?![a-zA-Z])|(?<= )[a-zA-Z]{{4,}}+|(?<= )per(?![a-zA-Z]))"
+_POWER = r"(?:\s*\^\s*\{?\s*\d\s*\}?)?+"
+_PLAIN_UNIT = re.compile(rf"(?<=[\d}})i])(?:[ /.]*+{_UNIT_WORD}\.?+{_POWER})+$")
 _TEXT_UNIT = re.compile(
-    r"(?:\\(?:text|mbox|mathrm|textrm|textbf|textit|rm)\s*\{(?P<unit>[^{}\d]*)\}[\s/·]*"
-    rf"{_POWER}\s*)+$"
+    r"(?:\\(?:text|mbox|mathrm|textrm|textbf|textit|rm)\s*\{(?P<unit>[^{}\d]*)\}[\s/·]*+"
+    rf"{_POWER}\s*+)+$"
 )
 _NO_UNIT = re.compile(r"\s*(?:and|or|[ap]\.?\s?m\.?|base .*|to|mod.*|i|e)\s*", re.IGNORECASE)
 

@@ -60,12 +60,13 @@ _BAD_PREFIX = re.compile(
     r"minus|plus|times)|[^\W\d_]\()\s*$",
     re.IGNORECASE,
 )
-_PREFIX = re.compile(r"(?:[^\W\d_]+(?:[-'’/][^\W\d_]+)*|[\s.,#\"“‘'>()\[:~{]|\*\*)*")
+# Possessive (++, *+): otherwise each way to split a word is tried, for hours with a few words.
+_PREFIX = re.compile(r"(?:[^\W\d_]++(?:[-'’/][^\W\d_]++)*+|[\s.,#\"“‘'>()\[:~{]|\*\*)*+")
 _GLUED = re.compile(r"(?<![^\W\d_])(?:USD?|EUR|GBP|CAD|AUD|RM|Rs|HK|NT|[CAR])$|[^\x00-\u024f]$")
 _OPERATION = (
     r"(?:times|plus|minus|divided|multiplied|over|out of|choose|mod|factorial|squared|cubed)\b"
 )
-_UNITS = r"(?:[^\W\d_]+(?:\^\{?-?\d\}?)?|[\s/·.,)\]}\"”'’°*-])*"
+_UNITS = r"(?:[^\W\d_]++(?:\^\{?-?\d\}?)?+|[\s/·.,)\]}\"”'’°*-])*"
 _LINK = r"\b(?:per|in|of|each|every|on|at|from|than|not|rather|instead|after|before|within|for)\b"
 _TAIL = re.compile(
     rf"(?![-*/.,]\s*[\d.\\(])(?!\s*[-*/]\s*[\d\\(])(?!\s*(?:[xyzn]\b|{_OPERATION}))"
@@ -300,7 +301,7 @@ def _last(text: str) -> ReadNumber | None:
 _STEP = re.compile(r"\d{1,2}[.)]\s+\S|(?:step|part|case|section|method)\s+\d", re.IGNORECASE)
 _STARTS = r"(?:[-+(]|\\?[$€£¥₹]|[A-Z]{2,3}\$|\\[dt]?frac|\.?\d|[A-Za-z]\s*=)"
 _STATED = re.compile(
-    rf"{ANSWER}(?:\s+\w+){{0,4}}?\s*(?:{IS}|\*\*|\n)[\s*:：]*"
+    rf"{ANSWER}(?:\s+\w+){{0,4}}?(?:\s*+(?:{IS}|\*\*)|[^\S\n]*+\n)[\s*:：]*+"
     rf"(?:about|approximately|exactly|roughly|around|only|just|now|therefore|thus|either|between)?"
     rf"(?:[\s*_]|\\[(\[]|\$\$?)*(?={_STARTS})",
     re.IGNORECASE,
