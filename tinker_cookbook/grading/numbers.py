@@ -306,7 +306,6 @@ _STATED = re.compile(
     rf"(?:[\s*_]|\\[(\[]|\$\$?)*(?={_STARTS})",
     re.IGNORECASE,
 )
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*")
 
 
@@ -349,8 +348,10 @@ def final_number(text: str) -> ReadNumber | None:
 
 def _unmarked_number(text: str) -> ReadNumber | None:
     text = _single_spaces(text)
-    if tagged := _TAGGED.findall(text):
-        return read_number(tagged[-1], prose=True)
+    before, closed, _ = text.rpartition("</answer>")
+    _, opened, tagged = before.rpartition("<answer>")
+    if opened and closed:
+        return read_number(tagged, prose=True)
     stated = [*_STATED.finditer(text)]
     if stated:
         return read_number(text[stated[-1].end() :].partition("\n")[0], prose=True)
