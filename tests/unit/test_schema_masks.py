@@ -154,6 +154,8 @@ def test_random_json_is_valid(schema):
         (text("(a"), r"pattern: .* a '\(' without"),
         (text("a)"), r"pattern: .* a '\)' without"),
         (text("*a"), r"pattern: .* nothing to repeat"),
+        (text("^a{,3}$"), "pattern: .*write {0,n}"),
+        (text("^[^]a]$"), "pattern: .* a class without members"),
         (text(r"a\z"), "pattern: .* which ECMA 262 does not know"),
         (text("(?x)a"), r"pattern: .* the group"),
         (text(r"^\x01$"), "pattern: .* control character"),

@@ -34,6 +34,7 @@ _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"(?s:.*)"
 
 _QUANTIFIER = re.compile(r"([*+?]|\{\d+(?:,\d*)?\})\??")
+_ONLY_MOST = re.compile(r"\{,\d+\}")
 _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}")
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _PROPERTY = re.compile(r"[pP]\{[\w=]+\}")
@@ -130,6 +131,9 @@ class _Reader:
     def _item(self) -> _Item:
         if _QUANTIFIER.match(self._pattern, self._at):
             raise self._error(f"{self._peek()!r} with nothing to repeat")
+        if found := _ONLY_MOST.match(self._pattern, self._at):
+            # In Python 0 to n times, in ECMA 262 these characters.
+            raise self._error(f"{found[0]!r}, of which validators differ (write {{0,n}})")
         for kind in ("^", "$"):
             if self._take(kind):
                 item = _Item(kind)
@@ -194,9 +198,8 @@ class _Reader:
             start = None if isinstance(member, str) else member
             members.append(member if isinstance(member, str) else _character(member))
         if not members:
-            if not negated:
-                raise self._error("a class without members")
-            return "(?s:.)"
+            # Python takes the bracket for the first member.
+            raise self._error("a class without members")
         return f"[{'^' if negated else ''}{''.join(members)}]"
 
     def _member(self, negated: bool) -> str | int:
