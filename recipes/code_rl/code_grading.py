@@ -23,6 +23,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.grading.texts import split_thinking
+from tinker_cookbook.recipes.code_rl.lcb_utils import LCB_PREAMBLE
 from tinker_cookbook.sandbox import (
     ModalSandboxPool,
     SandboxBackend,
@@ -173,10 +174,12 @@ async def sandbox_check_correctness(
 ) -> tuple[bool, dict[str, Any]]:
     """Returns whether a program passes all tests, and details; arguments as ``grade_solution``.
 
+    The program runs behind the imports of LiveCodeBench, which starter code presupposes.
     The details are ``num_tests``, ``num_passed``, ``program_error`` and the ``failures`` with the
     index and the message of each; they contain no expected output.
     """
-    grade = await grade_solution(sample, generation, timeout, backend)
+    program = with_preamble(LCB_PREAMBLE, generation)
+    grade = await grade_solution(sample, program, timeout, backend)
     return grade.passed, describe(grade)
 
 
@@ -244,7 +247,8 @@ import json, sys
 sys.path.insert(0, ".")
 job = json.load(sys.stdin)
 import code_to_grade as program
-target = getattr(program, job["function"], None) or getattr(program.Solution(), job["function"])
+solution, name = getattr(program, "Solution", None), job["function"]
+target = getattr(solution() if hasattr(solution, name) else program, name)
 result = target(*job["arguments"])
 print()
 print(json.dumps(result))

@@ -368,6 +368,14 @@ def test_solutions_may_use_what_starter_code_presupposes():
 
     assert asyncio.run(rewards(STARTER)) == [1.0] * len(STARTER)
     assert asyncio.run(rewards(["return Counter(s).most_common(1)", "return gcd"])) == [0.0, 0.0]
+    # A method has the name of an imported function.
+    for name in ("merge", "search", "shuffle", "add"):
+        named = {**row["tests"][0], "input": '"b"', "metadata": {"func_name": name}}
+        program = f"class Solution:\n    def {name}(self, s): return s"
+        assert check([named], program)[0]
+        assert not check([named], program + "[1:]")[0]
+    program = f"class Solution:\n    def f(self, s: str) -> Optional[str]:\n        {STARTER[0]}"
+    assert check(task.tests, program)[0]
     # The tests do not see the imports: a program's own function of such a name counts.
     own = {"problem": "gcd", "tests": [{"input": "assert gcd(4, 6) == 2", "testtype": "code"}]}
     for code, reward in (("def gcd(a, b): return 0", 0.0), ("gcd = math.gcd", 1.0)):

@@ -280,11 +280,14 @@ class Connection:
 
 
 def find(names: dict[str, Any], name: str) -> Any:
-    """Returns a global of the program, or a method of its class ``Solution``."""
-    if name in names:
+    """Returns a method of the program's class ``Solution``, else a global of the program."""
+    solution = names.get("Solution")
+    # First: a name such as ``merge`` may also be a global that a star import brought.
+    is_method = isinstance(solution, type) and not name.startswith("__") and hasattr(solution, name)
+    if name in names and not is_method:
         return names[name]
-    if "Solution" in names:
-        return getattr(names["Solution"](), name)
+    if solution is not None:
+        return getattr(solution(), name)
     raise NameError(f"name {name!r} is not defined")
 
 
