@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 C = TypeVar("C")
-D = TypeVar("D", bound=Sized)
+D = TypeVar("D")
 
 logger = logging.getLogger(__name__)
 

@@ -79,6 +79,10 @@ class ForecastSplit:
     excluded_crossing_events: int
     """Events that were open at ``split_time`` and are in neither part."""
 
+    def data_sources(self) -> dict[str, tuple[ForecastExample, ...]]:
+        """Returns the markets that are trained on, for the record of the run's data."""
+        return {"": self.train}
+
 
 def fetch_prophet_arena(
     revision: str = DEFAULT_DATASET_REVISION, cache_dir: str = DEFAULT_CACHE_DIR

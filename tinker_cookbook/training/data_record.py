@@ -11,7 +11,7 @@ A mixture has an entry for each of its parts. A dataset of a user's own, which d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,8 +27,8 @@ UNKNOWN = (
 )
 
 
-def data_record(data: Sized) -> DataRecord:
-    """Returns the record of a dataset (with ``data_sources`` if it defines it) or of rows."""
+def data_record(data: Any) -> DataRecord:
+    """Returns the record of an object with ``data_sources``, of another dataset, or of rows."""
     record: DataRecord = {}
     for name, part in _parts("training data", data):
         if hasattr(part, "__getitem__"):
