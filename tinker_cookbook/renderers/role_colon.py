@@ -6,7 +6,9 @@ and a blank line; an answer ends where the next user turn would begin.
 
 from __future__ import annotations
 
-from tinker_cookbook.renderers.core.checks import TEXT, check_parts
+from collections.abc import Sequence
+
+from tinker_cookbook.renderers.core.checks import TEXT, check_parts, text_of
 from tinker_cookbook.renderers.core.messages import Message, Role, ensure_text
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
@@ -15,17 +17,18 @@ from tinker_cookbook.renderers.core.parsing import (
     ParseTermination,
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.thinking import ChecksTrainedAnswers
 from tinker_cookbook.tokenizer_utils import special_id
 
 _NEXT_USER = "User:"
 _STOP = "\n\n" + _NEXT_USER
 
 
-class RoleColonRenderer(Renderer):
+class RoleColonRenderer(ChecksTrainedAnswers):
     """Plain-text dialogue; thinking, images and audio raise RendererError.
 
-    The format has no tool calls: they are left out, with a warning.
+    The format has no tool calls: prompts leave them out, with a warning, and an answer with them
+    is not trained.
     """
 
     _encodes_with_codec = True
@@ -51,6 +54,9 @@ class RoleColonRenderer(Renderer):
             # The rest of the stop sequence, which also begins the next header.
             stop_overlap=self.codec.constant(_NEXT_USER) if message["role"] == "assistant" else (),
         )
+
+    def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
+        text_of(messages[idx], idx, self._name)
 
     def _reader(self) -> MessageReader:
         return _UntilUser(_STOP, " ")

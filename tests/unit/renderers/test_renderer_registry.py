@@ -159,6 +159,7 @@ THINKING = [{"type": "thinking", "thinking": "t"}]
     ("spec", "family", "message", "error"),
     [
         ("smollm2", "smollm2", {"tool_calls": [CALL]}, r"\[1\]\.tool_calls: smollm2 has no form"),
+        ("role_colon", "smollm2", {"tool_calls": [CALL]}, "role_colon has no form for tool calls"),
         ("smollm2", "smollm2", {"content": IMAGE}, "smollm2 cannot write a part of type 'image'"),
         ("llama3", "llama3", {"content": THINKING}, "type 'thinking', expected text; drop it"),
         ("qwen2_5", "qwen2_5", {"content": THINKING}, "drop it with remove_thinking"),
