@@ -126,12 +126,14 @@ def run(
         # ``asyncio.run`` fails if a loop is already running, as in a notebook.
         asyncio.get_running_loop()
     except RuntimeError:
-        work = run_async(env, problems, model_name, test_problems=test_problems, **settings)
-        return run_to_end(work)
-    raise ConfigurationError(
-        "rl.run: an event loop is already running, as in a notebook; expected "
-        "await rl.run_async(...), which takes the same arguments"
-    )
+        pass
+    else:
+        raise ConfigurationError(
+            "rl.run: an event loop is already running, as in a notebook; expected "
+            "await rl.run_async(...), which takes the same arguments"
+        )
+    # Not in the handler above, whose error would begin the traceback of every failed run.
+    return run_to_end(run_async(env, problems, model_name, test_problems=test_problems, **settings))
 
 
 async def run_async(
