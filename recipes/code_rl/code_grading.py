@@ -40,7 +40,7 @@ from tinker_cookbook.sandbox.grading import (
     same_output,
 )
 from tinker_cookbook.sandbox.inside.values import same_value
-from tinker_cookbook.sandbox.program_text import extract_program, with_preamble
+from tinker_cookbook.sandbox.program_text import binds, extract_program, with_preamble
 
 TEST_TYPES = ("stdin_stdout", "functional", "code")
 
@@ -133,6 +133,7 @@ async def grade_solution(
     backend: SandboxBackend | None = None,
     *,
     setup: str = "",
+    preamble: str = "",
     entry_points: Sequence[str] | None = None,
 ) -> Grade:
     """Runs tests against a program.
@@ -143,6 +144,8 @@ async def grade_solution(
         timeout: Seconds of a test.
         backend: Where the program runs; default: this machine.
         setup: Code that runs before the program and, in a copy of its own, before the tests.
+        preamble: Code that runs before the program only, unless a test has the type ``code``. A
+            functional test of a name that it imports fails unless the program defines the name.
         entry_points: Names in tests of the type ``code`` that refer to the program; see
             ``tinker_cookbook.sandbox.PythonGrader.grade``.
 
@@ -156,7 +159,13 @@ async def grade_solution(
         raise DataValidationError("tests: got none, expected at least one")
     tests = [as_grader_test(test) for test in sample]
     backend = SandboxBackend(backend or SandboxBackend.LOCAL)
-    program = with_preamble(setup, generation)
+    if any(isinstance(test, str) for test in tests):
+        preamble = ""  # a test could call an imported function that the program does not define
+    called = {test.function for test in tests if isinstance(test, CallTest)}
+    if missing := sorted(name for name in called if preamble and not binds(generation, name)):
+        message = f"the program does not define {', '.join(missing)}"
+        return Grade(tuple(GradedTest(False, message, 0.0) for _ in tests), message)
+    program = with_preamble(setup, with_preamble(preamble, generation))
     # Each test may use its whole time, and the sandbox needs some to start.
     total = (timeout + 1) * len(tests) + 5
     if backend == SandboxBackend.LOCAL:
@@ -178,8 +187,7 @@ async def sandbox_check_correctness(
     The details are ``num_tests``, ``num_passed``, ``program_error`` and the ``failures`` with the
     index and the message of each; they contain no expected output.
     """
-    program = with_preamble(LCB_PREAMBLE, generation)
-    grade = await grade_solution(sample, program, timeout, backend)
+    grade = await grade_solution(sample, generation, timeout, backend, preamble=LCB_PREAMBLE)
     return grade.passed, describe(grade)
 
 

@@ -13,7 +13,6 @@ from tinker_cookbook.recipes.code_rl.code_grading import (
 )
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sandbox import Grade, SandboxBackend
-from tinker_cookbook.sandbox.program_text import with_preamble
 from tinker_cookbook.tool_use import ToolResult, simple_tool_result, tool
 from tinker_cookbook.utils import logtree
 
@@ -58,10 +57,11 @@ class DeepcoderTask:
         """Runs some of its tests against a solution; see ``code_grading.grade_solution``."""
         return await grade_solution(
             tests,
-            with_preamble(self.preamble, code),
+            code,
             timeout,
             backend,
             setup=self.setup,
+            preamble=self.preamble,
             entry_points=self.entry_points,
         )
 

@@ -376,9 +376,23 @@ def test_solutions_may_use_what_starter_code_presupposes():
         assert not check([named], program + "[1:]")[0]
     program = f"class Solution:\n    def f(self, s: str) -> Optional[str]:\n        {STARTER[0]}"
     assert check(task.tests, program)[0]
-    # The tests do not see the imports: a program's own function of such a name counts.
+    # A function that the program does not define is none of its own, though it is imported.
+    named = {"input": "4\n6", "output": "2", "testtype": "functional",
+             "metadata": {"func_name": "gcd"}}  # fmt: skip
+    for program in ("x = 1", "class Solution: pass", "print(gcd(4, 6))"):
+        passed, details = check([named], program)
+        assert (passed, details["program_error"]) == (False, "the program does not define gcd")
+    for program in (
+        "def gcd(a, b): return math.gcd(a, b)",
+        "from math import gcd",
+        "gcd = gcd",
+        "class Solution:\n    def gcd(self, a, b): return gcd(a, b)",
+        "class Solution: pass\nsetattr(Solution, 'gcd', lambda self, a, b: 2)",
+    ):
+        assert check([named], program)[0], program
     own = {"problem": "gcd", "tests": [{"input": "assert gcd(4, 6) == 2", "testtype": "code"}]}
-    for code, reward in (("def gcd(a, b): return 0", 0.0), ("gcd = math.gcd", 1.0)):
+    right = "import math\ngcd = math.gcd"
+    for code, reward in (("def gcd(a, b): return 0", 0.0), (right, 1.0), ("x = 1", 0.0)):
         text = answer(f"```python\n{code}\n```")
         assert asyncio.run(DeepcoderReward(task_of(own, "row 0"))(text))[0] == reward
     stdio = task_of({"question": "Sum.", "tests": [SUM]}, "row 1")

@@ -13,6 +13,7 @@ from tinker_cookbook.exceptions import DataValidationError
 
 __all__ = [
     "CodeBlock",
+    "binds",
     "code_blocks",
     "extract_program",
     "names_in_tests",
@@ -141,6 +142,31 @@ def _is_program(code: str) -> bool:
         not isinstance(node, ast.Expr) or any(isinstance(n, ast.Call) for n in ast.walk(node))
         for node in body
     )
+
+
+def binds(program: str, name: str) -> bool:
+    """Returns whether a program may give ``name`` a value; true if it cannot be parsed."""
+    try:
+        tree = parse_program(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+
+    def may_bind(node: ast.AST) -> bool:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return node.name == name
+            case ast.Name(ctx=ast.Store()):
+                return node.id == name
+            case ast.Attribute(ctx=ast.Store()):
+                return node.attr == name
+            case ast.alias():
+                return node.name == "*" or (node.asname or node.name.partition(".")[0]) == name
+            case ast.Constant():  # setattr(Solution, "name", …)
+                return node.value == name
+            case _:
+                return False
+
+    return any(map(may_bind, ast.walk(tree)))
 
 
 def with_preamble(preamble: str, program: str) -> str:

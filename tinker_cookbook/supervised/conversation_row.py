@@ -95,7 +95,7 @@ def tools_of_row(row: Mapping[str, Any], *in_system: Any) -> list[ToolSpec]:
     declared = [specs for specs in found if specs]
     if any(specs != declared[0] for specs in declared[1:]):
         raise RendererError(
-            "tools: got different tools in two places (tools, tool_defs, the system message), "
+            f"tools: got different tools in two places ({', '.join(TOOLS)}, the system message), "
             "expected one list"
         )
     return declared[0] if declared else []

@@ -54,7 +54,7 @@ _PAIRS = {
 }
 INPUTS = ("input", "context")
 LABEL = "label"
-TOOLS = ("tools", "tool_defs")
+TOOLS = ("tools", "tool_defs", "available_tools")
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 # Columns that hold a part of the conversation, so a layout that does not read them refuses them.
 _SYSTEM = ("system", "system_prompt", "system_message")

@@ -190,6 +190,8 @@ PAIRS = {
 REFUSED = {
     "weight": ({"messages": [HI, {**BYE, "weight": 0}]}, "got 'weight', expected \"trainable\""),
     "loss": ({"messages": [HI, {**BYE, "loss": False}]}, "got 'loss', expected \"trainable\""),
+    "ignore": ({"messages": [HI, {**BYE, "ignore": True}]}, "got 'ignore', expected \"trainable"),
+    "analysis": ({"messages": [HI, {**BYE, "analysis": "It is a greeting."}]}, "got 'analysis'"),
     "train": (
         {"conversations": sharegpt(("human", "Hi"), ("gpt", "Bye."), train=False)},
         "got 'train', expected \"trainable\"",

@@ -120,8 +120,9 @@ def content_segments(
         if image_processor is None:
             raise RendererError(
                 f"{where}: got an image, but the renderer has no image processor, which counts "
-                f"its tokens; make it with get_renderer({renderer!r}, tokenizer, "
-                "image_processor=get_image_processor(model_name))"
+                "its tokens; make it with get_renderer(NAME, tokenizer, "
+                "image_processor=get_image_processor(model_name)), for example with the NAME "
+                "qwen3_vl_instruct"
             )
         try:
             chunk = image_to_chunk(part["image"], image_processor, max_image_size)

@@ -26,17 +26,22 @@ _TRAINABLE = '"trainable": true or false, with train_on_what=customized'
 FLAGS = dict.fromkeys(
     (
         *("weight", "loss", "loss_mask", "loss_scale", "loss_weight"),
-        *("train", "train_detail", "training", "mask", "masked"),
+        *("train", "train_detail", "training", "is_train", "mask", "masked"),
     ),
     _TRAINABLE,
 )
 # These are refused unless they are empty.
 _UNREADABLE = {
     "function_call": _CALLS,
-    **dict.fromkeys(("tools", "tool_defs", "functions"), _TOOLS),
+    "ignore": _TRAINABLE,
+    **dict.fromkeys(("tools", "tool_defs", "available_tools", "functions"), _TOOLS),
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _PARTS),
     **dict.fromkeys(
-        ("thought", "thoughts", "think", "chain_of_thought", "cot", "reasoning_details"), _REASONING
+        (
+            *("thought", "thoughts", "think", "chain_of_thought", "cot"),
+            *("reasoning_details", "reasoning_text", "analysis"),
+        ),
+        _REASONING,
     ),
 }
 KNOWN_KEYS = frozenset(
