@@ -63,7 +63,7 @@ READ = {
         TOOLS,
     ),
     "empty tools": ({"messages": [HI, BYE], "tools": ""}, [HI, BYE]),
-    "system beside": ({"messages": [HI, BYE], "system_prompt": "Be kind."}, [SYSTEM, HI, BYE]),
+    "system column": ({"messages": [HI, BYE], "system_prompt": "Be kind."}, [SYSTEM, HI, BYE]),
     **{
         f"reasoning as {name}": ({"messages": [HI, {**BYE, name: "So."}]}, [HI, THOUGHT])
         for name in ("reasoning_content", "reasoning", "thinking")
@@ -253,7 +253,7 @@ REFUSED_PAIRS = {
     "images": ({**PAIR, "images": ["a.png"]}, "images: got media in a separate column"),
     "reasoning beside": ({**PAIR, "thinking": "So."}, "thinking: got reasoning in a column"),
     "misspelt": ({**PAIR, "sytem": "Be kind."}, "did you mean 'system'"),
-    "history beside": (
+    "history column": (
         {"chosen": [HI, BYE], "rejected": [HI, GO], "history": [["a", "b"]]},
         "history:",
     ),
