@@ -383,3 +383,13 @@ def test_the_default_root_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
     assert home_dir() == tmp_path / ".tinker_cookbook"
     assert not (tmp_path / "home").exists()  # looking creates nothing
+
+
+def test_equal_adapters_have_equal_files():
+    tensors = {"a": torch.ones(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
+    metadata = {"renderer_name": "é", "base_model_digest": "1", "other": "x" * 9}
+    files = {fmt.encode_tensors(tensors, metadata) for _ in range(20)}
+    (content,) = files
+    assert fmt.header_metadata(content) == metadata
+    read = safetensors.torch.load(content)
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)

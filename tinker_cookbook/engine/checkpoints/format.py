@@ -175,7 +175,17 @@ def encode_tensors(
         # Copy the tensors, because safetensors raises an error for shared storage.
         separate[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    return safetensors.torch.save(separate, metadata={"format": "pt", **(metadata or {})})
+    content = safetensors.torch.save(separate, metadata={"format": "pt", **(metadata or {})})
+    if not metadata:
+        return content
+    # The library writes several metadata in a random order.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # Data begin at a multiple of 8 bytes.
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[end:]])
 
 
 def header_metadata(content: bytes) -> dict[str, str]:
