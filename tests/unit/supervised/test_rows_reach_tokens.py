@@ -251,7 +251,7 @@ REFUSED_PAIRS = {
     "trainable": ({**PAIR, "chosen": [{**BYE, "trainable": False}]}, "got trainable: false"),
     "weight of a row": ({**PAIR, "weight": 0.5}, "weight: got .*no weights"),
     "images": ({**PAIR, "images": ["a.png"]}, "images: got media in a separate column"),
-    "reasoning beside": ({**PAIR, "thinking": "So."}, "thinking: got reasoning in a column"),
+    "reasoning column": ({**PAIR, "thinking": "So."}, "thinking: got reasoning in a column"),
     "misspelt": ({**PAIR, "sytem": "Be kind."}, "did you mean 'system'"),
     "history column": (
         {"chosen": [HI, BYE], "rejected": [HI, GO], "history": [["a", "b"]]},
