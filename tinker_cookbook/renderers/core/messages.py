@@ -108,7 +108,7 @@ class Message(TypedDict):
 
 _PART_TYPES = ("text", "thinking", "image", "audio")  # each is also the name of the part's field
 _TEXT_FIELDS = ("role", "content", "tool_calls", "unparsed_tool_calls", "tool_call_id", "name")
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+THINK, END_THINK = "<think>", "</think>"
 
 
 def ensure_text(content: Content) -> str:
@@ -140,7 +140,7 @@ def get_text_content(message: Message) -> str:
 def has_thinking(content: Content) -> bool:
     """Returns whether the content has a thinking part, or a string an opening ``<think>``."""
     if isinstance(content, str):
-        return _THINK_OPEN in content
+        return THINK in content
     return any(part["type"] == "thinking" for part in content)
 
 
@@ -160,7 +160,7 @@ def format_content_as_string(content: Content, separator: str = "\n") -> str:
         if part["type"] == "text":
             written.append(part["text"])
         elif part["type"] == "thinking":
-            written.append(f"{_THINK_OPEN}{part['thinking']}{_THINK_CLOSE}")
+            written.append(f"{THINK}{part['thinking']}{END_THINK}")
         elif part["type"] == "image":
             image = part["image"]
             if not isinstance(image, str):
@@ -179,17 +179,17 @@ def parse_think_blocks(content: str) -> list[ContentPart] | None:
     Returns None without a ``<think>``. Empty parts are left out. A block that is never closed (the
     sample was cut off) is thinking to its end.
     """
-    if _THINK_OPEN not in content:
+    if THINK not in content:
         return None
     parts: list[ContentPart] = []
     rest = content
     while rest:
-        text, opened, rest = rest.partition(_THINK_OPEN)
+        text, opened, rest = rest.partition(THINK)
         if text:
             parts.append(TextPart(type="text", text=text))
         if not opened:
             break
-        thinking, _, rest = rest.partition(_THINK_CLOSE)
+        thinking, _, rest = rest.partition(END_THINK)
         if thinking:
             parts.append(ThinkingPart(type="thinking", thinking=thinking))
     return parts
@@ -305,7 +305,7 @@ def _begins_with_thinking(content: Content) -> bool:
     if not isinstance(content, str):
         return has_thinking(content)
     # A text may mention one of the tags.
-    return content.lstrip().startswith(_THINK_OPEN) and _THINK_CLOSE in content
+    return content.lstrip().startswith(THINK) and END_THINK in content
 
 
 def _check_encodable(value: Any, where: str) -> None:

@@ -11,11 +11,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.messages import Message, has_thinking
+from tinker_cookbook.renderers.core.messages import END_THINK, THINK, Message, has_thinking
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.core.renderer import Example, Renderer
-
-THINK, END_THINK = "<think>", "</think>"
 
 
 def thinking_and_rest(message: Message, keeps: bool = True) -> tuple[str | None, str]:
