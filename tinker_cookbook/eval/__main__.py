@@ -3,6 +3,7 @@
     python -m tinker_cookbook.eval model_path=tinker://RUN/sampler_weights/NAME tasks=gsm8k,math500
     python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=mmlu scoring=logprob limit=500
     python -m tinker_cookbook.eval openai_url=http://localhost:8000/v1 model_name=NAME tasks=gsm8k
+    python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=questions.jsonl match=exact
 
 Every answer is stored immediately: after Ctrl-C the same command continues. Answers are reused
 only for the same weights, prompt, chat format, sampling settings and grader.
@@ -33,6 +34,7 @@ from tinker_cookbook.eval.benchmarks import (
 from tinker_cookbook.eval.benchmarks._chat_api import ChatApiSource
 from tinker_cookbook.eval.benchmarks._runner import check_requirements, evaluate
 from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
+from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions, is_question_file
 from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table, solve_rate_lines
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
@@ -64,7 +66,15 @@ def _task_names() -> str:
 class Config(SamplingModelSettings):
     """Settings of the evaluation."""
 
-    tasks: str = chz.field(doc=f"Comma-separated benchmarks: {_task_names()}")
+    tasks: str = chz.field(
+        doc="Comma-separated tasks: a file of questions (questions.jsonl), module:Class of a "
+        f"benchmark, or {_task_names()}"
+    )
+    match: str = chz.field(
+        default="exact",
+        doc="How answers to a file of questions are compared: exact, regex, math, or judge:TEXT, "
+        "where TEXT is a yes/no question to the judge model",
+    )
     limit: int | None = chz.field(default=None, doc="First problems of each task; default: all")
     num_samples: int = chz.field(
         default=1, doc="Answers to each problem, for pass@k, maj@k and solve rates"
@@ -115,10 +125,24 @@ class Config(SamplingModelSettings):
         """Raises ConfigurationError for an invalid setting; opens no connection."""
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"limit: got {self.limit}, expected at least 1")
-        if not self.builders:
+        builders = self.builders
+        if not builders:
             raise ConfigurationError(f"tasks: got none, expected some of {_task_names()}")
+        names = [builder.name for builder in builders]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigurationError(
+                f"tasks: got two tasks with the name {repeated!r}, which is the folder of their "
+                "results; expected different names"
+            )
+        if self.match != "exact" and not any(isinstance(b, OwnQuestions) for b in builders):
+            raise ConfigurationError(
+                f"match: got {self.match!r} without a file of questions, expected one in tasks, "
+                "such as tasks=questions.jsonl; benchmarks have their own graders"
+            )
         has_judge = self.judge_path is not None or self.judge_name is not None
-        for builder in self.builders:
+        for builder in builders:
+            if isinstance(builder, OwnQuestions):
+                builder.examples(self.benchmark_config())  # reads the file before the model
             # The judge is opened later; only its settings are checked here.
             if not (builder.requires_judge and has_judge):
                 check_requirements(builder, self.benchmark_config())
@@ -138,7 +162,10 @@ class Config(SamplingModelSettings):
     def builders(self) -> list[BenchmarkBuilder]:
         """Returns the benchmarks without repetitions."""
         names = dict.fromkeys(filter(None, map(str.strip, self.tasks.split(","))))
-        return [find_benchmark(name) for name in names]
+        return [
+            OwnQuestions(name, self.match) if is_question_file(name) else find_benchmark(name)
+            for name in names
+        ]
 
     @property
     def judge(self) -> SamplingModelSettings | None:
@@ -199,7 +226,8 @@ async def _open(
     """Opens the model, and the judge if there is one."""
     console = get_console()
     if config.openai_url is not None:
-        settings = config.benchmark_config(save_dir=str(folder))
+        judge = {} if config.judge is None else await _open_judge(config.connect(), config.judge)
+        settings = config.benchmark_config(save_dir=str(folder), **judge)
         key = config.api_key or os.environ.get("OPENAI_API_KEY")
         assert config.model_name is not None
         source = ChatApiSource(config.openai_url, config.model_name, key, settings)
@@ -215,16 +243,7 @@ async def _open(
     )
     context = resolve_max_length(model.model_name, None)
     max_tokens = config.max_tokens or min(_DEFAULT_MAX_TOKENS, context or _DEFAULT_MAX_TOKENS)
-    judge: dict[str, Any] = {}
-    if config.judge is not None:
-        config.judge.check()
-        opened = await open_sampling_model(connection, config.judge)
-        judge = {
-            "judge_sampling_client": opened.client,
-            "judge_renderer": opened.renderer,
-            "judge_id": await _identity(connection, opened),
-        }
-        console.print(f"judge: {opened.name}", markup=False)
+    judge = {} if config.judge is None else await _open_judge(connection, config.judge)
     config = chz.replace(config, max_tokens=max_tokens)
     settings = config.benchmark_config(
         save_dir=str(folder),
@@ -233,6 +252,18 @@ async def _open(
         **judge,
     )
     return await RendererSource.open(model.client, model.renderer, settings), settings, model.name
+
+
+async def _open_judge(connection: Connection, judge: SamplingModelSettings) -> dict[str, Any]:
+    """Opens the judge model; returns its fields of ``BenchmarkConfig``."""
+    judge.check()
+    opened = await open_sampling_model(connection, judge)
+    get_console().print(f"judge: {opened.name}", markup=False)
+    return {
+        "judge_sampling_client": opened.client,
+        "judge_renderer": opened.renderer,
+        "judge_id": await _identity(connection, opened),
+    }
 
 
 async def _identity(connection: Connection, model: SamplingModel) -> str | None:

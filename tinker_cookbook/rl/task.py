@@ -20,8 +20,8 @@ from tinker_cookbook.rl.settings import run as train_or_continue
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.command_line.arguments import hint_for
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
+from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
 from tinker_cookbook.utils.run_folder.paths import local_path
 

@@ -13,7 +13,8 @@ import pytest
 
 from tinker_cookbook.eval import compare, show
 from tinker_cookbook.eval.__main__ import Config, main
-from tinker_cookbook.eval.benchmarks import load_result, load_trajectories
+from tinker_cookbook.eval.benchmarks import BenchmarkConfig, load_result, load_trajectories
+from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
 from tinker_cookbook.exceptions import (
     BackendError,
     BenchmarkNotFoundError,
@@ -123,6 +124,81 @@ class FakeApi(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+OWN = [
+    # row, match, right answers, wrong answers
+    (
+        {"question": "2 + 2?", "answer": 4},
+        "math",
+        [r"\boxed{4}", "It is 4.0"],
+        ["5", r"\boxed{44}"],
+    ),
+    ({"input": "Hi", "target": ["Hello", "Hi!"]}, "exact", ["hello.", "Hi!"], ["Hello you", ""]),
+    ({"prompt": "A digit", "completion": r"^\d$"}, "regex", ["7"], ["77", "x"]),
+    (
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]},
+        "exact",
+        ["yes", " Yes. "],
+        ["Yes, it is"],
+    ),
+    ({"messages": [{"role": "user", "content": "Hi"}], "answer": "b"}, "exact", ["B"], ["a"]),
+    ({"instruction": "Add", "input": "1, 2", "output": "3"}, "math", ["3"], ["4"]),
+]
+
+
+@pytest.mark.parametrize(("row", "match", "right", "wrong"), OWN)
+def test_own_questions_are_graded(row, match, right, wrong, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps(row))
+    benchmark = OwnQuestions(file, match)
+    (example,) = benchmark.examples(BenchmarkConfig())
+    assert example.messages[-1]["role"] == "user"
+    assert [benchmark.grade(text, example).reward for text in right] == [1.0] * len(right)
+    assert [benchmark.grade(text, example).reward for text in wrong] == [0.0] * len(wrong)
+    assert benchmark.validate() == []
+
+
+@pytest.mark.parametrize(
+    ("row", "match", "words"),
+    [
+        ({"question": "Hi"}, "exact", "own.jsonl:1: .*question and answer"),
+        ({"question": "Hi", "answer": "("}, "regex", "own.jsonl:1: .*regular expression"),
+        ({"question": "Hi", "answer": [True]}, "exact", "own.jsonl:1: answer: got True"),
+        ("text", "exact", "own.jsonl:1: got a JSON str"),
+        ({"question": "Hi", "answer": "b"}, "fuzzy", "match: got 'fuzzy', expected one of exact"),
+        ({"question": "Hi", "answer": "b"}, "judge:", "expected one of exact"),
+    ],
+)
+def test_own_questions_that_cannot_be_used(row, match, words, tmp_path):
+    (tmp_path / "own.jsonl").write_text(json.dumps(row))
+    with pytest.raises((ConfigurationError, DataError), match=words):
+        Config(tasks=f"{tmp_path}/own.jsonl", match=match, model_name="no/model").check()
+
+
+def test_own_tasks_on_the_command_line(stories_model, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.jsonl").write_text(json.dumps({"question": "Hi"}))
+    (tmp_path / "own_bench.py").write_text(
+        "from tinker_cookbook.eval.benchmarks import Example, ExampleBenchmark, Grade\n"
+        "class Own(ExampleBenchmark):\n"
+        "    name = 'mine'\n"
+        "    def load_examples(self, config):\n"
+        "        return [Example('a', [{'role': 'user', 'content': 'Hi'}], None, None)]\n"
+        "    def grade(self, response, example):\n"
+        "        return Grade(1.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="'own_bench:Other', which the module does not"):
+        Config(tasks="own_bench:Other", model_name="no/model").check()
+    config = local(stories_model, tmp_path, tmp_path / "out")
+    tasks = f"own_bench:Own,{tmp_path}/own.jsonl"
+    judge = {"judge_name": stories_model, "judge_renderer_name": "role_colon"}
+    config = chz.replace(config, tasks=tasks, match="judge:Polite?", data_path=None, **judge)
+    asyncio.run(main(config))
+    assert load_result(str(tmp_path / "out"), "mine").score == 1
+    (row,) = load_trajectories(str(tmp_path / "out"), "own")
+    assert row.error is None
+    assert row.reward == float(row.metrics["judge/yes"] > 0.5)
 
 
 @pytest.fixture

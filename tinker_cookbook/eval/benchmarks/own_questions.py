@@ -1,0 +1,201 @@
+"""A benchmark of a user's own questions: a file of rows, and a rule that compares the answers.
+
+    python -m tinker_cookbook.eval model_name=NAME tasks=questions.jsonl match=exact
+
+| match | an answer is right if |
+|---|---|
+| ``exact`` | it is the expected text, apart from case, spaces, quotes and a final full stop |
+| ``regex`` | the expected text, a regular expression, is found in it |
+| ``math`` | its last ``\\boxed{…}``, or else its final expression, has the expected value |
+| ``judge:TEXT`` | a judge model says yes to TEXT, such as ``judge:Is the answer polite?`` |
+
+Rows have any layout of supervised data (``question`` and ``answer``, or ``messages``, whose last
+message is the expected answer), or ``input`` and ``target``. ``answer`` may be a list of accepted
+answers. A judge needs no expected answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.eval.benchmarks._common import make_example_id
+from tinker_cookbook.eval.benchmarks._data import with_unique_ids
+from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
+from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
+from tinker_cookbook.eval.math_grading import grade_response
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
+from tinker_cookbook.grading.mathematics import require_math_verify
+from tinker_cookbook.grading.texts import comparable_text
+from tinker_cookbook.judges.judge import LabelJudge
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.supervised.conversation_row import UnreadKeys, checked_messages, data_error
+from tinker_cookbook.supervised.json_files import SUFFIXES, file_rows
+from tinker_cookbook.supervised.layouts import (
+    check_columns,
+    check_media,
+    find_layout,
+    read_question,
+)
+
+MATCHES = ("exact", "regex", "math", "judge:TEXT")
+_QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
+_TURNS = ("messages", "conversations")
+_ANSWERS = ("answer", "target", "ideal", "expected")
+_EXPECTED = 'rows such as {"question": "…", "answer": "…"}'
+
+
+class OwnQuestions(ExampleBenchmark):
+    """Questions of a file."""
+
+    def __init__(self, path: str | Path, match: str = "exact") -> None:
+        """
+        Args:
+            path: JSON lines (also gzipped), JSON, CSV, TSV or parquet.
+            match: ``exact``, ``regex``, ``math`` or ``judge:TEXT``.
+
+        Raises:
+            ConfigurationError: ``match`` is none of these.
+        """
+        self.path = Path(path).expanduser()
+        self.name = self.path.name.split(".")[0]
+        self.match, _, self.criterion = match.partition(":")
+        self.requires_judge = self.match == "judge"
+        known = self.match in ("exact", "regex", "math") and not self.criterion
+        if not known and not (self.requires_judge and self.criterion.strip()):
+            raise ConfigurationError(
+                f"match: got {match!r}, expected one of {', '.join(MATCHES)}, where TEXT is a "
+                "question about the answer, such as 'judge:Is the answer polite?'"
+            )
+        if self.match == "math":
+            require_math_verify()
+        # A stored answer is graded again if the rule changes.
+        self.grader_version = hashlib.sha256(match.encode()).hexdigest()[:12]
+
+    def load_examples(self, config: BenchmarkConfig) -> list[Example]:
+        """Returns the questions of the file.
+
+        Raises:
+            DataFormatError: a row cannot be read; the message begins with the file and the line.
+        """
+        if config.data_path is not None:
+            raise ConfigurationError(
+                f"data_path: got {config.data_path!r} for {self.path}, which is the data; expected "
+                "no data_path, or names of benchmarks in tasks"
+            )
+        return with_unique_ids(
+            self._example(where, row) for where, row in file_rows(self.path, _EXPECTED)
+        )
+
+    def _example(self, where: str, row: Any) -> Example:
+        if not isinstance(row, Mapping):
+            raise DataFormatError(f"{where}: got a JSON {type(row).__name__}, expected {_EXPECTED}")
+        with data_error(where):
+            messages, answers = _split(row, needs_answer=not self.requires_judge)
+        if self.match == "regex":
+            for answer in answers:
+                _check_pattern(answer, where)
+        question = get_text_content(messages[-1])
+        return Example(
+            example_id=str(row.get("id") or make_example_id(self.name, question)),
+            messages=messages,
+            expected=answers,
+            # An answer that a pattern or a judge accepts is not known.
+            gold=answers[0] if answers and self.match in ("exact", "math") else None,
+            logs={"input": question, "expected": " | ".join(answers)},
+        )
+
+    def grade(self, response: str, example: Example) -> Grade:
+        """Grades a response by ``exact``, ``regex`` or ``math``."""
+        if self.match == "math":
+            found = [grade_response(response, answer) for answer in example.expected]
+            right = any(is_right for is_right, _ in found)
+            return Grade(float(right), logs={"extracted": found[0][1]})
+        if self.match == "regex":
+            right = any(re.search(pattern, response) for pattern in example.expected)
+            return Grade(float(right))
+        said = comparable_text(response)
+        return Grade(float(any(said == comparable_text(answer) for answer in example.expected)))
+
+    async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
+        """Grades a response; with a judge, the reward is 1 if Yes is more probable than No."""
+        if not self.requires_judge:
+            return await super().grade_async(response, example, config)
+        client, renderer = config.judge_sampling_client, config.judge_renderer
+        # ``check_requirements`` has checked both.
+        assert client is not None
+        assert renderer is not None
+        judge = await asyncio.to_thread(LabelJudge, client, renderer)
+        prompt = Message(role="user", content=self._judge_prompt(response, example))
+        verdict = await judge([prompt], lambda text: 0.0)
+        return Grade(float(verdict.score > 0.5), {"judge/yes": verdict.score})
+
+    def _judge_prompt(self, response: str, example: Example) -> str:
+        asked = [f"[{m['role']}]\n{get_text_content(m)}" for m in example.messages]
+        expected = [f"[Reference answer]\n{answer}" for answer in example.expected]
+        return "\n\n".join(
+            [
+                "Read the conversation and the answer below, then answer a question about the "
+                "answer with Yes or No.",
+                *asked,
+                *expected,
+                f"[Answer]\n{response}",
+                f"[Question]\n{self.criterion.strip()}\nReply with one word: Yes or No.",
+            ]
+        )
+
+
+def is_question_file(task: str) -> bool:
+    """Returns whether a task is a file of questions rather than the name of a benchmark."""
+    return task.endswith(SUFFIXES)
+
+
+def _split(row: Mapping[str, Any], needs_answer: bool) -> tuple[list[Message], list[str]]:
+    """Returns the messages of the prompt, and the accepted answers; raises RendererError."""
+    column = next((name for name in _ANSWERS if row.get(name) is not None), None)
+    rest = {name: value for name, value in row.items() if name != column}
+    turns = next((name for name in _TURNS if rest.get(name) is not None), None)
+    asked = next((name for name in _QUESTIONS if rest.get(name) is not None), None)
+    if turns is not None or (column is None and needs_answer) or asked is None:
+        raw = find_layout(rest, turns).messages(rest)
+    else:
+        check_columns(rest, (*rest, asked))
+        raw = read_question(rest, asked, inputs=asked != "input")
+        check_media(rest, raw)
+    messages = checked_messages(raw, UnreadKeys())
+    # Without a column for the answer, the last message is the answer.
+    if column is None and messages[-1]["role"] == "assistant":
+        answers: list[str] = [get_text_content(messages.pop())]
+    else:
+        answers = _accepted(row, column)
+    if not messages or messages[-1]["role"] != "user":
+        got = messages[-1]["role"] if messages else "no message"
+        raise RendererError(f"got {got} before the answer, expected a question of the user")
+    if needs_answer and not any(answers):
+        raise RendererError(f"got no answer, expected {_EXPECTED}")
+    return messages, answers
+
+
+def _accepted(row: Mapping[str, Any], column: str | None) -> list[str]:
+    value = None if column is None else row[column]
+    values: Sequence[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    for one in values:
+        if not isinstance(one, str | int | float) or isinstance(one, bool):
+            raise RendererError(
+                f"{column}: got {one!r:.80}, expected a text, a number, or a list of these"
+            )
+    return [str(one) for one in values]
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise DataFormatError(
+            f"{where}: answer: got {pattern!r}, expected a regular expression, because match=regex "
+            f"({error})"
+        ) from error
