@@ -1,6 +1,42 @@
-"""Stores: evaluations in a folder of files."""
+"""Stores: files of training runs and evaluations, on this machine or in cloud storage."""
 
-from tinker_cookbook.stores.eval_store import EvalStore, RunMetadata
-from tinker_cookbook.stores.storage import LocalStorage, Storage, StorageStat, storage_join
+from __future__ import annotations
 
-__all__ = ["EvalStore", "LocalStorage", "RunMetadata", "Storage", "StorageStat", "storage_join"]
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.stores._incremental import IncrementalReader
+from tinker_cookbook.stores.registry import RunInfo, RunRegistry
+from tinker_cookbook.stores.storage import (
+    AsyncStorage,
+    FsspecStorage,
+    LocalStorage,
+    Storage,
+    StorageStat,
+    storage_from_uri,
+    storage_join,
+)
+from tinker_cookbook.stores.training_store import TrainingRunStore
+from tinker_cookbook.utils.imports import lazy_exports
+
+if TYPE_CHECKING:
+    from tinker_cookbook.stores.eval_store import EvalStore, RunMetadata
+
+__all__ = [
+    "AsyncStorage",
+    "EvalStore",
+    "FsspecStorage",
+    "IncrementalReader",
+    "LocalStorage",
+    "RunInfo",
+    "RunMetadata",
+    "RunRegistry",
+    "Storage",
+    "StorageStat",
+    "TrainingRunStore",
+    "storage_from_uri",
+    "storage_join",
+]
+
+_EVAL_STORE = "tinker_cookbook.stores.eval_store"  # imports all benchmarks
+
+__getattr__ = lazy_exports(__name__, {"EvalStore": _EVAL_STORE, "RunMetadata": _EVAL_STORE})

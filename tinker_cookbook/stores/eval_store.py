@@ -26,16 +26,19 @@ from tinker_cookbook.eval.benchmarks import (
     load_trajectories,
 )
 from tinker_cookbook.eval.benchmarks._files import (
+    KEYS,
     RESULT,
+    SUMMARY,
     TRAJECTORIES,
     latest_key,
     update_summary,
     write_json,
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
-from tinker_cookbook.stores.storage import LocalStorage, storage_join
+from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
 from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 
+_METADATA = "metadata.json"
 _ID = re.compile(r"[\w][\w.-]*")
 
 
@@ -65,24 +68,34 @@ class RunMetadata:
         return cls(**{name: value for name, value in d.items() if name in known})
 
 
+class RunNotFoundError(DataError, FileNotFoundError):
+    """There is no run of this id."""
+
+
 class EvalStore:
     """Store of evaluations in a folder; the module docstring describes the files.
 
     Args:
         storage_or_path: Folder on this machine, or a ``LocalStorage``.
         prefix: Folder inside the storage.
+
+    Raises:
+        ConfigurationError: The storage is not on this machine.
     """
 
-    def __init__(
-        self, storage_or_path: LocalStorage | str | os.PathLike[str], prefix: str = ""
-    ) -> None:
-        is_storage = isinstance(storage_or_path, LocalStorage)
-        self._storage = storage_or_path if is_storage else LocalStorage(storage_or_path)
-        self._prefix = prefix
+    def __init__(self, storage_or_path: Storage | str | os.PathLike[str], prefix: str = "") -> None:
+        if isinstance(storage_or_path, (str, os.PathLike)):
+            storage_or_path = LocalStorage(storage_or_path)
+        if not isinstance(storage_or_path, LocalStorage):
+            raise ConfigurationError(
+                f"storage_or_path: got {storage_or_path.url(prefix)}, expected a folder on this "
+                "machine: evaluations are written and read there; copy the folder first"
+            )
+        self.storage, self.prefix = storage_or_path, prefix
 
     def url(self, path: str = "") -> str:
-        """Returns the path of a file of the store."""
-        return self._storage.url(storage_join(self._prefix, path))
+        """Returns the ``file://`` address of a file of the store."""
+        return self.storage.url(storage_join(self.prefix, path))
 
     def create_run(
         self,
@@ -96,12 +109,7 @@ class EvalStore:
         """Records a run and returns its id; continues an existing ``run_id``."""
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         run_id = run_id or f"{now}-{uuid.uuid4().hex[:6]}"
-        if not _ID.fullmatch(run_id):
-            raise ConfigurationError(
-                f"run_id: got {run_id!r}, expected letters, digits, '_', '-' and '.', and "
-                "a letter, digit or '_' first"
-            )
-        known = self._storage.exists(self._path(run_id, "metadata.json"))
+        known = self.storage.exists(self._path(run_id, _METADATA))
         if known:
             before = self.read_run(run_id)
             benchmarks = list(dict.fromkeys([*before.benchmarks, *benchmarks]))
@@ -117,12 +125,12 @@ class EvalStore:
         self._write_metadata(metadata)
         if not known:
             row = {"run_id": run_id, "model_name": model_name, "timestamp": metadata.timestamp}
-            append_row(self.url("runs.jsonl"), row)
+            append_row(self._local("runs.jsonl"), row)
         return run_id
 
     def run_dir(self, run_id: str) -> str:
         """Returns the folder of a run: the ``save_dir`` of its benchmarks."""
-        return self.url(f"runs/{run_id}")
+        return str(self.storage.path(self._path(run_id)))
 
     def finalize_run(self, run_id: str) -> RunMetadata:
         """Records the scores of the benchmarks that have finished."""
@@ -134,33 +142,28 @@ class EvalStore:
 
     def list_runs(self) -> list[RunMetadata]:
         """Returns all runs except deleted ones, oldest first."""
-        ids = dict.fromkeys(str(row["run_id"]) for row in read_rows(self.url("runs.jsonl")))
-        there = [i for i in ids if self._storage.exists(self._path(i, "metadata.json"))]
+        ids = dict.fromkeys(str(row["run_id"]) for row in read_rows(self._local("runs.jsonl")))
+        there = [i for i in ids if self.storage.exists(self._path(i, _METADATA))]
         return [self.read_run(run_id) for run_id in there]
 
     def read_run(self, run_id: str) -> RunMetadata:
         """Returns a run's metadata.
 
         Raises:
-            DataError: there is no such run; the message names the most similar one.
+            RunNotFoundError: There is no such run; the message names the most similar one.
         """
-        path = self._path(run_id, "metadata.json")
-        if not self._storage.exists(path):
-            known = self._storage.list_dir(storage_join(self._prefix, "runs"))
-            raise DataError(
-                f"run_id: {run_id!r} is not in {self.url()}{nearest_sentence(run_id, known)}"
+        path = self._path(run_id, _METADATA)
+        if not self.storage.exists(path):
+            known = [run.run_id for run in self.list_runs()]
+            raise RunNotFoundError(
+                f"run_id: {run_id!r} is not in {self._local()}{nearest_sentence(run_id, known)}"
             )
-        return RunMetadata.from_dict(json.loads(self._storage.read(path)))
+        return RunMetadata.from_dict(json.loads(self.storage.read(path)))
 
     def list_benchmarks(self, run_id: str) -> list[str]:
-        """Returns the benchmarks with answers or a result of a run, sorted."""
-        names = self._storage.list_dir(self._path(run_id))
-        files = (RESULT, TRAJECTORIES)
-        return [
-            name
-            for name in names
-            if any(self._storage.exists(self._path(run_id, name, file)) for file in files)
-        ]
+        """Returns the benchmarks with a result of a run, sorted."""
+        names = self.storage.list_dir(self._path(run_id))
+        return [name for name in names if self.storage.exists(self._path(run_id, name, RESULT))]
 
     def read_result(self, run_id: str, benchmark: str) -> BenchmarkResult | None:
         """Returns a result; ``None`` if the benchmark has not finished."""
@@ -207,9 +210,17 @@ class EvalStore:
         update_summary(self.run_dir(run_id), results)
 
     def delete_run(self, run_id: str) -> None:
-        """Deletes a run with all its answers."""
-        self.read_run(run_id)  # raises for an unknown run
-        self._storage.remove_dir(self._path(run_id))
+        """Deletes a run with all its answers, if there is one; files of others stay."""
+        folder = self._path(run_id)
+        names = self.storage.list_dir(folder)
+        ours = {RESULT, TRAJECTORIES, KEYS}
+        for path in (storage_join(folder, name) for name in names):
+            for file in ours.intersection(self.storage.list_dir(path)):
+                self.storage.remove(storage_join(path, file))
+            self.storage.remove_dir(path)
+        for file in {_METADATA, SUMMARY}.intersection(names):
+            self.storage.remove(storage_join(folder, file))
+        self.storage.remove_dir(folder)
 
     async def alist_runs(self) -> list[RunMetadata]:
         """Runs ``list_runs`` in a thread."""
@@ -226,8 +237,17 @@ class EvalStore:
         return await asyncio.to_thread(self.read_result, run_id, benchmark)
 
     def _path(self, run_id: str, *parts: str) -> str:
-        return storage_join(self._prefix, "runs", run_id, *parts)
+        # A name such as ../x must not reach the files of other runs.
+        if not _ID.fullmatch(run_id):
+            raise ConfigurationError(
+                f"run_id: got {run_id!r}, expected letters, digits, '_', '-' and '.', and "
+                "a letter, digit or '_' first"
+            )
+        return storage_join(self.prefix, "runs", run_id, *parts)
+
+    def _local(self, *parts: str) -> Path:
+        return self.storage.path(storage_join(self.prefix, *parts))
 
     def _write_metadata(self, metadata: RunMetadata) -> None:
         text = json.dumps(metadata.to_dict(), indent=2, ensure_ascii=False)
-        self._storage.write(self._path(metadata.run_id, "metadata.json"), (text + "\n").encode())
+        self.storage.write(self._path(metadata.run_id, _METADATA), (text + "\n").encode())

@@ -9,7 +9,7 @@ import pytest
 
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory, StoredTurn
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.stores import EvalStore, LocalStorage, Storage, StorageStat, storage_join
+from tinker_cookbook.stores import EvalStore, storage_from_uri
 
 
 def test_a_run_is_written_and_read(tmp_path):
@@ -39,8 +39,11 @@ def test_a_run_is_written_and_read(tmp_path):
     assert (tmp_path / "runs" / run_id / "gsm8k" / "result.json").exists()
     line = json.loads((tmp_path / "runs.jsonl").read_text())
     assert line["run_id"] == run_id
-    store.delete_run(run_id)
+    (tmp_path / "runs" / run_id / "note.txt").write_text("not written by an evaluation")
+    for _ in range(2):
+        store.delete_run(run_id)
     assert store.list_runs() == []
+    assert [p.name for p in (tmp_path / "runs").rglob("*.*") if p.is_file()] == ["note.txt"]
 
 
 def test_a_run_is_continued_under_its_id(tmp_path):
@@ -54,30 +57,11 @@ def test_a_run_is_continued_under_its_id(tmp_path):
 
 def test_names_that_cannot_be(tmp_path):
     store = EvalStore(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"run_id: got '\.\./x'"):
-        store.create_run("model", [], run_id="../x")
+    for call in (lambda i: store.create_run("model", [], run_id=i), store.delete_run):
+        with pytest.raises(ConfigurationError, match=r"run_id: got '\.\./x'"):
+            call("../x")
+    with pytest.raises(ConfigurationError, match="got memory:///evals, expected a folder on this"):
+        EvalStore(storage_from_uri("memory://evals"))
     store.create_run("model", [], run_id="first")
     with pytest.raises(DataError, match="did you mean 'first'"):
         store.read_run("fist")
-
-
-def test_a_folder_as_storage(tmp_path):
-    storage = LocalStorage(tmp_path / "new")
-    assert isinstance(storage, Storage)
-    storage.write("a/b.txt", b"hello")
-    storage.append("a/b.txt", b" world")
-    assert storage.read("a/b.txt") == b"hello world"
-    assert storage.read_range("a/b.txt", 6) == b"world"
-    assert storage.read_range("a/b.txt", 0, 5) == b"hello"
-    stat = storage.stat("a/b.txt")
-    assert isinstance(stat, StorageStat)
-    assert stat.size == 11
-    assert (storage.stat("none"), storage.list_dir("none")) == (None, [])
-    assert storage.list_dir("a") == ["b.txt"]
-    with pytest.raises(ConfigurationError, match="expected a path inside"):
-        storage.read("../other")
-    storage.remove("a/b.txt")
-    storage.remove("a/b.txt")
-    storage.remove_dir("a")
-    assert not storage.exists("a")
-    assert storage_join("", "a/", "/b") == "a/b"

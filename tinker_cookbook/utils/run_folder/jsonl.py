@@ -82,7 +82,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         content = _read(Path(path))
     except FileNotFoundError:
         return []
-    return [row for _, row in _parse_lines(content, os.fspath(path))]
+    return [row for _, row in parse_lines(content, os.fspath(path))]
 
 
 def ends_incomplete(path: str | os.PathLike[str]) -> bool:
@@ -111,10 +111,7 @@ def trim_rows(
     if not source.exists():
         return 0
     content = _read(source)
-    lines = _parse_lines(content, str(source))
-    # The bytes of the kept lines, so that trimming changes nothing else in the file.
-    kept = [line for line, row in lines if keep(row)]
-    dropped = len(lines) - len(kept) + _ends_torn(content)
+    kept, dropped = select_rows(content, keep, str(source))
     # Nothing to drop, so the file is not rewritten and needs no copy.
     if not dropped:
         return 0
@@ -122,10 +119,22 @@ def trim_rows(
         if copy_to is not None:
             # Copied before the file is replaced: a crash between the two loses nothing.
             shutil.copyfile(source, free_name(Path(copy_to)))
-        write_atomically(source, b"".join(line + b"\n" for line in kept))
+        write_atomically(source, kept)
     except OSError as error:
         raise _cannot_write(source, error) from error
     return dropped
+
+
+def select_rows(content: bytes, keep: Callable[[Row], bool], name: str) -> tuple[bytes, int]:
+    """Returns the lines for which ``keep`` is true, and how many others there are.
+
+    A torn last line is dropped, and counts as one. ``name`` is for errors, as in
+    :func:`parse_lines`.
+    """
+    lines = parse_lines(content, name)
+    # The bytes of the kept lines, so that trimming changes nothing else in the file.
+    kept = [line + b"\n" for line, row in lines if keep(row)]
+    return b"".join(kept), len(lines) - len(kept) + _ends_torn(content)
 
 
 def free_name(path: Path) -> Path:
@@ -170,11 +179,20 @@ def _plain(value: Any, where: str, lost: dict[str, str]) -> Any:
     )
 
 
-def _parse_lines(content: bytes, name: str) -> list[tuple[bytes, Row]]:
-    """Returns each line with its row, without blank lines and a torn last line."""
+def parse_lines(content: bytes, name: str, first: int = 1) -> list[tuple[bytes, Row]]:
+    """Returns each line with its row, without blank lines and a torn last line.
+
+    Args:
+        content: A file, or a part of it that begins at a line.
+        name: Name of the file, for errors.
+        first: Number of the first line of ``content``.
+
+    Raises:
+        DataFormatError: A line other than a torn last one is no JSON object; names file and line.
+    """
     *lines, tail = content.split(b"\n")
     parsed = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         if not line.strip():
             continue
         try:
