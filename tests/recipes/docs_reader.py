@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from documented_commands import COMMANDS, Command
+from documented_commands import COMMANDS, Command, blocks
 from preloaded import Preloaded
 from recipe_runs import REPO
 from tiny_model import make_tiny_model
@@ -109,33 +109,6 @@ WITHOUT_MODEL = (
     "recipes.forecasting.data",
     "recipes.forecasting.synthetic",
 )
-OF_THE_READER = """
-import json
-
-import chz
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
-from tinker_cookbook.supervised.data import conversation_to_datum
-from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-
-@chz.chz
-class MyDataset(SupervisedDatasetBuilder):
-    path: str
-
-    def __call__(self):
-        rows = [json.loads(line) for line in open(self.path)]
-        renderer = get_renderer("role_colon", get_tokenizer("model"))
-        return (
-            SupervisedDatasetFromHFDataset(
-                rows, 2, lambda row: conversation_to_datum(row["messages"], renderer, 256)
-            ),
-            None,
-        )
-"""
-
-
 # Text that stands before an example, where a page shows only the part that matters.
 PRELUDES = {
     "docs/evaluations.md": """
@@ -214,8 +187,12 @@ class Reader:
             (folder / name).write_text(f"{task}\n" * 4)
         lines = [f"What is {i}?,It is {i}." for i in range(8)]
         (folder / "questions.csv").write_text("\n".join(["question,answer", *lines]))
-        (folder / "my_package").mkdir()
-        (folder / "my_package" / "data.py").write_text(OF_THE_READER)
+        capitals = [f"Land {i},City {i}" for i in range(48)]
+        (folder / "capitals.csv").write_text("\n".join(["country,capital", *capitals]))
+        # Modules that a page shows, and that its commands use.
+        for module, name in (("my_data", "class Capitals(Chat"), ("my_shop", "class MyShop(")):
+            (text,) = [text for _, text in blocks("python") if name in text]
+            (folder / f"{module}.py").write_text(text)
         self.runs = 0
         self.preloaded = Preloaded(folder, self.environment())
 
@@ -297,9 +274,11 @@ class Reader:
             return {**short, **data, "model_path": self.checkpoint()}
         if command.program.startswith("recipes.search_tool."):
             return self.search_values(command, typed)
+        if command.program == "tinker_cookbook.rl.train":
+            return self.tool_values()
         values = dict(SETTINGS[command.program])
         for key in typed:
-            if key.endswith(("model_name", "teacher_model")):
+            if key.endswith(("model_name", "model_name_for_tokenizer", "teacher_model")):
                 values[key] = self.model
             elif key in ("teacher_checkpoint", "grader_model_path"):
                 values[key] = self.checkpoint()
@@ -323,6 +302,16 @@ class Reader:
         elif command.program not in WITHOUT_RUN:
             values["log_path"] = place
         return values
+
+    def tool_values(self) -> dict[str, str]:
+        """Settings of a program that calls tools, with a model whose chat format has them."""
+        model = str(self.folder / "tool-model")
+        if not Path(model).exists():
+            program = [sys.executable, "-m", "recipes.tool_use.tiny_model"]
+            self.run([*program, f"output={model}", "steps=1"])
+        names = {"model_name": model, "dataset_builder.model_name": model}
+        place = {"log_path": str(self.folder / f"run-{self.runs}")}
+        return {**RUN, **names, **place, "max_tokens": "4"}
 
     def search_values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
         """Settings of a program that searches; makes a model and documents the first time."""
