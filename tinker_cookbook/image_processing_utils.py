@@ -14,7 +14,7 @@ import re
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
@@ -43,7 +43,9 @@ PINNED_REMOTE_CODE = {
 """Models with image processor code in their repository, and the revision that runs by default."""
 
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
-_DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
+_DATA_URI = re.compile(
+    r"data:(?P<kind>image|audio)/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL
+)
 _REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
@@ -110,7 +112,7 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
             f"image: got {type(image).__name__}, expected a Pillow image, a data URI, a file:// "
             "URI or the path of a file"
         )
-    data = _read(os.fspath(image))
+    data = read_media(os.fspath(image))
     try:
         opened = library.open(io.BytesIO(data))
         # open() reads only the header; load() finds damaged data now, where the path is known.
@@ -142,12 +144,18 @@ def pillow() -> Any:
     return Image
 
 
-def _read(image: str) -> bytes:
-    if image.startswith("data:"):
-        found = _DATA_URI.fullmatch(image)
-        if not found:
+def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
+    """Returns the bytes of a local file, a ``file://`` URI or a data URI.
+
+    Raises DataFormatError, which begins with ``kind``, if they cannot be read, and for other URLs.
+    """
+    if source.startswith("data:"):
+        found = _DATA_URI.fullmatch(source)
+        if not found or found["kind"] != kind:
+            example = {"image": "image/png", "audio": "audio/wav"}[kind]
             raise DataFormatError(
-                f"image: got {_short(image)}, expected a data URI such as 'data:image/png;base64,…'"
+                f"{kind}: got {_short(source)}, expected a data URI such as "
+                f"'data:{example};base64,…'"
             )
         if "base64" not in found["options"].split(";"):
             return unquote_to_bytes(found["data"])
@@ -155,20 +163,22 @@ def _read(image: str) -> bytes:
             # Remove white space, since long data URIs may be wrapped.
             return base64.b64decode("".join(found["data"].split()), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise DataFormatError(f"image: {_short(image)} is not valid base64: {error}") from error
-    if _REMOTE.match(image):
+            raise DataFormatError(
+                f"{kind}: {_short(source)} is not valid base64: {error}"
+            ) from error
+    if _REMOTE.match(source):
         raise DataFormatError(
-            f"image: got {_short(image)}, expected a local file or a data URI: images are not "
-            "fetched from the network; download it first and give its path"
+            f"{kind}: got {_short(source)}, expected a local file or a data URI: this package does "
+            f"not fetch remote {kind} URLs; download it first and give its path"
         )
     # A file:// URI may have escaped characters, and a drive letter on Windows.
-    local = url2pathname(urlsplit(image).path) if image.startswith("file:") else image
+    local = url2pathname(urlsplit(source).path) if source.startswith("file:") else source
     try:
         return Path(local).expanduser().read_bytes()
     except (OSError, ValueError) as error:
         raise DataFormatError(
-            f"image: {_short(image)} cannot be opened as a file: {error}; expected the path of an "
-            "image, or a data URI that begins with 'data:image/'"
+            f"{kind}: {_short(source)} cannot be opened as a file: {error}; expected the path of a "
+            f"file, or a data URI that begins with 'data:{kind}/'"
         ) from error
 
 

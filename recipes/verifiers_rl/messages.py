@@ -10,6 +10,7 @@ import tinker
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer, ensure_text
 from tinker_cookbook.renderers.core.messages import get_text_content, normalize_messages
+from tinker_cookbook.third_party.openai_compat import openai_tools_to_tinker
 
 _FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
 
@@ -17,7 +18,7 @@ _FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_c
 def prompt_of(
     renderer: Renderer,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> tinker.ModelInput:
     """Returns the generation prompt of a conversation; ``tools`` are OpenAI's declarations."""
     normal = normalize_messages([_plain(message) for message in messages])
@@ -25,14 +26,7 @@ def prompt_of(
         system = ""
         if normal and normal[0]["role"] == "system":
             system, normal = ensure_text(normal[0]["content"]), normal[1:]
-        specs: list[Any] = [
-            {
-                "name": tool["function"]["name"],
-                "description": tool["function"].get("description") or "",
-                "parameters": tool["function"].get("parameters") or {"type": "object"},
-            }
-            for tool in tools
-        ]
+        specs = openai_tools_to_tinker(list(tools))
         try:
             prefix = renderer.create_conversation_prefix_with_tools(specs, system)
         except NotImplementedError as error:

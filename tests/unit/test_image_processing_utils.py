@@ -83,8 +83,8 @@ def test_data_uris_without_base64_are_read(picture):
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        ("https://example.com/a.png", r"not fetched from the network; download it first"),
-        ("s3://bucket/a.png", r"not fetched from the network"),
+        ("https://example.com/a.png", r"does not fetch remote image URLs; download it first"),
+        ("s3://bucket/a.png", r"does not fetch remote image"),
         ("no/such/file.png", r"'no/such/file.png' cannot be opened as a file"),
         ("A" * 5000, r"\(5002 characters\) cannot be opened as a file"),
         ("data:text/plain,hi", r"expected a data URI such as 'data:image/png"),

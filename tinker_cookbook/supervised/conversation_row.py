@@ -22,9 +22,9 @@ from tinker_cookbook.renderers import (
 )
 from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS
+from tinker_cookbook.renderers.core.tool_calls import TOOL_SHAPE, read_tool
 from tinker_cookbook.supervised.layouts import TOOLS, ColumnsTaken, find_layout
 
-_TOOL = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 
 
@@ -90,7 +90,7 @@ def tools_of_row(row: Mapping[str, Any], *in_system: Any) -> list[ToolSpec]:
     messages. Each is a list or its JSON text; raises RendererError for others, or if two differ."""
     # The older OpenAI key would otherwise be ignored.
     if row.get("functions"):
-        raise RendererError(f"got 'functions', expected 'tools': a list of {_TOOL}")
+        raise RendererError(f"got 'functions', expected 'tools': a list of {TOOL_SHAPE}")
     found = [_specs(tools) for tools in (*(row.get(name) for name in TOOLS), *in_system)]
     declared = [specs for specs in found if specs]
     if any(specs != declared[0] for specs in declared[1:]):
@@ -108,30 +108,12 @@ def _specs(tools: Any) -> list[ToolSpec]:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
             raise RendererError(
-                f"tools: got a text that is not JSON ({error}), expected a list of {_TOOL}"
+                f"tools: got a text that is not JSON ({error}), expected a list of {TOOL_SHAPE}"
             ) from error
     # Null and an empty list both mean that the row has no tools.
     if tools and (isinstance(tools, str) or not isinstance(tools, Sequence)):
-        raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {_TOOL}")
-    return [_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
-
-
-def _spec(tool: Any, where: str) -> ToolSpec:
-    # OpenAI's nested form and the bare declaration are both accepted.
-    body = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
-        raise RendererError(f"{where}: got {tool!r}, expected {_TOOL}")
-    if (tool.get("type") or "function") != "function":
-        raise RendererError(
-            f"{where}.type: got {tool['type']!r}, expected 'function'; chat formats declare "
-            "no other kind of tool"
-        )
-    parameters = body.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(parameters, Mapping):
-        raise RendererError(f"{where}.parameters: got {parameters!r:.80}, expected a JSON schema")
-    return ToolSpec(
-        name=body["name"], description=body.get("description") or "", parameters=dict(parameters)
-    )
+        raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {TOOL_SHAPE}")
+    return [read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
 
 
 def with_tools(

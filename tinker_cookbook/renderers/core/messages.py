@@ -41,10 +41,17 @@ class ImagePart(TypedDict):
 
 
 class AudioPart(TypedDict):
-    """A piece of audio."""
+    """A piece of audio: the bytes of a file, a data URI or a file path.
+
+    ``format`` is needed for bytes that are no WAV file, and the number of frames and their rate
+    in Hz for all other files than WAV.
+    """
 
     type: Literal["audio"]
     audio: Any
+    format: NotRequired[Literal["wav", "mp3", "flac"]]
+    num_frames: NotRequired[int]
+    sample_rate: NotRequired[int]
 
 
 ContentPart: TypeAlias = TextPart | ThinkingPart | ImagePart | AudioPart

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.arguments import (
     BareArguments,
     arguments_text,
@@ -27,6 +28,9 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import unread
 
+TOOL_SHAPE = (
+    '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
+)
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -54,6 +58,25 @@ _NAME_FIRST = re.compile(
 def as_openai_tool(tool: ToolSpec) -> dict[str, Any]:
     """Returns the declaration of a tool in OpenAI's form, which chat templates expect."""
     return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
+
+
+def read_tool(tool: Any, where: str) -> ToolSpec:
+    """Returns a declaration in OpenAI's form; raises RendererError that starts with ``where``."""
+    # OpenAI's nested form and the bare declaration are both accepted.
+    body = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
+        raise RendererError(f"{where}: got {tool!r}, expected {TOOL_SHAPE}")
+    if (tool.get("type") or "function") != "function":
+        raise RendererError(
+            f"{where}.type: got {tool['type']!r}, expected 'function'; chat formats declare "
+            "no other kind of tool"
+        )
+    parameters = body.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise RendererError(f"{where}.parameters: got {parameters!r:.80}, expected a JSON schema")
+    return ToolSpec(
+        name=body["name"], description=body.get("description") or "", parameters=dict(parameters)
+    )
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Conversions between the messages of this package and those of other libraries."""
