@@ -1,65 +1,46 @@
-"""Whether the imports of the official tutorials and guides resolve against this package."""
+"""What the recipes, tutorials, skills and READMEs of the official cookbook import."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from tinker_cookbook.exceptions import ConfigurationError
-
 PACKAGE = "tinker_cookbook"
-# The guides of 0.6.1 import these, but its own package does not have them either.
-MISTAKES = frozenset(
-    {
-        "tinker_cookbook.preference.dpo_datasets.ComparisonBuilder",
-        "tinker_cookbook.utils.ml_log.log_metrics",
-    }
-)
 _CODE_BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
-def imported_names(source: Path) -> dict[str, str]:
-    """``module.name`` (or ``module``) that a tutorial or guide imports, with one file that does."""
-    found: dict[str, str] = {}
-    files = [*source.glob("tutorials/*.py"), *source.glob("skills/**/*.md"), source / "README.md"]
+def imported_names(source: Path) -> dict[str, list[str]]:
+    """Names by module that a program or guide imports; an empty name is the module itself."""
+    files = [*source.glob("tutorials/*.py"), *source.glob("**/*.md")]
+    files += (source / PACKAGE / "recipes").rglob("*.py")
+    found: dict[str, set[str]] = defaultdict(set)
     for file in sorted(files):
+        if file.stem.endswith("_test"):
+            continue
         text = file.read_text("utf-8")
         blocks = [text]
         if file.suffix == ".md":
             blocks = [textwrap.dedent(match.group(2)) for match in _CODE_BLOCK.finditer(text)]
         for block in blocks:
-            for name in _imports(block):
-                found.setdefault(name, file.relative_to(source).as_posix())
-    return {name: file for name, file in found.items() if name not in MISTAKES}
+            for module, name in _imports(block):
+                found[module].add(name)
+    return {module: sorted(names) for module, names in sorted(found.items())}
 
 
-def _imports(code: str) -> list[str]:
+def _imports(code: str) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(code)
     except SyntaxError:  # a fragment that shows the shape of a call
-        return []
-    names = []
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            pairs = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] == PACKAGE]
-
-
-def resolves(name: str) -> bool:
-    """Whether ``import name``, or ``from`` its parent ``import`` its last part, works."""
-    parent, _, last = name.rpartition(".")
-    try:
-        importlib.import_module(name)
-    except ConfigurationError:  # the module is there, and needs an extra that is not installed
-        return True
-    except ImportError:
-        try:
-            return hasattr(importlib.import_module(parent), last)
-        except ImportError:
-            return False
-    return True
+            pairs = [(str(node.module), alias.name) for alias in node.names]
+        else:
+            continue
+        yield from (pair for pair in pairs if pair[0].split(".")[0] == PACKAGE)
