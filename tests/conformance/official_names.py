@@ -26,7 +26,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +75,7 @@ def plain(value: Any) -> str:
     return f"[{found}]" if len(found) <= 2 * _LONGEST_TEXT else f"[{plain(found)}]"
 
 
-def _made_by(factory: Callable[[], Any]) -> Any:
+def _made_by(factory: Any) -> Any:
     try:
         return factory()
     except Exception:
@@ -98,8 +98,9 @@ def _defaults(value: Any) -> dict[str, Any]:
                 found[name] = _NO_DEFAULT if repr(default) == "MISSING" else default
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if field.init and field.default_factory is not dataclasses.MISSING:
-                found[field.name] = _made_by(field.default_factory)
+            factory = field.default_factory
+            if field.init and callable(factory):
+                found[field.name] = _made_by(factory)
     return found
 
 
@@ -182,12 +183,13 @@ def _names_of_text(tree: ast.Module) -> dict[str, Described]:
         for item in node.body:
             if isinstance(item, ast.FunctionDef) and item.name == "__init__":
                 return parameters(item)
-        of = [
-            f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)
-        ]
         if not node.decorator_list:  # neither a dataclass nor chz
             return None
-        return [f.target.id + (f"={literal(f.value)}" if f.value else "") for f in of]
+        return [
+            ast.unparse(item.target) + (f"={literal(item.value)}" if item.value else "")
+            for item in node.body
+            if isinstance(item, ast.AnnAssign)
+        ]
 
     found: dict[str, Described] = {}
     for name, value in _assigned(tree):
@@ -273,7 +275,10 @@ def unlike(module_name: str, name: str, described: Described) -> dict[str, str]:
         return {} if ours == described else {place: f"is {ours}, not {described}"}
     if described is None or _takes_anything(value):
         return {}
-    defaults = dict((*item.split("=", 1), None)[:2] for item in parameters_of(value) or ())
+    defaults: dict[str, str | None] = {}
+    for item in parameters_of(value) or ():
+        parameter, equals, default = item.partition("=")
+        defaults[parameter] = default if equals else None
     found: dict[str, str] = {}
     for item in described:
         parameter, _, default = item.partition("=")
