@@ -46,6 +46,7 @@ from tinker_cookbook.sampling_model import (
 from tinker_cookbook.stores.eval_store import EvalStore
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.terminal import get_console
 
 _ROOT = "/tmp/tinker-examples/eval"
@@ -211,8 +212,11 @@ async def main(config: Config) -> None:
     folder = ensure_writable_dir(config.folder, "out")
     try:
         async with AsyncExitStack() as stack:
-            source, settings, name = await _open(config, folder, stack)
-            results = await _run_all(config, source, settings, folder, name)
+            now = stack.enter_context(reporting_activity())
+            with now.phase("loading the model"):
+                source, settings, name = await _open(config, folder, stack)
+            with now.phase("evaluating"):
+                results = await _run_all(config, source, settings, folder, name)
     except asyncio.CancelledError:
         # Ctrl-C cancels the main task.
         print(f"\nstopped; all finished answers are in {folder}: the same command continues")

@@ -22,6 +22,7 @@ from rich.table import Table
 from tinker_cookbook.eval.benchmarks import BenchmarkResult, StoredTrajectory
 from tinker_cookbook.eval.comparison import PairedComparison
 from tinker_cookbook.eval.statistics import solve_rate_histogram
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 
@@ -49,10 +50,13 @@ class EvalProgress:
         self._name, self._total, self._done = "", 0, 0
         self._rewards: list[float] = []
         self._errors = 0
+        self._activity = activity()
 
     def __enter__(self) -> Self:
+        self._activity = activity()
         if not self._lines:
             self._bars.start()
+            self._activity.shown += 1
         return self
 
     def __exit__(
@@ -62,11 +66,14 @@ class EvalProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._bars.stop()
+        if not self._lines:
+            self._activity.shown -= 1
 
     def start(self, name: str, total: int, done: int) -> None:
         """Starts a task."""
         self._name, self._total, self._done = name, total, done
         self._rewards, self._errors = [], 0
+        self._activity.details["evaluating"] = f"{name} {done}/{total}"
         if done:
             self._console.print(f"{name}: {done} of {total} problems were answered before")
         # Stored problems do not count in the bar, or the estimated time would be far too short.
@@ -79,6 +86,7 @@ class EvalProgress:
         if stored:
             return
         self._done += 1
+        self._activity.details["evaluating"] = f"{self._name} {self._done}/{self._total}"
         status = f"score {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
         if self._errors:
             status += f"  {self._errors} errors"

@@ -73,6 +73,7 @@ from tinker_cookbook.training.session import (
     training_session,
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
@@ -152,8 +153,9 @@ async def run(
     returns ``None`` if the advantages depend only on the rewards.
     """
     # 1. Build the dataset and check that it fits the settings, before a model is loaded.
-    train_set, test_set = await dataset_builder()
-    batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
+    with reporting_activity() as now, now.phase("building the dataset"):
+        train_set, test_set = await dataset_builder()
+        batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
     total_steps = count_steps(config, len(train_set), batch_size)
     set_rollout_executor(rollout_executor)
     # 2. Open the run folder, connect, and create or restore the training client.

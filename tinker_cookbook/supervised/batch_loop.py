@@ -44,7 +44,9 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
+from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
@@ -165,10 +167,11 @@ async def train_batches(
     ``make_objective`` is called once the backend is connected.
     """
     config.check()
-    train_set, test_set = config.dataset_builder() if data is None else data
-    schedule = Schedule.of(train_set, config)
-    # Fail before the backend is connected if nothing can be trained.
-    first = await asyncio.to_thread(first_datum, train_set, config.seed)
+    with reporting_activity() as now, now.phase("building the dataset"):
+        train_set, test_set = config.dataset_builder() if data is None else data
+        schedule = Schedule.of(train_set, config)
+        # Fail before the backend is connected if nothing can be trained.
+        first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config, train_set, schedule.total_steps) as session:
         # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
@@ -176,7 +179,10 @@ async def train_batches(
         # A resumed run already has its report. Find errors in the data before a model is loaded.
         report = None
         if config.data_report and session.start_step == 0:
-            report = await asyncio.to_thread(make_report, train_set, test_set, config.data_report)
+            with activity().phase("checking the data"):
+                report = await asyncio.to_thread(
+                    make_report, train_set, test_set, config.data_report
+                )
         client = await session.start(schedule.total_steps)
         if report is not None:
             report.write(local_path(config.log_path))
@@ -229,10 +235,13 @@ async def show_answers(
         for prompt in prompts
     ]
     for prompt, future in zip(prompts, futures, strict=True):
-        answer, _ = renderer.parse_response((await future).sequences[0].tokens)
-        body = Text.assemble(
-            (f"{prompt[-1]['content']}\n", "bold"), str(answer["content"]).strip() or "(nothing)"
-        )
+        with activity().phase("answering held-out prompts"):
+            sampled = (await future).sequences[0]
+        answer, _ = renderer.parse_response(sampled.tokens)
+        text = str(answer["content"]).strip() or "(nothing)"
+        if sampled.stop_reason == "length":
+            text += f" … (cut off at {config.sample_max_tokens} tokens)"
+        body = Text.assemble((f"{prompt[-1]['content']}\n", "bold"), text)
         get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
 
 
@@ -331,19 +340,25 @@ class _Loop:
     async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
         """Trains from the first step of the session."""
         config, schedule, session = self._config, self._schedule, self._session
-        if session.start_step == 0:
-            # Row 0 has the evaluations before training.
-            if metrics := await session.evaluate(0):
-                session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
-            # The evaluation must not count in the time of the first step.
-            self._finished_at = time.monotonic()
         # A resumed run starts at its step; earlier batches are not rendered.
         rows = batches(dataset, schedule, config.seed, session.start_step)
+        now = activity()
         with self._progress, Prefetcher(rows) as ahead:
+            if session.start_step == 0:
+                # Row 0 has the evaluations before training.
+                if metrics := await session.evaluate(0):
+                    session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
+                # The evaluation must not count in the time of the first step.
+                self._finished_at = time.monotonic()
+                self._progress.restart()
             for step in range(session.start_step, schedule.total_steps):
-                if data := await ahead.next():
+                now.step = f"step {step + 1}/{schedule.total_steps}"
+                with now.phase("waiting for the data"):
+                    data = await ahead.next()
+                if data:
                     async with scope_span("prepare_batch"):
-                        batch = await self._objective.prepare(step, data)
+                        with now.phase("preparing the batch"):
+                            batch = await self._objective.prepare(step, data)
                     self._submit(client, step, batch)
                 else:
                     self._skip(step)
@@ -440,7 +455,7 @@ class _Loop:
 
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
-        done = self._in_flight.popleft()
+        done, now = self._in_flight.popleft(), activity()
         epoch, _ = self._schedule.position(done.step)
         metrics: Metrics = {
             "epoch": epoch,
@@ -453,9 +468,11 @@ class _Loop:
         if done.update is None:
             metrics["num_skipped_batches"] = 1
         else:
+            now.step = f"step {done.step + 1}/{self._schedule.total_steps}"
             async with scope_span("train_step"):
-                output = await done.update.fwd_bwd_future
-                optim = await done.update.optim_step_future
+                with now.phase("training"):
+                    output = await done.update.fwd_bwd_future
+                    optim = await done.update.optim_step_future
             # Measure between the ends of two steps, because steps in flight overlap.
             seconds = time.monotonic() - self._finished_at
             metrics |= {

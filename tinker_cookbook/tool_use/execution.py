@@ -18,6 +18,7 @@ from tinker_cookbook.exceptions import BackendError, ConfigurationError, Sandbox
 from tinker_cookbook.rl.rollouts.async_utils import bounded, contained
 from tinker_cookbook.tool_use.results import as_tool_result, completed, error_tool_result
 from tinker_cookbook.tool_use.types import Tool, ToolInput, ToolResult
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.error_logs import where_raised
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ async def guarded(
     try:
         async with state.slots.one():
             # A tool that calls sys.exit, or whose own work is cancelled, must not end the run.
-            value = await bounded(contained(work()), seconds, _CallTimeoutError)
+            with activity().waiting(f"tool {name}"):
+                value = await bounded(contained(work()), seconds, _CallTimeoutError)
         result = as_tool_result(value, name)
     except _CallTimeoutError:
         return failed(f"Tool execution timed out after {seconds:g} seconds", "timed_out")

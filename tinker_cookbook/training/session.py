@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Sequence, Sized
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +42,13 @@ from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.data_record import data_record, write_data_record
 from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
+from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.error_logs import only_to_file
-from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
+from tinker_cookbook.utils.heartbeat import reporting_activity
+from tinker_cookbook.utils.ml_log import Logger, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
 from tinker_cookbook.utils.run_folder.current import evaluation_at_step, run_in_folder
@@ -76,11 +79,12 @@ async def training_session(
     # A killed process may have left the replaced run under a temporary name.
     replaced_run.recover(config.log_path)
     # Lock before reading anything: two processes must not write to the same run.
-    with RunLock(config.log_path), run_in_folder(config.log_path):
+    with RunLock(config.log_path), run_in_folder(config.log_path), reporting_activity():
         last = get_last_checkpoint(config.log_path)
         changes: list[str] = []
         # In a thread, because a large dataset takes seconds.
-        record = await asyncio.to_thread(data_record, data)
+        with activity().phase("reading the data"):
+            record = await asyncio.to_thread(data_record, data)
         if last is not None:
             # Compare before the log is opened, which replaces config.json.
             allowed = config.allow_config_change
@@ -139,22 +143,25 @@ class TrainingSession:
         """Prints the settings, connects, and creates or restores the training client."""
         config = self.config
         self.total_steps = total_steps
-        self.print("settings:", *_setting_lines(dump_config(config), "  "))
+        self.print(*setting_lines(config, config.log_path))
         # Stored with the run at the backend, without absent values.
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
         if config.session_name is not None:
             metadata["session_name"] = config.session_name
-        self.connection: Connection = connect_with(
-            config, sampler=SamplerSettings.of(config), user_metadata=metadata
-        )
+        with activity().phase("connecting"):
+            self.connection: Connection = connect_with(
+                config, sampler=SamplerSettings.of(config), user_metadata=metadata
+            )
         # Remote backends check models themselves.
         source = ""
         if self.connection.kind == "local":
             resolved = resolve_model(config.model_name)
             source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
         self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
+        if (url := self.connection.target[1]) is not None:
+            activity().place = f"at {url}"
         service = self.connection.service
         # Before sampling and training: a missing server feature could otherwise fail after many
         # steps.
@@ -164,8 +171,9 @@ class TrainingSession:
             self.last, lines = await newest_saved(service, config.log_path)
             self.start_step = self.last.batch or 0
             self.print(*lines)
-        self.client = await create_training_client(service, config, self.last, metadata)
-        await check.check_needs(self.client, config.server_needs())
+        with activity().phase("loading the model"):
+            self.client = await create_training_client(service, config, self.last, metadata)
+            await check.check_needs(self.client, config.server_needs())
         self.print(*check.lines)
         self.missing_features = check.missing
         if self.last is not None and self.last.state_path is not None:
@@ -254,7 +262,8 @@ class TrainingSession:
             kept = {"best_metric": best.metric, "best_value": best.value} if best else {}
             extra = {**state, **kept} if reason == "best" else state
             async with scope_span("save_checkpoint"):
-                record = await self.checkpoints.save_async(step, epoch, reason, extra)
+                with activity().phase("saving a checkpoint"):
+                    record = await self.checkpoints.save_async(step, epoch, reason, extra)
             self._saved_any = True
             logger.info("checkpoint after step %d: %s", step, record.state_path)
         self._trace.next(step)
@@ -265,8 +274,10 @@ class TrainingSession:
 
     def print(self, *lines: str) -> None:
         """Prints lines to the terminal."""
-        for line in lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # In one call, which in a notebook is one output.
+        if lines:
+            text = "\n".join(lines)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     async def evaluate(self, step: int) -> Metrics:
         """Runs evaluations that are due after update ``step``; returns their metrics."""
@@ -285,7 +296,7 @@ class TrainingSession:
             return {}
         started = time.monotonic()
         async with scope_span("run_evals"):
-            with evaluation_at_step(step):
+            with evaluation_at_step(step), activity().phase("evaluating"):
                 metrics = await run_evaluators(due, self.client, self._eval_seconds)
         if self.best is not None:
             # All evaluations run before the first step, so a misspelt metric fails here.
@@ -320,7 +331,8 @@ class TrainingSession:
         # Passed only for ``stable_reinforce``, because older SDKs lack this argument.
         options = {"record_stability_info": True} if record_stability_info else {}
         async with scope_span("save_weights_and_get_sampling_client"):
-            return await self.client.save_weights_and_get_sampling_client(**options)
+            with activity().phase("taking the new weights"):
+                return await self.client.save_weights_and_get_sampling_client(**options)
 
     def continue_lines(self, error: BaseException) -> list[str]:
         """Returns how to continue after an error or Ctrl-C; empty if that cannot help."""
@@ -431,14 +443,3 @@ def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> 
         f"max_steps={config.max_steps} is more than the {epochs} steps of num_epochs="
         f"{config.num_epochs}: the run goes through the data {total_steps / num_batches:.1f} times"
     ]
-
-
-def _setting_lines(settings: dict[str, Any], prefix: str) -> Iterator[str]:
-    """Yields ``outer.inner = value`` for nested settings; skips type markers."""
-    for key, value in settings.items():
-        if key.startswith("_"):
-            continue
-        if isinstance(value, dict):
-            yield from _setting_lines(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key} = {value}"

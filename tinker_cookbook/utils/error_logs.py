@@ -24,14 +24,15 @@ def where_raised(error: BaseException) -> str:
     if not frames:
         return ""
     raised = f"raised at {frames[-1].filename}:{frames[-1].lineno}"
-    own = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), None)
+    own = next((frame for frame in reversed(frames) if not is_library(frame.filename)), None)
     if own is None or own is frames[-1]:
         return f" ({raised})"
     return f" (at {own.filename}:{own.lineno}, {raised})"
 
 
 @lru_cache(maxsize=1024)
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
+    """Returns whether a source file is of Python, an installed package or this package."""
     # Code without a file, such as a text passed to exec, is neither; its caller is named.
     if filename.startswith("<"):
         return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -17,16 +17,32 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.activity import format_seconds as format_seconds
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
+class SharedConsole(Console):
+    """A console that knows when something was printed last."""
+
+    printed_at = 0.0
+    """Time of ``time.monotonic``."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints, as every console does."""
+        self.printed_at = time.monotonic()
+        super().print(*objects, **options)
+
+
 @cache
-def get_console() -> Console:
+def get_console() -> SharedConsole:
     """Returns the console on standard output; it follows changes of ``sys.stdout``."""
-    return Console(soft_wrap=False, highlight=False, emoji=False)
+    # In a notebook as text too: rich's HTML would be an output cell for each line.
+    return SharedConsole(soft_wrap=False, highlight=False, emoji=False, force_jupyter=False)
 
 
 def print_line(text: str) -> None:
@@ -79,8 +95,8 @@ class ProgressDisplay:
         min_interval_s: Without a terminal: seconds between two lines. The first and the last step
             always get one.
         clock: Seconds, monotonic.
-        lines: Returns the lines below the bar, called a few times a second. Lines wider than the
-            terminal are cut.
+        lines: Returns the lines below the bar, called a few times a second; default: what the run
+            does at this moment. Lines wider than the terminal are cut.
     """
 
     def __init__(
@@ -98,14 +114,17 @@ class ProgressDisplay:
         self.clock = clock
         self._description = description
         self._interval = min_interval_s
-        self._lines = lines
+        self._lines = lines or self._activity_lines
         self._step = initial_step
         self._status = f"step {initial_step}/{total_steps}"
         self._printed_at: float | None = None
         self._live: Live | None = None
+        self._activity = activity()
 
     def start(self) -> None:
         """Shows the bar if there is a terminal."""
+        # Stored, because the display renders in a thread of its own.
+        self._activity = activity()
         if self.console.is_terminal:
             self._live = Live(
                 console=self.console,
@@ -113,11 +132,13 @@ class ProgressDisplay:
                 refresh_per_second=_REFRESHES_PER_SECOND,
             )
             self._live.start()
+            self._activity.shown += 1
 
     def stop(self) -> None:
         """Stops updating the bar, which stays visible."""
         live, self._live = self._live, None
         if live is not None:
+            self._activity.shown -= 1
             live.stop()
 
     def update(self, step: int, status: str, details: str = "") -> None:
@@ -155,10 +176,14 @@ class ProgressDisplay:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row(Text(self._description), bar, Text(self._status))
         rows: list[RenderableType] = [grid]
-        for line in self._lines() if self._lines is not None else ():
+        for line in self._lines():
             line.truncate(width, overflow="ellipsis")
             rows.append(line)
         return Group(*rows)
+
+    def _activity_lines(self) -> Sequence[Text]:
+        line = self._activity.line()
+        return [Text(line)] if line else []
 
 
 class TrainingProgress:
@@ -191,9 +216,13 @@ class TrainingProgress:
         self._pace = Pace(clock(), initial_step)
 
     def __enter__(self) -> Self:
-        self._pace = Pace(self._clock(), self._initial)
+        self.restart()
         self._display.start()
         return self
+
+    def restart(self) -> None:
+        """Measures the speed from now on, after an evaluation before the first step."""
+        self._pace = Pace(self._clock(), self._initial)
 
     def __exit__(
         self,
@@ -211,13 +240,6 @@ class TrainingProgress:
             parts.append(f"loss {loss:.4f}")
         parts += self._pace.describe(self.total_steps)
         self._display.update(step, "  ".join(parts))
-
-
-def format_seconds(seconds: float) -> str:
-    """Returns ``1:02:03``, or ``2:03`` below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 # Green for trained tokens, yellow for context, red for negative weights.

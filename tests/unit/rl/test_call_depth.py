@@ -87,9 +87,6 @@ class NoTraining:
     def keep(self, *_):
         pass
 
-    def training(self):
-        raise asyncio.CancelledError  # everything has been sampled
-
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_at_most_ten_frames_in_five_files_lead_from_the_loop_to_a_step(
@@ -110,9 +107,13 @@ def test_at_most_ten_frames_in_five_files_lead_from_the_loop_to_a_step(
         return [TokensWithLogprobs([5], [-0.5])] * num_samples
 
     monkeypatch.setattr(SnapshotPolicy, "sample_many", sample_many)
+
+    async def finish():
+        raise asyncio.CancelledError  # everything has been sampled
+
     monkeypatch.setattr(
         "tinker_cookbook.rl.loop.iteration.Update",
-        lambda *_: SimpleNamespace(add=lambda groups: asyncio.sleep(0)),
+        lambda *_: SimpleNamespace(add=lambda groups: asyncio.sleep(0), finish=finish),
     )
 
     async def run():

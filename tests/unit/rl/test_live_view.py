@@ -11,6 +11,7 @@ from rich.console import Console
 from talk_samples import ASK, END, answers, group_of, talk, tokenizer
 
 from tinker_cookbook.rl.report.live_view import RLProgress
+from tinker_cookbook.utils.activity import new_activity
 
 METRICS = {
     "env/all/reward/total": 0.4312,
@@ -41,7 +42,9 @@ class Clock:
 def make(steps=50, terminal=False, width=80, **options):
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=width, force_terminal=terminal, highlight=False, height=30)
-    return RLProgress(steps, console=console, clock=clock, **options), out, clock
+    with new_activity() as now:
+        now.clock = clock
+        return RLProgress(steps, console=console, clock=clock, **options), out, clock
 
 
 def rendered(progress: RLProgress, width: int) -> list[str]:
@@ -56,13 +59,12 @@ def test_without_a_terminal_there_is_one_plain_line():
     progress, out, clock = make()
     with progress:
         progress.sampling(1, 8)
-        progress.training()
         clock.now += 12.3
         progress.update(1, METRICS)
     assert out.getvalue().splitlines() == [
         "rl: step 1/50  ETA 10:03  reward 0.431  mixed 62% good 25% bad 12%  KL 0.00031  "
-        "entropy 1.21  sampling 412 tok/s  training 18,300 tok/s  "
-        "step 12.3 s: sampling 61% train 32% grading 5% other 2%"
+        "entropy 1.21  "
+        "step 12.3 s: sampling 61% (412 tok/s) train 32% (18k tok/s) grading 5% other 2%"
     ]
 
 
@@ -90,29 +92,28 @@ def test_the_live_lines_fit_the_terminal(width):
     clock.now += 100
     for step in range(1, 13):
         progress.update(step, {**METRICS, "env/all/reward/total": step / 12})
-    progress.sampling(5, 8)
-    clock.now += 4
-    lines = rendered(progress, width)
+    now = progress._activity
+    with now.phase("sampling"):
+        progress.sampling(5, 8)
+        now.finished, now.episodes[0] = 40, ("AgentToolMessageEnv.step", clock.now)
+        clock.now += 4
+        lines = rendered(progress, width)
     assert len(lines) == 4
     assert max(map(cell_len, lines)) <= width
     if width >= 80:
         assert "step 12/50" in lines[0]
         assert lines[1].startswith("reward 1.000 ▁▂▃▄▅▆▇█  mixed 62% good 25% bad 12%  KL 0.00031")
         assert lines[1].endswith("entropy 1.21")
-        assert lines[2].startswith("sampling: 5/8 groups, 4.0 s  (sampling 412 tok/s, training 18")
-        assert lines[3] == "step 12.3 s: sampling 61% train 32% grading 5% other 2%"
+        assert lines[2].startswith("sampling 5/8 groups, 40/41 episodes; waiting for AgentTool")
+        assert lines[3].startswith("step 12.3 s: sampling 61% (412 tok/s) train 32% (18k tok/s)")
         assert "…" not in "".join(lines)
 
 
-def test_phases_are_timed_from_their_beginning():
-    progress, _, clock = make()
-    progress.sampling(0, 8)
-    clock.now += 3
-    progress.sampling(1, 8)
-    assert rendered(progress, 80)[1].rstrip() == "sampling: 1/8 groups, 3.0 s"
-    progress.training()
-    clock.now += 75
-    assert rendered(progress, 80)[1].rstrip() == "training: 1:15"
+def test_the_last_line_has_the_time_of_the_run():
+    progress, out, clock = make(terminal=True)
+    with progress, progress._activity.phase("training"):
+        clock.now += 75
+    assert "done: 1:15" in out.getvalue()
 
 
 def test_what_is_missing_or_not_a_number_is_no_reason_to_fail():

@@ -11,7 +11,7 @@ import chz
 import numpy as np
 import pytest
 from animal_stories import StoryDataset, StoryEnv, story_config
-from train_runs import adapter, rows, run, without_times
+from train_runs import adapter, named_phases, rows, run, without_times
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.rl import train
@@ -52,9 +52,17 @@ def test_the_story_model_learns_to_name_a_dog_or_a_cat(stories_model, tmp_path):
     assert found[-1]["test/env/all/reward/total"] > 0.5
 
 
-def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path):
+def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path, monkeypatch):
     config = story_config(stories_model, tmp_path, {"num_batches": 2, "test_groups": 2})
+    named = named_phases(monkeypatch)
     run(config)
+    weights, step = "taking the new weights", ["sampling", "waiting for the data", "training"]
+    assert named == [
+        *("building the dataset", "reading the data", "connecting", "loading the model"),
+        *("evaluating", weights),
+        *(*step, weights, "writing transcripts", *step, weights, "writing transcripts"),
+        *("evaluating", "saving a checkpoint"),
+    ]
     names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("iteration_*/*"))
     assert "iteration_000000/train.html" in names
     assert "iteration_000000/eval_test.html" in names

@@ -17,6 +17,21 @@ def run(config) -> list[dict]:
     return rows(config.log_path)
 
 
+def named_phases(monkeypatch) -> list[str]:
+    """The phases that a run names from now on, each once in a row."""
+    from tinker_cookbook.utils.activity import Activity
+
+    named, original = [], Activity.phase
+
+    def phase(self, name, *args):
+        if named[-1:] != [name]:
+            named.append(name)
+        return original(self, name, *args)
+
+    monkeypatch.setattr(Activity, "phase", phase)
+    return named
+
+
 def rows(log_path) -> list[dict]:
     lines = (Path(log_path) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

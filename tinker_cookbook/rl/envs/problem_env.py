@@ -23,6 +23,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
     StopCondition,
 )
+from tinker_cookbook.utils.activity import activity
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.rollouts.limits import RolloutConfig
@@ -135,13 +136,15 @@ class ProblemEnv(Env):
         return text, metrics, logs
 
     async def _check_answer(self, text: str) -> float:
-        if inspect.iscoroutinefunction(self.check_answer):
-            verdict = await self.check_answer(text)
-        else:
-            # A daemon thread, because a grader that never returns must not block the program's end.
-            verdict = await run_in_daemon_thread(self.check_answer, text)
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
+        with activity().waiting(f"{type(self).__name__}.check_answer"):
+            if inspect.iscoroutinefunction(self.check_answer):
+                verdict = await self.check_answer(text)
+            else:
+                # A daemon thread, because a grader that never returns must not block the program's
+                # end.
+                verdict = await run_in_daemon_thread(self.check_answer, text)
+                if inspect.isawaitable(verdict):
+                    verdict = await verdict
         try:
             return float(verdict)
         except (TypeError, ValueError):

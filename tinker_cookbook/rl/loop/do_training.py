@@ -38,6 +38,8 @@ from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
+from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
@@ -201,7 +203,10 @@ async def run_loop(
 ) -> None:
     """Runs the iterations over the caller's session; arguments as in :func:`do_sync_training`."""
     session.total_steps = num_batches
-    with Reporter(session.config, session, session.progress, tokenizer) as reporter:
+    with (
+        reporting_activity(),
+        Reporter(session.config, session, session.progress, tokenizer) as reporter,
+    ):
         loop = Loop(session.config, session, source, reporter, adjuster, session.record)
         # The source cancels running groups before the last evaluation.
         async with source:
@@ -288,7 +293,8 @@ class CallerSession:
         due = every > 0 and (step % every == 0 or last)
         if not due or not self.evaluators or self._newest is None:
             return {}
-        return await run_evaluations_parallel(self.evaluators, self._newest, self.config, step)
+        with activity().phase("evaluating"):
+            return await run_evaluations_parallel(self.evaluators, self._newest, self.config, step)
 
     def write_row(self, row: Metrics, step: int) -> None:
         """Logs a row of metrics."""

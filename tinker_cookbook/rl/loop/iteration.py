@@ -40,6 +40,7 @@ from tinker_cookbook.rl.metrics import (
     post_kl_metrics,
 )
 from tinker_cookbook.rl.report.train_report import IterationReport, Reporter
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
@@ -95,20 +96,24 @@ class Loop:
         """Runs one update, writes its row and returns the new weights."""
         config, source = self._config, self._source
         began = time.monotonic()
+        now = activity()
+        now.step, blocked = f"step {step + 1}/{total_steps}", now.blocked_seconds
         # 1. Sample; the source passes groups to the update as they finish.
         update = Update(
             config, self._session.client, config.adam_params(step, total_steps), self._adjuster
         )
         try:
             async with scope_span("sample"):
-                collected = await source.collect(step, snapshot, update.add)
+                with now.phase("sampling"):
+                    collected = await source.collect(step, snapshot, update.add)
             if collected is None:
                 return None
             self._check_turns(step, collected)
+            blocked = now.blocked_seconds - blocked
             # 2. Wait for the training that is still in the queue.
-            self._reporter.training()
             async with scope_span("train_step"):
-                trained = await update.finish()
+                with now.phase("training"):
+                    trained = await update.finish()
             # Only the wait after the last group: earlier training overlapped with sampling.
             training = time.monotonic() - began - collected.sampling_seconds
             # Before the snapshot: a checkpoint that is saved with it includes the caller's counts.
@@ -119,14 +124,18 @@ class Loop:
             source.update_weights(snapshot)
             if config.compute_post_kl and update.data:
                 # The same tokens with the new weights show how far the update moved the policy.
-                after_D = await score_datums(snapshot.client, update.data)
+                with now.phase("scoring"):
+                    after_D = await score_datums(snapshot.client, update.data)
                 trained.update(post_kl_metrics(update.data, after_D))
         except BaseException:  # Ctrl-C too: save the transcripts of what was sampled
             self._reporter.keep(step, source.finished())
             raise
         # 4. Write transcripts, evaluate, write the row, and save what is due.
-        report = IterationReport(step, collected, trained, training, time.monotonic() - began)
-        metrics, counters = await self._reporter.report(report)
+        report = IterationReport(
+            step, collected, trained, training, time.monotonic() - began, blocked
+        )
+        with now.phase("writing transcripts"):
+            metrics, counters = await self._reporter.report(report)
         await self._session.finish_step(
             step + 1,
             metrics,
@@ -205,7 +214,8 @@ class Update:
         # 2. Adjust the advantages by a reference policy or a teacher.
         if self._adjuster is not None and rollouts.data_D:
             began = time.monotonic()
-            adjustment = await self._adjuster.adjust(rollouts)
+            with activity().phase("scoring"):
+                adjustment = await self._adjuster.adjust(rollouts)
             self._scoring_seconds += time.monotonic() - began
             # A reference or a teacher also gives a signal where the rewards of a group are equal.
             has_signal = adjustment.has_signal

@@ -38,6 +38,8 @@ from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
 from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.logtree import Trace
 
@@ -190,6 +192,12 @@ class RolloutWorker:
         """Finished groups of the iteration, in the order in which they finished."""
         self._done, self._total, self._warned = done, num_groups, False
         self._began = time.monotonic()
+        if self._rollout_config.limits.rollout_timeout_seconds is None:
+            keys = ("rollout_config", "rollout_timeout_seconds")
+            key = next((key for key in keys if program_takes(key)), None)
+            if key == "rollout_config":
+                key = "rollout_config.limits.rollout_timeout_seconds"
+            activity().episode_hint = f"{key} ends such episodes" if key else ""
         # Shows that sampling has begun; an environment may take long to finish its first group.
         if num_groups and self._on_done is not None:
             self._on_done(done, num_groups)
@@ -338,7 +346,8 @@ class BatchSource(GroupSource):
 
     async def collect(self, step: int, snapshot: PolicySnapshot, consume: Consume) -> RolloutBatch:
         """Runs the next batch; see :meth:`GroupSource.collect`."""
-        batch = await self._prefetcher.next()
+        with activity().phase("waiting for the data"):
+            batch = await self._prefetcher.next()
         for group in batch:
             group.substep = group.index * self._num_substeps // len(batch)
         # The size is rounded up, so that a substep has at most ``num_minibatches`` parts.

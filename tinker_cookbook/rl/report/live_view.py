@@ -4,8 +4,8 @@ On a terminal, four lines that are updated in place::
 
     rl ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ step 12/50  ETA 3:10  test 0.520
     reward 0.431 ▁▂▃▃▅▆▇█  mixed 62% good 25% bad 13%  KL 0.00031  entropy 1.21
-    sampling: 5/8 groups, 4.0 s  (sampling 412 tok/s, training 1,830 tok/s)
-    step 12.3 s: sampling 61% train 32% grading 5% other 2%
+    sampling 5/8 groups, 23/32 episodes; waiting for LetterEnv.step 2.1 s
+    step 12.3 s: sampling 61% (412 tok/s) train 32% (1,830 tok/s) grading 5% other 2%
 
 Otherwise one plain line, at most every 10 seconds.
 """
@@ -24,8 +24,9 @@ from rich.text import Text
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.report.transcript_text import Piece, TokenText, number, plain, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
+from tinker_cookbook.utils.activity import activity, short_time
 from tinker_cookbook.utils.logtree.nodes import visible
-from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, format_seconds
+from tinker_cookbook.utils.terminal import Pace, ProgressDisplay
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,7 @@ TEACHER_KL = "teacher_kl"
 TOTAL_TIME = "time/total"
 _TOKENS_PER_SECOND = {
     "sampling": "time/sampled_tokens_per_second",
-    "training": "time/trained_tokens_per_second",
+    "train": "time/trained_tokens_per_second",
 }
 _SHARES = {"mixed": "frac_mixed", "good": "frac_all_good", "bad": "frac_all_bad"}
 _PROMPT_CHARS, _EPISODE_CHARS = 400, 1000
@@ -73,33 +74,24 @@ class RLProgress:
         self._rewards: deque[float] = deque(maxlen=8)  # as many as the small curve shows
         self._metrics: Metrics = {}
         self._test_reward: float | None = None
-        self._phase, self._groups = "starting", ""
-        self._began = self._phase_began = clock()
+        self._activity, self._ended = activity(), ""
+        self._began = clock()
 
     def __enter__(self) -> Self:
-        self._pace = Pace(self._clock(), self._step)
-        self._began = self._phase_began = self._clock()
+        self._activity = activity()
+        self._began = self._clock()
+        self._pace = Pace(self._began, self._step)
         self._display.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._set_phase("done" if error is None else "stopped")
-        self._phase_began = self._began  # the last line shows the time of the whole run
+        took = short_time(self._clock() - self._began)
+        self._ended = f"{'done' if error is None else 'stopped'}: {took}"
         self._display.stop()
 
     def sampling(self, done_groups: int, total_groups: int) -> None:
         """Reports how many groups of rollouts are finished."""
-        if self._phase != "sampling":
-            self._set_phase("sampling")
-        self._groups = f"{done_groups}/{total_groups} groups"
-
-    def training(self) -> None:
-        """Reports that all groups of the step are finished and the policy is being updated."""
-        self._set_phase("training")
-
-    def evaluating(self) -> None:
-        """Reports that the weights are being evaluated or saved."""
-        self._set_phase("evaluating")
+        self._activity.details["sampling"] = f"{done_groups}/{total_groups} groups"
 
     def update(self, step: int, metrics: Metrics) -> None:
         """Reports that ``step`` updates are finished, with the logged metrics of the last one."""
@@ -115,9 +107,8 @@ class RLProgress:
         parts = [f"step {step}/{self.total_steps}", *self._pace.describe(self.total_steps)]
         if self._test_reward is not None:
             parts.append(f"test {number(self._test_reward)}")
-        details = [*self._facts(), *self._speeds(), self._time_split()]
+        details = [*self._facts(), self._time_split()]
         self._display.update(step, "  ".join(parts), "  ".join(filter(None, details)))
-        self._set_phase("preparing" if step < self.total_steps else "finishing")
 
     def show_transcript(
         self,
@@ -150,18 +141,10 @@ class RLProgress:
             console.print(indented, markup=False, soft_wrap=True)
         return True
 
-    def _set_phase(self, phase: str) -> None:
-        self._phase, self._groups = phase, ""
-        self._phase_began = self._clock()
-
     def _lines(self) -> list[Text]:
         """Returns the lines below the progress bar."""
-        elapsed = _short_time(self._clock() - self._phase_began)
-        phase = f"{self._phase}: {', '.join(filter(None, [self._groups, elapsed]))}"
-        speeds = self._speeds()
-        if speeds:
-            phase += f"  ({', '.join(speeds)})"
-        lines = ["  ".join(self._facts(curve=True)), phase, self._time_split()]
+        now = self._ended or self._activity.line()
+        lines = ["  ".join(self._facts(curve=True)), now, self._time_split()]
         return [Text(line) for line in lines if line]
 
     def _facts(self, curve: bool = False) -> list[str]:
@@ -172,8 +155,11 @@ class RLProgress:
             facts.append(f"reward {number(reward)}")
             # NaN and infinity have no bar.
             finite = [value for value in self._rewards if math.isfinite(value)]
-            if curve and finite:  # bars between the lowest and the highest of the last rewards
-                low, span = min(finite), (max(finite) - min(finite)) or 1.0
+            if curve and finite:
+                # From the lowest to the highest of the last rewards, but small differences stay
+                # small: 0.9 and 1.0 must not look like nothing and all.
+                low = min(finite)
+                span = max(max(finite) - low, max(map(abs, finite)) / 2) or 1.0
                 bars = ["▁▂▃▄▅▆▇█"[round((value - low) / span * 7)] for value in finite]
                 facts[-1] += f" {''.join(bars)}"
         shares = {
@@ -198,10 +184,6 @@ class RLProgress:
                 facts.append(f"{name} {value:.{digits}g}")
         return facts
 
-    def _speeds(self) -> list[str]:
-        known = {name: _value(self._metrics, key) for name, key in _TOKENS_PER_SECOND.items()}
-        return [f"{name} {rate:,.0f} tok/s" for name, rate in known.items() if rate is not None]
-
     def _time_split(self) -> str:
         """Returns the parts of the last step's time: each ``time/NAME`` except the total."""
         total = _value(self._metrics, TOTAL_TIME)
@@ -214,9 +196,15 @@ class RLProgress:
             for key, value in self._metrics.items()
             if key.startswith("time/") and key not in others and isinstance(value, (int, float))
         }
-        # Shares that would be shown as 0% are left out.
-        shares = [f"{name} {share:.0%}" for name, share in parts.items() if share >= 0.005]
-        return f"step {_short_time(total)}: {' '.join(shares)}" if shares else ""
+        speeds = {name: _value(self._metrics, key) for name, key in _TOKENS_PER_SECOND.items()}
+        shares: list[str] = []
+        for name, share in parts.items():
+            # Shares that would be shown as 0% are left out.
+            if share >= 0.005:
+                rate = speeds.get(name)
+                speed = f" ({_short_count(rate)} tok/s)" if rate is not None else ""
+                shares.append(f"{name} {share:.0%}{speed}")
+        return f"step {short_time(total)}: {' '.join(shares)}" if shares else ""
 
 
 def _transcript(group: TrajectoryGroup, text: TokenText) -> tuple[str, Text]:
@@ -262,5 +250,6 @@ def _value(metrics: Metrics, key: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _short_time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else format_seconds(seconds)
+def _short_count(number: float) -> str:
+    # Few digits, so that the line fits a terminal of 80 columns.
+    return f"{number:,.0f}" if number < 1e4 else f"{number / 1e3:,.0f}k"

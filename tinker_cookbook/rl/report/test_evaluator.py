@@ -26,6 +26,7 @@ from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.place import at_place, current_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RolloutError, TrajectoryGroup
+from tinker_cookbook.utils.activity import activity
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
@@ -123,7 +124,8 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
             DataValidationError: The dataset has no group.
             AllTrajectoriesFailedError: Every group failed under a tolerant strategy.
         """
-        place = current_place()
+        place, now = current_place(), activity()
+        now.details["evaluating"] = self.name
         builders, lock = self._numbered_builders(), asyncio.Lock()
         # By index, since groups finish in any order: sums, tags and errors of all groups, and a
         # few groups as a whole.
@@ -156,6 +158,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                 # Sums instead of episodes, so that memory does not grow with the test set.
                 totals = TrajectoryTotals.of(group)
                 self.observe(index, group, builder.logging_tags())
+                now.details["evaluating"] = f"{self.name}: {len(measured) + 1} groups finished"
                 measured[index] = totals, list(builder.logging_tags()), list(group.rollout_errors)
                 kept[index] = group
                 # Groups finish in any order, so those with the smallest indices are kept.

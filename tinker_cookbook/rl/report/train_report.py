@@ -53,6 +53,8 @@ class IterationReport:
     trained: Metrics
     training_seconds: float
     seconds: float
+    blocked_seconds: float = 0.0
+    """Time for which an environment blocked the event loop."""
 
 
 class ReportedSession(Protocol):
@@ -131,10 +133,6 @@ class Reporter:
         if metrics:
             self._session.write_row({"progress/done_frac": 0.0, **metrics}, step=0)
 
-    def training(self) -> None:
-        """Reports that all groups of the iteration are finished."""
-        self._progress.training()
-
     async def report(self, done: IterationReport) -> tuple[Metrics, dict[str, int]]:
         """Shows the iteration and queues its transcripts; returns its row and the counters."""
         # In threads, since the event loop may be sampling the next groups.
@@ -156,7 +154,6 @@ class Reporter:
             )
         self._warn(done.step, groups, metrics)
         self._progress.show_transcript([one.group for one in groups], self._tokenizer)
-        self._progress.evaluating()
         return metrics, dict(self._counters)
 
     def keep(self, step: int, groups: Sequence[RolloutGroup]) -> None:
@@ -279,8 +276,13 @@ def _times(
             for name, seconds in trajectory.seconds.items():
                 waited[name] = waited.get(name, 0.0) + seconds
     whole = sum(waited.values())
+    blocked = min(done.blocked_seconds, rollouts) if whole > 0 else 0.0
     shares = {name: seconds / whole for name, seconds in waited.items()} if whole > 0 else {}
-    times: Metrics = {f"time/{name}": rollouts * share for name, share in shares.items()}
+    times: Metrics = {
+        f"time/{name}": (rollouts - blocked) * share for name, share in shares.items()
+    }
+    # While an environment blocks the event loop, all other episodes wait for it too.
+    times["time/env"] = float(times.get("time/env", 0.0)) + blocked
     # Without waiting times all of the rollout time counts as sampling.
     times.setdefault("time/sampling", rollouts if not shares else 0.0)
     times["time/train"] = training = done.training_seconds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import chz
@@ -37,6 +37,7 @@ from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy as Suppor
 from tinker_cookbook.rl.rollouts.hooks import SupportsToolCallLimit as SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.place import enter_member
+from tinker_cookbook.rl.rollouts.turn_budget import TurnBudget, tightest_budget
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     ActionExtra,
@@ -51,6 +52,7 @@ from tinker_cookbook.rl.types import (
     as_stop_reason,
     stop_reason_from_metrics,
 )
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -100,19 +102,6 @@ class _OutOfTimeError(Exception):
     """Raised once ``rollout_timeout_seconds`` are over."""
 
 
-@dataclass(frozen=True)
-class TurnBudget:
-    """Maximum tokens of the next response, and the stop reason once none are left."""
-
-    tokens: int | None
-    reason: StopReason | None = None
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no token is left."""
-        return self.tokens is not None and self.tokens < 1
-
-
 class Episode:
     """One rollout in one environment.
 
@@ -146,6 +135,9 @@ class Episode:
         self._seconds = {"sampling": 0.0, "env": 0.0, "grading": 0.0}
         self._metrics: Metrics = {}
         self._started, self._deadline = time.monotonic(), None
+        self._activity = activity()
+        # An environment that wraps another one is named by the inner one.
+        self._env_name = type(getattr(env, "message_env", None) or env).__name__
         self._overtime = False
         """Whether a hook continued the rollout after its timeout."""
         self._first_turn_begun = False
@@ -178,16 +170,15 @@ class Episode:
         seconds = min((timeout for timeout in timeouts if timeout), default=None)
         with located_at(lambda: self.location):
             configure(self.env, self._config)
-            started = time.monotonic()
-            first = await bounded(
-                self.env.initial_observation(),
-                seconds,
-                lambda: RolloutTimeoutError(
-                    f"initial_observation took longer than the rollout may ({seconds:g} s); look "
-                    "for a call in it that hangs, or raise the timeout"
-                ),
-            )
-            self._seconds["env"] += time.monotonic() - started
+            with self._awaiting("env", f"{self._env_name}.initial_observation"):
+                first = await bounded(
+                    self.env.initial_observation(),
+                    seconds,
+                    lambda: RolloutTimeoutError(
+                        f"initial_observation took longer than the rollout may ({seconds:g} s); "
+                        "look for a call in it that hangs, or raise the timeout"
+                    ),
+                )
             if isinstance(first, InitialObservationOverflow):
                 self._overflow = first
             else:
@@ -206,6 +197,9 @@ class Episode:
 
     def close(self, failed: bool) -> None:
         """Tells the environment, once, that its rollout is over."""
+        # None: the episode was never opened, or it is closed already.
+        if self._activity.episodes.pop(id(self), None) is not None and not failed:
+            self._activity.finished += 1
         # Environments of user code need not derive from Env.
         ended = getattr(self.env, "rollout_ended", None)
         if ended is not None and not self._closed:
@@ -250,7 +244,9 @@ class Episode:
                     if action.maybe_logprobs is not None:
                         extra["logprobs"] = list(action.maybe_logprobs)
                     # The environment gets a copy: training needs exactly the sampled tokens.
-                    step = await self._wait("env", call_step(self.env, list(action.tokens), extra))
+                    name = f"{self._env_name}.step"
+                    work = call_step(self.env, list(action.tokens), extra)
+                    step = await self._wait("env", work, name)
                     self._record(ob, action, step, teacher_ob)
                     ob, stop = step.next_observation, step.next_stop_condition
                     # 3. End the episode if the environment reports its end, or at a limit.
@@ -321,25 +317,13 @@ class Episode:
 
         ``skip_exhausted`` ignores limits that are used up, for a hook that continues the rollout.
         """
-        limits = self._config.limits
-        budgets: list[TurnBudget] = []
-        # The backend refuses a prompt that fills the model's context.
-        window = getattr(self.policy, "context_window", None)
-        if window is not None:
-            budgets.append(TurnBudget(window - ob.length, StopReason.CONTEXT_OVERFLOW))
-        if limits.max_trajectory_tokens is not None:
-            # The prompt already holds all earlier turns.
-            left = limits.max_trajectory_tokens - ob.length
-            budgets.append(TurnBudget(left, StopReason.MAX_TOKENS))
-        if limits.max_sampled_tokens is not None:
-            left = limits.max_sampled_tokens - self._sampled
-            budgets.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
-        if limits.max_turn_tokens is not None:
-            # This limit truncates a response but does not end the episode, so it has no reason.
-            budgets.append(TurnBudget(limits.max_turn_tokens))
-        if skip_exhausted:
-            budgets = [budget for budget in budgets if not budget.exhausted]
-        return min(budgets, key=lambda budget: budget.tokens or 0, default=TurnBudget(None))
+        return tightest_budget(
+            self._config.limits,
+            getattr(self.policy, "context_window", None),
+            ob.length,
+            self._sampled,
+            skip_exhausted,
+        )
 
     def _reason_between(self) -> StopReason | None:
         """Returns the limit of the whole episode that is reached, or ``None``."""
@@ -370,7 +354,7 @@ class Episode:
             "max_tokens, or check whether the backend still responds"
         )
         try:
-            action = await self._wait("sampling", work, seconds, timeout)
+            action = await self._wait("sampling", work, "the sampler", seconds, timeout)
         except (BackendError, CheckpointError) as error:
             # An environment may raise the same classes; only here is it the policy's backend.
             raise SamplerFailedError(str(error)) from error
@@ -445,14 +429,13 @@ class Episode:
                 await self._hooks.on_grade(self._state(ob))
             return 0.0
         seconds = termination.grader_timeout_seconds
-        started = time.monotonic()
         # A grader that is too slow gives no reward, but does not fail the rollout.
         reward, metrics, timed_out = 0.0, {}, 0.0
         try:
-            reward, metrics = await bounded(self.env.grade(reason), seconds, _OutOfTimeError)
+            with self._awaiting("grading", f"{self._env_name}.grade"):
+                reward, metrics = await bounded(self.env.grade(reason), seconds, _OutOfTimeError)
         except _OutOfTimeError:
             timed_out = 1.0
-        self._seconds["grading"] += time.monotonic() - started
         if seconds is not None:
             # Reported as 0 too, so that the mean over episodes is the share of timeouts.
             self._metrics["grader_timeout"] = timed_out
@@ -465,20 +448,30 @@ class Episode:
         self,
         what: str,
         work: Awaitable[T],
+        name: str,
         seconds: float | None = None,
         error: Exception | None = None,
     ) -> T:
         """Awaits work within its own timeout and within the time left for the rollout."""
-        started = time.monotonic()
         deadline = None if self._overtime else self._deadline
         # The tighter timeout decides which error is raised.
-        left = None if deadline is None else max(0.0, deadline - started)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if left is not None and (seconds is None or left < seconds):
             seconds, error = left, _OutOfTimeError()
-        try:
+        with self._awaiting(what, name):
             return await bounded(work, seconds, lambda: error or _OutOfTimeError())
+
+    @contextmanager
+    def _awaiting(self, what: str, name: str) -> Iterator[None]:
+        """Measures the time of the block, and shows that the episode waits for ``name``."""
+        started = time.monotonic()
+        self._activity.episodes[id(self)] = name, started
+        try:
+            yield
         finally:
-            self._seconds[what] += time.monotonic() - started
+            now = time.monotonic()
+            self._activity.episodes[id(self)] = "", now
+            self._seconds[what] += now - started
 
 
 def _check_observation(ob: Observation) -> None:

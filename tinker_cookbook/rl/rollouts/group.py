@@ -48,6 +48,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.activity import activity
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
@@ -114,14 +115,15 @@ async def _group_rewards(
     if all(termination.skips_grading(t.stop_reason) for t in trajectories_G):
         return [0.0] * len(trajectories_G), [dict(t.metrics) for t in trajectories_G]
     seconds = termination.grader_timeout_seconds
-    graded_G = await bounded(
-        builder.compute_group_rewards(trajectories_G, result.envs),
-        seconds,
-        lambda: GraderTimeoutError(
-            f"grading took longer than grader_timeout_seconds={seconds:g}; raise it, or check "
-            "whether the grader still responds"
-        ),
-    )
+    with activity().waiting(f"{type(builder).__name__}.compute_group_rewards"):
+        graded_G = await bounded(
+            builder.compute_group_rewards(trajectories_G, result.envs),
+            seconds,
+            lambda: GraderTimeoutError(
+                f"grading took longer than grader_timeout_seconds={seconds:g}; raise it, or check "
+                "whether the grader still responds"
+            ),
+        )
     # Builders are user code: a missing reward would shift the rewards of the other members.
     if len(graded_G) != len(trajectories_G):
         raise DataValidationError(

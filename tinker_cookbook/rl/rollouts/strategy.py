@@ -44,6 +44,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.error_logs import only_to_file
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,9 @@ class MemberStrategy(RolloutStrategy):
         """Runs the rollouts of all members; see :meth:`RolloutStrategy.execute`."""
         # 1. Build the environments; an error here fails the whole group.
         with part_of_group(self, f"make_envs of {type(env_group_builder).__name__}"):
-            envs_G = list(await env_group_builder.make_envs())
+            name = f"{type(env_group_builder).__name__}.make_envs"
+            with activity().waiting(name):
+                envs_G = list(await env_group_builder.make_envs())
             if not envs_G:
                 raise DataValidationError("got no environments, expected at least one")
         # 2. Run the members. The first error that a member raises cancels the others.

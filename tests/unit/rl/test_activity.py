@@ -1,0 +1,91 @@
+"""What a run says that it does: phases, waits, a line a minute, code that blocks the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import time
+
+import pytest
+from rich.console import Console
+from rollout_samples import Group, Policy, Steps
+
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.utils import heartbeat
+from tinker_cookbook.utils.activity import Activity
+from tinker_cookbook.utils.terminal import ProgressDisplay
+
+
+def test_phases_episodes_and_calls_are_a_line_and_a_sentence():
+    clock = 0.0
+    now = Activity(lambda: clock)
+    assert (now.line(), now.sentence()) == ("", "")
+    now.step, now.place, now.episode_hint = "step 3/10", "at http://host", "a limit ends them"
+    with now.phase("sampling", "0/2 groups"):
+        clock = 5.0
+        now.finished = 3
+        now.episodes = {i: ("LetterEnv.step" if i < 4 else "", 2.9) for i in range(5)}
+        assert now.line() == "sampling 0/2 groups, 3/8 episodes; waiting for LetterEnv.step 2.1 s"
+        assert now.sentence() == (
+            "step 3/10: sampling 0/2 groups, 3/8 episodes at http://host for 5.0 s; 4 of 5 "
+            "episodes wait for LetterEnv.step, the longest for 2.1 s (a limit ends them)"
+        )
+        with contextlib.ExitStack() as calls:
+            for _ in range(4):
+                calls.enter_context(now.waiting("tool search"))
+            clock = 90.0
+            assert now.line().endswith("; waiting for tool search 1:25")
+            assert now.sentence().endswith("; 4 calls of tool search run, the longest for 1:25")
+        with now.phase("training"):
+            assert now.line() == "training: 0.0 s"
+    assert now.line() == ""
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_without_a_live_display_a_run_says_what_it_waits_for(monkeypatch, capsys, live):
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.1)
+
+    async def run():
+        async def slow():
+            await asyncio.sleep(0.35)
+
+        group = Group(*[lambda: Steps(faults={0: slow})] * 4)
+        console = Console(file=io.StringIO(), force_terminal=live)
+        with heartbeat.reporting_activity() as now, now.phase("sampling"):
+            display = ProgressDisplay(1, console=console)
+            display.start()
+            result = await do_group_rollout(group, Policy())
+            display.stop()
+            assert not now.episodes
+            return result.trajectories_G[0].seconds
+
+    assert asyncio.run(run())["env"] > 0.3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (0 if live else 3)
+    assert all("0/4 episodes" in line and "4 of 4 episodes wait for Steps.step" in line
+               for line in lines)  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_code_that_blocks_the_loop_is_named_once_and_measured(monkeypatch, caplog, blocks):
+    for name, seconds in (("TICK", 0.01), ("BLOCKED", 0.03), ("WARN", 0.15)):
+        monkeypatch.setattr(heartbeat, f"{name}_SECONDS", seconds)
+
+    async def fault():
+        if blocks:
+            time.sleep(0.1)
+        else:
+            await asyncio.sleep(0.1)
+
+    async def run():
+        with heartbeat.reporting_activity() as now, now.phase("sampling"):
+            turns = [lambda: Steps(turns=2, faults={0: fault, 1: fault})] * 2
+            await do_group_rollout(Group(*turns), Policy())
+            await asyncio.sleep(0.02)
+            return now.blocked_seconds
+
+    assert asyncio.run(run()) == pytest.approx(0.4 if blocks else 0.0, abs=0.1)
+    said = [r.getMessage() for r in caplog.records if "blocked the event loop" in r.getMessage()]
+    assert len(said) == blocks
+    assert all(".fault (test_activity.py:" in line for line in said)
