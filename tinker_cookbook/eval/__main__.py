@@ -45,8 +45,8 @@ from tinker_cookbook.sampling_model import (
 )
 from tinker_cookbook.stores.eval_store import EvalStore
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.heartbeat import reporting_activity
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 _ROOT = "/tmp/tinker-examples/eval"
