@@ -17,7 +17,9 @@ from tinker_cookbook.rl.envs.message_env import (
     History,
     MessageEnv,
     MessageStepResult,
+    _warn_without_effect,
 )
+from tinker_cookbook.rl.report.diagnosis import diagnose
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
@@ -27,7 +29,7 @@ from tinker_cookbook.rl.rollouts.limits import (
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.rl.types import StopReason, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -126,7 +128,8 @@ def test_a_malformed_answer_ends_the_episode_by_default(renderer):
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert env.told == []
     assert trajectory.transitions[0].metrics == {"parse_error": 1.0}
-    assert trajectory.transitions[0].logs == {}
+    kept = "Echo.step; the reward -1 is failed_parse_reward"
+    assert trajectory.transitions[0].logs == {"not_passed_to": kept}
 
 
 def test_an_answer_that_was_cut_off_ends_the_episode_by_default(renderer):
@@ -185,11 +188,18 @@ def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):
     assert trajectory.transitions[-1].reward == -3 + 10
 
 
-def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer):
+def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
+    _warn_without_effect.cache_clear()
     wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=False)
     trajectory = play(wrapped, Says(renderer, "y…"))
     assert trajectory.transitions[0].reward == -0.1 + 10
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    assert "terminate_on_length=False has no effect on Echo" in caplog.text
+    told = diagnose([TrajectoryGroup([trajectory] * 2, [0.0] * 2, [{}] * 2)], max_tokens=3)
+    assert told is not None
+    assert told.endswith(
+        " 0 of 2 answers reached Echo.step: the reward -0.1 is context_overflow_reward."
+    )
     # Where malformed answers do not end the episode, this one does not either.
     says = Says(renderer, "y…", "a")
     flags = {"terminate_on_length": False, "terminate_on_parse_error": False}
@@ -277,7 +287,7 @@ def test_a_tool_call_that_cannot_be_read_is_malformed(renderer, monkeypatch):
     parse_as(renderer, monkeypatch, unparsed_tool_calls=[broken])
     trajectory = play(EnvFromMessageEnv(renderer, Echo()), Says(renderer, "a"))
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
-    assert trajectory.transitions[0].logs == {"parse_error": "no JSON"}
+    assert trajectory.transitions[0].logs["parse_error"] == "no JSON"
 
 
 def test_tool_calls_are_counted_and_those_beyond_the_limit_not_made(renderer, monkeypatch):

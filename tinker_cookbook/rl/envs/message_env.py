@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import chz
 
@@ -33,6 +35,10 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
+logger = logging.getLogger(__name__)
+
+NOT_PASSED_LOG = "not_passed_to"
+"""Key in the logs of a turn whose answer did not reach the environment."""
 _MAX_TOKENS_REACHED: Metrics = {"max_tokens_reached": 1.0}
 
 
@@ -249,6 +255,7 @@ class EnvFromMessageEnv(Env):
                 return await self._after_step(observed, {})
             policy = self._config.parse_errors or self.parse_error_policy
             if policy is None and self.terminate_on_parse_error:
+                _warn_without_effect(type(self.message_env))
                 return self._truncated()
         unparsed = message.get("unparsed_tool_calls", ())
         reads = self.message_env.handles_unparsed_tool_calls
@@ -340,7 +347,10 @@ class EnvFromMessageEnv(Env):
         metrics: Metrics = {"parse_error": 1.0}
         # The metric shows an answer without an end, but not why a tool call is invalid.
         explained = policy is not None or "unparsed_tool_calls" in message
-        logs: Logs = {"parse_error": problem} if explained else {}
+        source = "failed_parse_reward"
+        if policy is not None:
+            source = f"parse_errors.{'terminal_reward' if ends else 'penalty_per_error'}"
+        logs = self._not_passed(reward, source) | ({"parse_error": problem} if explained else {})
         if ends:
             self._history.add([message])
             # A truncated answer does not parse either, but its cause is the limit.
@@ -360,7 +370,14 @@ class EnvFromMessageEnv(Env):
         return StepResult(reward, False, ob, self._stop_condition, metrics=metrics, logs=logs)
 
     def _truncated(self) -> StepResult:
-        return self._final(self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED)
+        reward = self.context_overflow_reward
+        logs = self._not_passed(reward, "context_overflow_reward")
+        return self._final(reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED, logs)
+
+    def _not_passed(self, reward: float, source: str) -> Logs:
+        """Returns log entries of an answer that the environment does not get."""
+        name = type(self.message_env).__name__
+        return {NOT_PASSED_LOG: f"{name}.step; the reward {reward:g} is {source}"}
 
     def _final(
         self, reward: float, reason: StopReason | None, metrics: Metrics, logs: Logs | None = None
@@ -370,3 +387,13 @@ class EnvFromMessageEnv(Env):
         return StepResult.final(
             reward, self._stop_condition, metrics=metrics, logs=logs or {}, stop_reason=reason
         )
+
+
+@cache
+def _warn_without_effect(env: type[MessageEnv]) -> None:
+    logger.warning(
+        "terminate_on_length=False has no effect on %s: it has no observe_truncated_response, and "
+        "terminate_on_parse_error=True ends the episode of an answer that was cut off; define that "
+        "method, or set terminate_on_parse_error=False to let the model try again",
+        env.__name__,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.rl.advantages import is_constant
+from tinker_cookbook.rl.envs.message_env import NOT_PASSED_LOG
 from tinker_cookbook.rl.report.trajectory_metrics import GOOD_REWARD
 from tinker_cookbook.rl.report.transcript_text import number
 
@@ -90,7 +91,13 @@ def diagnose(
         spread = f"from {number(min(values))} to {number(max(values))}"
         observed = f"In {count} the samples of a group got the same reward ({spread})"
     cause, reason = _likeliest_cause(groups, turns, rewards_P, max_tokens)
-    return Diagnosis(cause, f"{observed}: nothing can be learned from this batch. {reason}")
+    text = f"{observed}: nothing can be learned from this batch. {reason}"
+    # ``EnvFromMessageEnv`` names the method, and the setting that gave the reward instead.
+    kept = [str(turn.logs[NOT_PASSED_LOG]) for turn in turns if NOT_PASSED_LOG in turn.logs]
+    if len(kept) == len(turns):
+        method, _, source = kept[0].partition("; ")
+        text += f" 0 of {len(turns)} answers reached {method}: {source}."
+    return Diagnosis(cause, text)
 
 
 def _teacher_diagnosis(metrics: Mapping[str, float | int | str]) -> Diagnosis | None:
