@@ -108,7 +108,8 @@ class EvalStore:
     ) -> str:
         """Records a run and returns its id; continues an existing ``run_id``."""
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        run_id = run_id or f"{now}-{uuid.uuid4().hex[:6]}"
+        label = "" if checkpoint_name is None else re.sub(r"[^\w.-]", "_", checkpoint_name) + "-"
+        run_id = run_id or f"{label}{now}-{uuid.uuid4().hex[:6]}"
         known = self.storage.exists(self._path(run_id, _METADATA))
         if known:
             before = self.read_run(run_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ FORMATS = [
     ("math500", "math500.jsonl", {"problem": "p", "answer": "x^2"}, r"\boxed{x^2}", r"\boxed{x}"),
     ("aime", "aime_2025.jsonl", {"problem": "p", "answer": "073"}, "73", "37"),
     ("aime_2026", "aime_2026.jsonl", {"problem": "p", "answer": 204}, r"\boxed{204}", "2"),
+    (
+        "hmmt_feb_2025",
+        "feb_2025.jsonl",
+        {"problem": "p", "answer": r"\frac{1}{\sqrt{2}}"},
+        r"\boxed{\sqrt{2}/2}",
+        r"\boxed{\sqrt{2}}",
+    ),
     ("mmlu_pro", "test.jsonl", {**QUESTION, "answer_index": 4}, "(E)", "(A)"),
     ("mmlu_pro", "test.jsonl", {**QUESTION, "answer": "B", "question_id": 7}, "blue", "red"),
     ("supergpqa", "all.jsonl", {**QUESTION, "answer_letter": "C", "uuid": "u"}, "both", "(D)"),
@@ -78,6 +86,40 @@ def test_a_format_is_read_and_graded(tmp_path, name, file, row, right, wrong):
     assert benchmark.grade(right, example).reward == 1
     assert benchmark.grade(wrong, example).reward == 0
     assert benchmark.grade("", example).reward == 0
+
+
+IFEVAL = (["punctuation:no_comma"], [{}])
+# Class of an environment, its arguments, a right answer, a wrong answer.
+MESSAGE_ENVS = [
+    ("aime.AIMEMessageEnv", ("p", 73), r"\boxed{073}", r"\boxed{-73}"),
+    ("gsm8k.GSM8KMessageEnv", ("1+1?", "2"), "It is 2.", "3"),
+    ("math500.MATH500MessageEnv", ("p", "x^2"), r"\boxed{x x}", r"\boxed{x}"),
+    ("ceval.CEvalMessageEnv", ("p", "B", "law"), "Answer: B", "Answer: C"),
+    ("gpqa.GPQAMessageEnv", ("p", "B"), "(B)", "(C)"),
+    ("mmlu_redux.MMLUReduxMessageEnv", ("p", "A"), "A", "B"),
+    ("mmlu_pro.MMLUProMessageEnv", ("p", "E", "ABCDE"), "Answer: E", "Answer: F"),
+    ("supergpqa.SuperGPQAMessageEnv", ("p", "E", "ABCDE"), "Answer: E", "Answer: A"),
+    ("ifeval.IFEvalMessageEnv", ([{"role": "user", "content": "p"}], *IFEVAL), "a b", "a, b"),
+    ("mbpp.MBPPMessageEnv", ("p", "p", ["assert f(1) == 2"]), "def f(x): return 2", "f = 1"),
+]
+
+
+@pytest.mark.parametrize(("path", "arguments", "right", "wrong"), MESSAGE_ENVS)
+def test_an_environment_of_messages_grades_as_its_benchmark(path, arguments, right, wrong):
+    module, name = path.split(".")
+    if module == "ifeval":
+        pytest.importorskip("if_verifiable")
+    kind = getattr(importlib.import_module(f"tinker_cookbook.eval.benchmarks.{module}"), name)
+
+    async def check() -> None:
+        for answer, reward in ((right, 1.0), (f"<think>{right}</think>{wrong}", 0.0)):
+            env = kind(*arguments, example_id="mine")
+            assert (await env.initial_observation())[-1]["content"] in ("p", "1+1?")
+            result = await env.step({"role": "assistant", "content": answer})
+            assert (result.reward, result.metrics["correct"]) == (reward, reward), answer
+            assert (result.episode_done, result.next_messages) == (True, [])
+
+    asyncio.run(check())
 
 
 def test_the_choices_of_gpqa_are_in_the_same_order_in_every_run(tmp_path):

@@ -32,6 +32,7 @@ from tinker_cookbook.eval.benchmarks import (  # noqa: F401  # isort: skip
     ceval,
     gpqa,
     gsm8k,
+    hmmt,
     humaneval,
     ifbench,
     ifeval,

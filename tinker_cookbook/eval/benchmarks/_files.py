@@ -105,7 +105,7 @@ def load_result(save_dir: str, benchmark_name: str) -> BenchmarkResult | None:
     # The result of an earlier start may belong to another checkpoint.
     if found is None or found.get("key") != latest_key(folder):
         return None
-    return BenchmarkResult.from_dict(found)
+    return BenchmarkResult.from_dict({"name": benchmark_name, **found})
 
 
 def load_trajectories(

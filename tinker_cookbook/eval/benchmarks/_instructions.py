@@ -193,11 +193,7 @@ class InstructionBenchmark(ExampleBenchmark):
                 continue
             prompt = column(row, "prompt", where=where)
             kwargs = parse_kwargs(list(column(row, "kwargs", where=where)), names)
-            instructions = {
-                "instruction_id_list": names,
-                # Columns with missing values turn integers into floats, which cannot index a list.
-                "kwargs": [{key: whole(value) for key, value in x.items()} for x in kwargs],
-            }
+            instructions = self.instructions(names, kwargs)
             examples.append(
                 Example(
                     example_id=f"{self.name}_{row['key']}",
@@ -220,6 +216,13 @@ class InstructionBenchmark(ExampleBenchmark):
                 " ".join(counts),
             )
         return examples
+
+    @staticmethod
+    def instructions(names: Sequence[str], kwargs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns ``expected`` of an example from the types and the arguments of instructions."""
+        # Columns with missing values turn integers into floats, which cannot index a list.
+        plain = [{key: whole(value) for key, value in x.items()} for x in kwargs]
+        return {"instruction_id_list": list(names), "kwargs": plain}
 
     def grade(self, response: str, example: Example) -> Grade:
         """Checks each instruction strictly and loosely; an empty response follows none."""

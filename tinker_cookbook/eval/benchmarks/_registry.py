@@ -18,8 +18,6 @@ REGISTRY: dict[str, BenchmarkBuilder] = {}
 _NOT_AVAILABLE = (
     "arena_hard",
     "bfcl",
-    "hmmt_feb_2025",
-    "hmmt_nov_2025",
     "livecodebench",
     "longbench",
     "swe_bench",

@@ -134,10 +134,9 @@ class BenchmarkConfig:
         for name in ("concurrency", "agent_concurrency", "num_samples", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        if self.max_examples is not None and self.max_examples < 1:
-            raise ConfigurationError(
-                f"max_examples: got {self.max_examples}, expected at least 1, or None for all"
-            )
+        for name in ("max_examples", "context_window"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1, or None")
         if self.temperature < 0:
             raise ConfigurationError(f"temperature: got {self.temperature}, expected at least 0")
         if not 0 < self.top_p <= 1:

@@ -10,6 +10,7 @@ import random
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
+from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     REASONED_INSTRUCTION,
     MultipleChoiceBenchmark,
@@ -52,6 +53,26 @@ class GPQABenchmarkBuilder(MultipleChoiceBenchmark):
                 self.make_example(example_id, question, choices, order.index(0), group=group)
             )
         return with_unique_ids(examples)
+
+
+class GPQAMessageEnv(ExampleMessageEnv):
+    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
+
+    def __init__(
+        self,
+        prompt: str,
+        expected: str,
+        example_id: str = "",
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(
+            GPQABenchmarkBuilder(),
+            prompt,
+            expected,
+            example_id,
+            system_prompt,
+            choices=list("ABCD"),
+        )
 
 
 register(GPQABenchmarkBuilder())

@@ -11,6 +11,7 @@ from tinker_cookbook.eval.benchmarks._common import (
     make_example_id,
 )
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
+from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
@@ -19,6 +20,7 @@ from tinker_cookbook.grading.numbers import reference_number
 
 __all__ = [
     "GSM8KBenchmarkBuilder",
+    "GSM8KMessageEnv",
     "check_gsm8k",
     "extract_boxed",
     "extract_gsm8k_answer",
@@ -68,6 +70,19 @@ class GSM8KBenchmarkBuilder(ExampleBenchmark):
         """Compares the final number of the response."""
         right = check_gsm8k(response, example.expected)
         return Grade(float(right), logs={"extracted": extract_gsm8k_answer(response)})
+
+
+class GSM8KMessageEnv(ExampleMessageEnv):
+    """One problem; ``expected`` is a number."""
+
+    def __init__(
+        self,
+        question: str,
+        expected: str,
+        example_id: str = "",
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(GSM8KBenchmarkBuilder(), question, expected, example_id, system_prompt)
 
 
 register(GSM8KBenchmarkBuilder())

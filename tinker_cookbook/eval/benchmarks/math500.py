@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import build_messages, make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, mean_by_key, with_unique_ids
+from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
@@ -14,25 +15,24 @@ from tinker_cookbook.eval.math_grading import grade_response
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.grading.texts import extract_boxed
 
-SOURCE = Source(
-    "HuggingFaceH4/MATH-500",
-    "test",
-    folders=("math500", "MATH-500", "math"),
-    files=("math500.jsonl", "test.jsonl"),
-)
-
 
 class MATH500BenchmarkBuilder(ExampleBenchmark):
     """MATH-500, with the score of each level."""
 
     name = "math500"
+    source = Source(
+        "HuggingFaceH4/MATH-500",
+        "test",
+        folders=("math500", "MATH-500", "math"),
+        files=("math500.jsonl", "test.jsonl"),
+    )
     grader_version = "2"
     recommended_system_prompt = "Put your final answer in \\boxed{}."
 
     def load_examples(self, config: BenchmarkConfig) -> list[Example]:
         """Returns the problems; the gold answers are the complete solutions."""
         examples: list[Example] = []
-        for row in SOURCE.load(config.data_path):
+        for row in self.source.load(config.data_path):
             problem = column(row, "problem", where=self.name)
             solution = str(row.get("solution") or "")
             answer = row.get("answer")
@@ -66,6 +66,19 @@ class MATH500BenchmarkBuilder(ExampleBenchmark):
         result = super().aggregate(rewards, metrics_list)
         result.metrics |= mean_by_key(metrics_list, lambda name: name.startswith("level_"))
         return result
+
+
+class MATH500MessageEnv(ExampleMessageEnv):
+    """One problem; ``expected`` is LaTeX."""
+
+    def __init__(
+        self,
+        problem: str,
+        expected: str,
+        example_id: str = "",
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(MATH500BenchmarkBuilder(), problem, expected, example_id, system_prompt)
 
 
 register(MATH500BenchmarkBuilder())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import extract_mcq_answer, make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
+from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     LETTERS,
     REASONED_INSTRUCTION,
@@ -14,7 +15,7 @@ from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
 from tinker_cookbook.eval.benchmarks.mmlu import few_shot_text
 
-__all__ = ["MMLUProBenchmarkBuilder", "extract_mcq_answer"]
+__all__ = ["MMLUProBenchmarkBuilder", "MMLUProMessageEnv", "extract_mcq_answer"]
 
 SOURCE = Source(
     "TIGER-Lab/MMLU-Pro",
@@ -55,6 +56,27 @@ class MMLUProBenchmarkBuilder(MultipleChoiceBenchmark):
                 )
             )
         return with_unique_ids(examples)
+
+
+class MMLUProMessageEnv(ExampleMessageEnv):
+    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
+
+    def __init__(
+        self,
+        prompt: str,
+        expected: str,
+        valid_letters: str,
+        example_id: str = "",
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(
+            MMLUProBenchmarkBuilder(),
+            prompt,
+            expected,
+            example_id,
+            system_prompt,
+            choices=list(valid_letters),
+        )
 
 
 register(MMLUProBenchmarkBuilder())

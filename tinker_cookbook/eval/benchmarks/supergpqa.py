@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
+from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     LETTERS,
     REASONED_INSTRUCTION,
@@ -39,6 +40,29 @@ class SuperGPQABenchmarkBuilder(MultipleChoiceBenchmark):
                 group=str(row.get("discipline", "other")).replace(" ", "_"),
             )
             for row in SOURCE.load(config.data_path)
+        )
+
+
+class SuperGPQAMessageEnv(ExampleMessageEnv):
+    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
+
+    def __init__(
+        self,
+        prompt: str,
+        expected: str,
+        valid_letters: str = "ABCD",
+        discipline: str = "",
+        example_id: str = "",
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(
+            SuperGPQABenchmarkBuilder(),
+            prompt,
+            expected,
+            example_id,
+            system_prompt,
+            choices=list(valid_letters),
+            group=discipline or None,
         )
 
 
