@@ -1,17 +1,21 @@
-"""Prompts of programming problems, in the style of LiveCodeBench."""
+"""Prompts of programming problems: LiveCodeBench's texts, which published DeepCoder runs have."""
 
 from __future__ import annotations
 
 LCB_SYSTEM_MESSAGE_GENERIC = (
-    "Solve the programming problem below in Python. The program is run on tests that you do not "
-    "see, so it must follow the specification in every detail."
+    "You are an expert Python programmer. You will be given a question (problem "
+    "specification) and will generate a correct Python program that matches the "
+    "specification and passes all tests."
 )
 LCB_FORMATTING_MESSAGE_WITH_STARTER_CODE = (
-    "Complete this code. Put the whole solution into one fenced code block."
+    "You will use the following starter code to write the solution to the problem and "
+    "enclose your code within delimiters."
 )
 LCB_FORMATTING_WITHOUT_STARTER_CODE = (
-    "The program reads its input from standard input and prints the answer. Do not test it on the "
-    "examples. Put the whole program into one fenced code block."
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not "
+    "directly test on the sample inputs). Enclose your code within delimiters as follows. "
+    "Ensure that when the python program runs, it reads the inputs, runs the algorithm and "
+    "writes output to STDOUT."
 )
 
 _STAR_MODULES = (
@@ -31,8 +35,14 @@ LCB_PREAMBLE = "\n".join(
 
 def fetch_live_code_bench_system_prompt(prompt: str, starter_code: str | None = None) -> str:
     """Returns the text of a problem with the form of the answer: a fenced block of Python code."""
-    if starter_code:
-        form = f"{LCB_FORMATTING_MESSAGE_WITH_STARTER_CODE}\n```python\n{starter_code}\n```"
-    else:
-        form = f"{LCB_FORMATTING_WITHOUT_STARTER_CODE}\n```python\n# your code\n```"
-    return f"{LCB_SYSTEM_MESSAGE_GENERIC}\n\n{prompt}\n\n{form}\n"
+    code = starter_code or "# YOUR CODE HERE"
+    how = (
+        LCB_FORMATTING_MESSAGE_WITH_STARTER_CODE
+        if starter_code
+        else LCB_FORMATTING_WITHOUT_STARTER_CODE
+    )
+    # Nothing separates the problem from the heading: the format of the official cookbook.
+    return (
+        f"{LCB_SYSTEM_MESSAGE_GENERIC}\n\n{prompt}### Format: {how}\n```python\n{code}\n```\n\n"
+        "### Answer: (use the provided format with backticks)\n\n"
+    )

@@ -31,12 +31,15 @@ else:
     tinker = lazy_module("tinker")
 
 SYSTEM_PROMPT_TEMPLATE = (
-    "Answer with the id of exactly one of the choices. Write it as {answer_format} and write "
-    "nothing else."
+    "Answer the user's question by picking exactly one of the choices they supply. Reply "
+    "with the id of your choice, written as `{answer_format}`, and nothing else."
 )
-# The question comes last: decisions with the same choices share the beginning of their prompts,
-# and a small model has the question close to its answer.
-USER_PROMPT_TEMPLATE = "The choices, of which one is the answer:\n{choices}\n\n{decision}"
+USER_PROMPT_TEMPLATE = (
+    "{decision}\n"
+    "\n"
+    "Choices (your answer must be exactly one of these):\n"
+    "{choices}"
+)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def dataset_with_teacher(
         **_own_prompt(settings, where),
     )
     if name == SUMS:
-        prompts: RLDatasetBuilder = fill(ArithmeticDatasetBuilder, cli)
+        prompts: RLDatasetBuilder = fill(ArithmeticDatasetBuilder, cli, include_fewshot=False)
     else:
         file = str(example_data("conversations.jsonl")) if name == EXAMPLE else name
         prompts = fill(PromptOnlyDatasetBuilder, cli, dataset_name=file)

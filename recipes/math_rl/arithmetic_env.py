@@ -81,7 +81,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     num_batches: int = chz.field(default=40, doc="Steps per epoch")
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation")
     test_group_size: int = chz.field(default=4, doc="Episodes of a held-out problem")
-    include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
+    include_fewshot: bool = chz.field(default=True, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
     seed: int = chz.field(default=0, doc="Seed of the problems")
 

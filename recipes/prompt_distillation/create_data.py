@@ -134,7 +134,7 @@ def resolve(config: Config) -> Config:
     check_model(config)
     task, max_tokens = config.task, config.max_tokens
     if task is None and config.teacher_prompt_file is None:
-        # The demo model cannot follow the long prompt: it got 0 of 48 texts right with it.
+        # The demo model cannot follow a long prompt: it got 0 of 48 texts right with one.
         task = "language_by_examples" if config.teacher_model == DEMO_MODEL else "language"
     if max_tokens is None:
         # With examples the answer is the first word; more tokens would be discarded.

@@ -54,7 +54,7 @@ class CLIConfig(RecipeSettings, DataReportOptions):
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
     train_on_what: TrainOnWhat = chz.field(
-        default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
     batch_size: int = chz.field(default=16, doc="Conversations per step")
     learning_rate: float | None = chz.field(

@@ -89,7 +89,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-SYSTEM_PROMPT = "You read documents with the tool read_page, and count carefully."
+SYSTEM_PROMPT = (
+    "You are a careful assistant who reads documents with the read_page tool."
+)
 DEFAULT_MAX_TRAJECTORY_TOKENS = 128 * 1024
 FAILED_PARSE_REWARD = -0.1
 CONTEXT_OVERFLOW_REWARD = -0.1

@@ -66,9 +66,9 @@ def test_labels_may_be_put_otherwise():
 def test_the_long_prompt_knows_every_label_and_holds_the_query():
     (message,) = TASKS["language"].prompt.messages_for("Wo bist du?")
     assert message["role"] == "user"
-    assert message["content"].endswith("Wo bist du?")
+    assert message["content"].endswith("\nWo bist du?\n")
     for code, name in LANGUAGE_NAMES.items():
-        assert f"  {code}  " in message["content"], name
+        assert f"{code} ({name}" in message["content"]
 
 
 def test_the_examples_show_every_label():
