@@ -61,10 +61,9 @@ class TeacherSettings:
     )
 
 
-@also_named(n_batches="num_batches")
 @chz.chz
-class OnPolicySettings(SampledSettings):
-    """Settings of on-policy distillation. Options that are None are derived and printed."""
+class OnPolicyLoopSettings(SampledSettings):
+    """Settings of on-policy distillation on any environments; None is derived and printed."""
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
@@ -89,6 +88,15 @@ class OnPolicySettings(SampledSettings):
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=None, doc="Maximum tokens to sample in an answer; default: 12 for sums, else 256"
     )
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
+    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+
+
+@also_named(n_batches="num_batches")
+@chz.chz
+class OnPolicySettings(OnPolicyLoopSettings):
+    """The same on prompts."""
+
     max_prompt_tokens: int | None = chz.field(
         default=1024, doc="Prompts with more tokens are left out"
     )
@@ -96,8 +104,6 @@ class OnPolicySettings(SampledSettings):
     max_operand: int = chz.field(default=9, doc="sums: largest operand")
     num_batches: int = chz.field(default=25, doc="sums: steps per epoch")
     num_test: int = chz.field(default=10, doc="sums: number of held-out sums; 0: no evaluation")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 
 def dataset_with_teacher(
@@ -172,7 +178,7 @@ def text_or_file(setting: str, value: str | None) -> str | None:
 
 
 def on_policy_config(
-    cli: OnPolicySettings, recipe_name: str, datasets: list[DistillationDatasetConfig]
+    cli: OnPolicyLoopSettings, recipe_name: str, datasets: list[DistillationDatasetConfig]
 ) -> train_on_policy.Config:
     """Builds the config of the run; settings that follow from model and data are filled in."""
     max_tokens, center = cli.max_tokens, cli.center_teacher_kl
@@ -194,7 +200,7 @@ def on_policy_config(
     )
 
 
-async def run(cli: OnPolicySettings, config: train_on_policy.Config) -> None:
+async def run(cli: OnPolicyLoopSettings, config: train_on_policy.Config) -> None:
     """Checks config and vocabularies, then the log folder, then trains."""
     # First, so that a wrong setting with behavior_if_log_dir_exists=delete deletes nothing.
     config.check()
