@@ -108,6 +108,26 @@ KEYS = {
         log_path wandb_project wandb_name session_name compute_post_kl eval_every save_every
         base_url behavior_if_log_dir_exists max_steps
     """,
+    "recipes.distillation.on_policy_distillation_harbor_multi_turn": """
+        model_name lora_rank renderer_name load_checkpoint_path teacher_model teacher_checkpoint
+        task_name sandbox_factory max_turns sandbox_timeout command_timeout max_trajectory_tokens
+        group_size groups_per_batch learning_rate max_tokens temperature kl_penalty_coef
+        kl_discount_factor num_substeps loss_fn loss_fn_config log_path wandb_project wandb_name
+        session_name eval_every save_every base_url max_steps behavior_if_log_dir_exists
+    """,
+    "recipes.true_thinking_score.analyze": """
+        model_name renderer_name dataset n_problems max_tokens concurrency log_path seed
+    """,
+    "recipes.sdft.benchmark": """
+        model_name lora_rank renderer_name dataset data_dir phase checkpoint_path learning_rate
+        groups_per_batch max_tokens max_steps eval_every save_every sft_learning_rate
+        sft_batch_size sft_max_steps log_root wandb_project session_name base_url
+        behavior_if_log_dir_exists
+    """,
+    "recipes.sdft.run_continual_learning": """
+        model_name data_dir lora_rank batch_size max_tokens methods learning_rates stages topk
+        thinking_format log_root wandb_project session_name base_url dry_run
+    """,
     "recipes.distillation.off_policy_reasoning": """
         model_name lora_rank renderer_name load_checkpoint_path batch_size learning_rate
         lr_schedule num_epochs max_length buffer_size max_prompts log_path wandb_project
@@ -189,11 +209,7 @@ KEYS = {
 
 _OWN_TASK = "the recipe makes its data from its own keys; the loop as a program takes a builder"
 _NAME = "the recipe names itself"
-_OTHER_DATA = "its two datasets are not offered; dataset_path takes demonstrations of any kind"
 EXCEPTIONS = {
-    ("recipes.sdft.train", "dataset"): _OTHER_DATA,
-    ("recipes.sdft.train", "sciknoweval_domain"): _OTHER_DATA,
-    ("recipes.sdft.train", "toolalpaca_data_path"): _OTHER_DATA,
     ("recipes.sl_basic", "dataset_builder"): _OWN_TASK,
     ("recipes.sl_basic", "recipe_name"): _NAME,
     ("recipes.sl_basic", "evaluator_builders"): _OWN_TASK,
@@ -202,9 +218,7 @@ EXCEPTIONS = {
 }
 # Settings of the original's self-distillation that this loop does not have.
 MISSING = {
-    ("recipes.sdft.train", "num_substeps"),
     ("tinker_cookbook.distillation.sdft", "loss_fn"),
-    ("tinker_cookbook.distillation.sdft", "num_substeps"),
 }
 NESTED = [
     ("recipes.rl_basic", "async_config.max_steps_off_policy"),

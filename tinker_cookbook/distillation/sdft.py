@@ -112,6 +112,9 @@ class SDFTSettings:
     max_context_length: int = number(
         32768, "Maximum tokens of teacher prompt and answer; at most the model's context", low=2
     )
+    num_substeps: int = chz.field(
+        default=1, doc="Only 1 is supported: one optimizer step per batch"
+    )
 
 
 @chz.chz
@@ -124,9 +127,6 @@ class Config(SDFTSettings, BatchConfig):
 
     learning_rate: float = peak_rate(2e-5)
     lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
-    num_substeps: int = chz.field(
-        default=1, doc="Only 1 is supported: one optimizer step per batch"
-    )
     loss_fn: str = chz.field(
         default="importance_sampling", doc="Has no effect: it is for topk=0, which is not supported"
     )

@@ -1,0 +1,340 @@
+"""Data sets of self-distillation: SciKnowEval, ToolAlpaca, and the two tasks of the SDFT paper.
+
+Each is loaded from the Hub or from a local copy: a JSONL or parquet file, a folder of them, or a
+folder that ``Dataset.save_to_disk`` wrote.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import chz
+
+from tinker_cookbook.distillation.datasets import PromptOnlyEnv
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
+from tinker_cookbook.recipes.sdft.eval import SCIENCE_SYSTEM_PROMPT_THINKING
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
+from tinker_cookbook.supervised.conversation_file import chat_dataset
+from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+T = TypeVar("T")
+Split = tuple[list[str], list[str], list[str], list[str]]
+"""Questions and golden answers to train on, then held-out ones."""
+
+SCIKNOWEVAL, TOOLALPACA = "hicai-zju/SciKnowEval", "tangqiaoyu/ToolAlpaca"
+# What the questions of each task end with: the form of the answer that the evaluation reads.
+_LETTER = (
+    "Please reason step by step, then give your answer as <answer>X</answer> where X is the letter "
+    "of the correct option."
+)
+SCIENCE_SYSTEM_PROMPT = (
+    "Given a question and four options, please select the right answer. Respond in the following "
+    "format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\nFor the answer, only "
+    "output the letter corresponding to the correct option (A, B, C, or D), and nothing else."
+)
+
+
+class SDFTDataset:
+    """Batches of environments, questions and golden answers (``sdft.SDFTBatchProvider``)."""
+
+    def __init__(
+        self,
+        questions: list[str],
+        golden_answers: list[str],
+        batch_size: int,
+        group_size: int,
+        renderer: Renderer,
+        dataset_name: str = "sdft",
+    ) -> None:
+        assert len(questions) == len(golden_answers), (
+            f"got {len(questions)} questions and {len(golden_answers)} golden answers"
+        )
+        self.questions, self.golden_answers = questions, golden_answers
+        self.batch_size, self.group_size = batch_size, group_size
+        self.renderer, self.dataset_name = renderer, dataset_name
+
+    def get_batch(self, index: int) -> tuple[Sequence[EnvGroupBuilder], list[str], list[str]]:
+        """Returns one environment group, question and golden answer for each problem."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"index: got {index}, expected less than {len(self)}")
+        part = slice(index * self.batch_size, (index + 1) * self.batch_size)
+        groups = [
+            ProblemGroupBuilder(
+                partial(PromptOnlyEnv, question, self.renderer), self.group_size, self.dataset_name
+            )
+            for question in self.questions[part]
+        ]
+        return groups, self.questions[part], self.golden_answers[part]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.questions) / self.batch_size)
+
+
+def _rows(hub: str, split: str, local: str | None, key: str) -> Sequence[Mapping[str, Any]]:
+    """Returns the rows of ``local``, or of the Hub; ``key`` is the setting of the local copy."""
+    if local is None:
+        advice = f"Give a local copy: {key}=FILE.jsonl or {key}=FOLDER"
+        return load_hf_dataset(hub, split, None, advice)
+    path = Path(local).expanduser()
+    if not path.exists():
+        raise DataValidationError(
+            f"{key}: there is no file or folder {path} (searched from {Path.cwd()}); expected a "
+            f"copy of {hub}: JSONL, parquet, or what Dataset.save_to_disk writes"
+        )
+    if (path / "state.json").is_file():
+        from datasets import load_from_disk
+
+        saved: Any = load_from_disk(str(path))
+        return saved
+    return load_hf_dataset(str(path), "train" if path.is_file() else split)
+
+
+def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
+    if row.get(name) is None:
+        raise DataFormatError(f"{where}: got no {name}, only {', '.join(row)}")
+    return row[name]
+
+
+def _split(items: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list[T]]:
+    """Returns two parts after a shuffle of the standard library, as in the official cookbook."""
+    if not 0 < fraction <= 1:
+        raise ConfigurationError(f"train_fraction: got {fraction}, expected more than 0, at most 1")
+    shuffled = list(items)
+    random.Random(seed).shuffle(shuffled)
+    at = int(len(shuffled) * fraction)
+    if not at:
+        raise DataValidationError(f"the data set has {len(items)} rows, expected more of them")
+    return shuffled[:at], shuffled[at:]
+
+
+def _columns(pairs: tuple[list[tuple[str, str]], list[tuple[str, str]]]) -> Split:
+    train, test = pairs
+    return [q for q, _ in train], [a for _, a in train], [q for q, _ in test], [a for _, a in test]
+
+
+def format_choices(choices: Mapping[str, Sequence[str]]) -> str:
+    """Returns one line for each choice: ``A: text``."""
+    return "\n".join(
+        f"{label}: {text}"
+        for label, text in zip(choices.get("label", ()), choices.get("text", ()), strict=True)
+    )
+
+
+_format_sciknoweval_choices = format_choices  # its name in the official cookbook
+
+
+def load_sciknoweval(
+    domain: str = "Chemistry",
+    train_fraction: float = 0.9,
+    seed: int = 42,
+    data_path: str | None = None,
+) -> Split:
+    """Returns the multiple-choice questions of level L3 of a domain, with the right letters."""
+    rows = _rows(SCIKNOWEVAL, "test", data_path, "dataset_path")
+    found: list[tuple[str, str]] = []
+    domains: set[str] = set()
+    for i in range(len(rows)):
+        row = rows[i]
+        domains.add(str(row.get("domain")))
+        level = (row.get("details") or {}).get("level")
+        if row.get("domain") == domain and level == "L3" and "mcq" in str(row.get("type")):
+            where = f"{data_path or SCIKNOWEVAL}, row {i}"
+            choices = format_choices(_field(row, "choices", where))
+            question = f"{_field(row, 'question', where)}\n\n{choices}\n{_LETTER}"
+            found.append((question, str(_field(row, "answerKey", where))))
+    if not found:
+        raise DataValidationError(
+            f"sciknoweval_domain: got {domain!r}, of which none of the {len(rows)} rows is a "
+            f"multiple-choice question of level L3; the domains are {', '.join(sorted(domains))}"
+        )
+    return _columns(_split(found, train_fraction, seed))
+
+
+def load_toolalpaca(
+    data_path: str | None = None, seed: int = 42, train_fraction: float = 0.9
+) -> Split:
+    """Returns instructions with a right use of tools.
+
+    Rows of the Hub have ``instruction`` and ``output``, those of the paper's copy ``prompt`` and
+    ``golden_response``, a text or lines.
+    """
+    rows = _rows(TOOLALPACA, "train", data_path, "toolalpaca_data_path")
+    pairs = [_tool_use(rows[i], f"{data_path or TOOLALPACA}, row {i}") for i in range(len(rows))]
+    return _columns(_split(pairs, train_fraction, seed))
+
+
+def _tool_use(row: Mapping[str, Any], where: str) -> tuple[str, str]:
+    if "prompt" not in row:
+        return str(_field(row, "instruction", where)), str(_field(row, "output", where))
+    golden = _field(row, "golden_response", where)
+    lines = "\n".join(map(str, golden)) if isinstance(golden, list) else str(golden)
+    return str(row["prompt"]), lines
+
+
+class _SDFTBuilder(RLDatasetBuilder):
+    groups_per_batch: int
+    group_size: int
+    model_name_for_tokenizer: str
+    renderer_name: str
+    _name: str
+
+    def load(self) -> Split:
+        """Returns the questions and golden answers."""
+        raise NotImplementedError
+
+    async def __call__(self) -> tuple[SDFTDataset, SDFTDataset | None]:  # type: ignore[override]
+        """Builds the training set and, if rows are held out, the test set."""
+        train_q, train_a, test_q, test_a = self.load()
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        size, name = self.groups_per_batch, self._name
+        train = SDFTDataset(train_q, train_a, size, self.group_size, renderer, name)
+        test = SDFTDataset(test_q, test_a, size, 1, renderer, f"{name}_test")
+        return train, test if test_q else None
+
+
+@chz.chz
+class SciKnowEvalSDFTBuilder(_SDFTBuilder):
+    """Questions of SciKnowEval."""
+
+    groups_per_batch: int = chz.field(doc="Questions per step")
+    group_size: int = chz.field(default=1, doc="Answers per question")
+    model_name_for_tokenizer: str = chz.field(default="Qwen/Qwen3-8B", doc="Model of the tokenizer")
+    renderer_name: str = chz.field(default="qwen3", doc="Chat format")
+    domain: str = chz.field(default="Chemistry", doc="Biology, Chemistry, Material or Physics")
+    train_fraction: float = chz.field(default=0.9, doc="Share of the questions to train on")
+    data_path: str | None = chz.field(default=None, doc="A local copy; default: the Hub")
+    _name = "sciknoweval"
+
+    def load(self) -> Split:
+        """Loads the domain."""
+        return load_sciknoweval(self.domain, self.train_fraction, data_path=self.data_path)
+
+
+@chz.chz
+class ToolAlpacaSDFTBuilder(_SDFTBuilder):
+    """Instructions of ToolAlpaca."""
+
+    groups_per_batch: int = chz.field(doc="Questions per step")
+    group_size: int = chz.field(default=1, doc="Answers per question")
+    model_name_for_tokenizer: str = chz.field(default="Qwen/Qwen3-8B", doc="Model of the tokenizer")
+    renderer_name: str = chz.field(default="qwen3", doc="Chat format")
+    data_path: str | None = chz.field(default=None, doc="A local copy; default: the Hub")
+    _name = "toolalpaca"
+
+    def load(self) -> Split:
+        """Loads the data set."""
+        return load_toolalpaca(self.data_path)
+
+
+# --- the paper's own copies: a folder with train_data and eval_data ------------------------------
+
+
+def _convert_golden_answer_to_thinking_format(output_text: str, for_sft: bool = False) -> str:
+    """Returns reasoning and answer without the paper's tags; for SFT the reasoning as thinking."""
+    reasoning = re.search(r"<reasoning>\s*(.*?)\s*</reasoning>", output_text, re.DOTALL)
+    letter = re.search(r"<answer>\s*([A-D])\s*</answer>", output_text)
+    thought = reasoning[1].strip() if reasoning else output_text
+    answer = f"The answer is {letter[1]}." if letter else ""
+    if for_sft:
+        return f"<think>\n{thought}\n</think>\n\n{answer}"
+    return f"{thought}\n\n{answer}" if answer else thought
+
+
+def load_science_from_arrow(
+    data_dir: str, thinking_format: bool = False, for_sft: bool = False
+) -> tuple[list[str], list[str], list[list[Message]], list[str]]:
+    """Returns questions, golden answers, and messages and letters to evaluate on.
+
+    Training rows have ``messages`` (system, user) and ``output_text`` (reasoning and answer in
+    tags), rows to evaluate on ``prompt`` (messages) and ``answer``. ``thinking_format``: without
+    the tags, for models that think.
+    """
+    train = _rows("the paper's train_data", "train", f"{data_dir}/train_data", "data_dir")
+    test = _rows("the paper's eval_data", "train", f"{data_dir}/eval_data", "data_dir")
+    questions, golden = [], []
+    for i in range(len(train)):
+        messages = _field(train[i], "messages", f"{data_dir}/train_data, row {i}")
+        questions.append(messages[min(1, len(messages) - 1)]["content"])
+        text = str(_field(train[i], "output_text", f"{data_dir}/train_data, row {i}"))
+        golden.append(
+            _convert_golden_answer_to_thinking_format(text, for_sft) if thinking_format else text
+        )
+    prompts: list[list[Message]] = []
+    for i in range(len(test)):
+        prompt = [Message(**m) for m in _field(test[i], "prompt", f"{data_dir}/eval_data, row {i}")]
+        if thinking_format and prompt and prompt[0]["role"] == "system":
+            prompt[0]["content"] = SCIENCE_SYSTEM_PROMPT_THINKING
+        prompts.append(prompt)
+    return questions, golden, prompts, [test[i]["answer"] for i in range(len(test))]
+
+
+def load_tooluse_from_arrow(
+    data_dir: str,
+) -> tuple[list[str], list[str], list[str], list[list[dict[str, str]]]]:
+    """Returns questions, golden responses, and prompts and right actions to evaluate on."""
+    train = _rows("the paper's train_data", "train", f"{data_dir}/train_data", "data_dir")
+    test = _rows("the paper's eval_data", "train", f"{data_dir}/eval_data", "data_dir")
+    pairs = [_tool_use(train[i], f"{data_dir}/train_data, row {i}") for i in range(len(train))]
+    rows = [test[i] for i in range(len(test))]
+    golden = [row["golden_answer"] for row in rows]
+    return [q for q, _ in pairs], [a for _, a in pairs], [row["prompt"] for row in rows], golden
+
+
+class _ArrowSFTBuilder(ChatDatasetBuilder):
+    def conversations(self) -> list[list[Message]]:
+        """Returns the demonstrations as conversations."""
+        raise NotImplementedError
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Builds the training set; the evaluation is another program."""
+        rows = [{"messages": talk} for talk in self.conversations()]
+        return chat_dataset(self, rows, self.common_config.batch_size, "messages"), None
+
+
+@chz.chz
+class ScienceArrowSFTBuilder(_ArrowSFTBuilder):
+    """The paper's science questions with their reasoning, for supervised training."""
+
+    data_dir: str = chz.field(
+        default="~/Repos/Self-Distillation/data/science_data", doc="Folder of the paper's copy"
+    )
+    thinking_format: bool = chz.field(default=False, doc="Write the reasoning as thinking")
+
+    def conversations(self) -> list[list[Message]]:
+        """Loads questions and answers."""
+        questions, golden, *_ = load_science_from_arrow(
+            str(Path(self.data_dir).expanduser()), self.thinking_format, for_sft=True
+        )
+        system = SCIENCE_SYSTEM_PROMPT_THINKING if self.thinking_format else SCIENCE_SYSTEM_PROMPT
+        return [
+            [{"role": "system", "content": system}, *_turn(q, a)]
+            for q, a in zip(questions, golden, strict=True)
+        ]
+
+
+@chz.chz
+class TooluseArrowSFTBuilder(_ArrowSFTBuilder):
+    """The paper's use of tools, for supervised training."""
+
+    data_dir: str = chz.field(
+        default="~/Repos/Self-Distillation/data/tooluse_data", doc="Folder of the paper's copy"
+    )
+
+    def conversations(self) -> list[list[Message]]:
+        """Loads questions and answers."""
+        questions, golden, *_ = load_tooluse_from_arrow(str(Path(self.data_dir).expanduser()))
+        return [_turn(q, a) for q, a in zip(questions, golden, strict=True)]
+
+
+def _turn(question: str, answer: str) -> list[Message]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
