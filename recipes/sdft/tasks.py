@@ -1,0 +1,134 @@
+"""The SDFT paper's two tasks, use of tools and science: training by two methods, evaluation."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+
+from tinker_cookbook import cli_utils
+from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
+from tinker_cookbook.distillation import sdft
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.sdft.datasets import (
+    ScienceArrowSFTBuilder,
+    SDFTDataset,
+    TooluseArrowSFTBuilder,
+    load_science_from_arrow,
+    load_tooluse_from_arrow,
+)
+from tinker_cookbook.recipes.sdft.eval import SciKnowEvalEvaluator, ToolUseEvaluator
+from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
+from tinker_cookbook.supervised import train as sl_train
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+Task = Literal["science", "tooluse"]
+TASKS: tuple[Task, ...] = ("science", "tooluse")
+
+
+@chz.chz
+class TaskSettings(sdft.SDFTSettings, RecipeSettings):
+    """Settings of training on the tasks."""
+
+    data_dir: str = chz.field(
+        doc="Folder of the paper's data: science_data and tooluse_data, each with train_data and "
+        "eval_data (JSONL, parquet, or what Dataset.save_to_disk writes)"
+    )
+    thinking_format: bool = chz.field(
+        default=False, doc="science: reasoning as thinking, for models that think"
+    )
+    log_root: str = chz.field(doc="Folder of all trainings and results")
+    log_path: str | None = chz.field(
+        default=None, doc="Has no effect: each training has a folder in log_root"
+    )
+    eval_every: int = chz.field(default=0, doc="Steps between evaluations; 0: never")
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="resume", doc="ask, resume, delete or raise, for the folder of each training"
+    )
+
+    @property
+    def root(self) -> Path:
+        """Folder of all trainings."""
+        return Path(self.log_root).expanduser()
+
+    def folder_of(self, task: Task) -> str:
+        """Returns the folder of a task's data."""
+        folder = Path(self.data_dir).expanduser() / f"{task}_data"
+        if not folder.is_dir():
+            raise ConfigurationError(
+                f"data_dir: there is no folder {folder}; expected the data of the SDFT paper: "
+                "science_data and tooluse_data, each with train_data and eval_data"
+            )
+        return str(folder)
+
+
+async def train_sft(
+    cli: TaskSettings, task: Task, log_path: Path, batch_size: int, **settings: Any
+) -> CheckpointRecord:
+    """Trains on the golden answers; returns the final checkpoint."""
+    common = cli.chat_data(batch_size, cli.max_tokens)
+    dataset = (
+        ScienceArrowSFTBuilder(
+            common_config=common,
+            data_dir=cli.folder_of(task),
+            thinking_format=cli.thinking_format,
+        )
+        if task == "science"
+        else TooluseArrowSFTBuilder(common_config=common, data_dir=cli.folder_of(task))
+    )
+    made = {"log_path": str(log_path), "dataset_builder": dataset, "show_samples": 0}
+    config = resolve(sl_train.Config, cli, "sdft_benchmark_sft", **(made | settings))
+    await start(config, cli.behavior_if_log_dir_exists, sl_train.main)
+    return _final(log_path)
+
+
+async def train_sdft(
+    cli: TaskSettings, task: Task, log_path: Path, batch_size: int, **settings: Any
+) -> CheckpointRecord:
+    """Trains on the teacher with the golden answers in its prompt; returns the final checkpoint."""
+    folder = cli.folder_of(task)
+    questions, golden, *_ = (
+        load_science_from_arrow(folder, cli.thinking_format)
+        if task == "science"
+        else load_tooluse_from_arrow(folder)
+    )
+    renderer = get_renderer(cli.renderer, get_tokenizer(cli.model_name))
+    data = SDFTDataset(questions, golden, batch_size, cli.group_size, renderer, f"sdft_{task}")
+    made = {"log_path": str(log_path), "dataset_builder": None}
+    config = resolve(sdft.Config, cli, "sdft_benchmark", **(made | settings))
+    await start(config, cli.behavior_if_log_dir_exists, partial(sdft.main, sdft_dataset=data))
+    return _final(log_path)
+
+
+def _final(log_path: Path) -> CheckpointRecord:
+    last = get_last_checkpoint(str(log_path), "sampler_path")
+    assert last is not None, f"{log_path}: a run that ended has a checkpoint"
+    return last
+
+
+def evaluator_of(cli: TaskSettings, task: Task, renderer: Renderer) -> SamplingClientEvaluator:
+    """Returns the paper's evaluation of a task."""
+    folder, most = cli.folder_of(task), cli.max_tokens
+    if task == "science":
+        *_, prompts, letters = load_science_from_arrow(folder, cli.thinking_format)
+        return SciKnowEvalEvaluator(prompts, letters, renderer, most)
+    *_, texts, golden = load_tooluse_from_arrow(folder)
+    return ToolUseEvaluator(texts, golden, renderer, most)
+
+
+async def evaluate(cli: TaskSettings, task: Task, model_path: str | None) -> dict[str, float]:
+    """Returns the accuracy of a checkpoint, or of the base model."""
+    settings = SamplingModelSettings.of(
+        cli,
+        model_path=model_path,
+        model_name=None if model_path else cli.model_name,
+        renderer_name=cli.renderer,
+    )
+    with settings.connect() as connection:
+        model = await open_sampling_model(connection, settings)
+        return await evaluator_of(cli, task, model.renderer)(model.client)
