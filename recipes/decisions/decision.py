@@ -35,10 +35,7 @@ SYSTEM_PROMPT_TEMPLATE = (
     "with the id of your choice, written as `{answer_format}`, and nothing else."
 )
 USER_PROMPT_TEMPLATE = (
-    "{decision}\n"
-    "\n"
-    "Choices (your answer must be exactly one of these):\n"
-    "{choices}"
+    "{decision}\n\nChoices (your answer must be exactly one of these):\n{choices}"
 )
 
 

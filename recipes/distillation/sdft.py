@@ -96,8 +96,8 @@ async def load_provider(cli: CLIConfig) -> tuple[SDFTDataset, SDFTDataset | None
     for name in ("test_path", "test_size"):
         if getattr(cli, name):
             raise ConfigurationError(
-                f"{name}: got {getattr(cli, name)} with dataset={cli.dataset}, which has a held-out "
-                "part of its own; expected it only with a user file"
+                f"{name}: got {getattr(cli, name)} with dataset={cli.dataset}, which has its own "
+                "held-out part; expected it only with a user file"
             )
     copies = {path for path in (cli.dataset_path, cli.toolalpaca_data_path) if path is not None}
     if len(copies) > 1 or (cli.dataset != "toolalpaca" and cli.toolalpaca_data_path):

@@ -89,13 +89,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-SYSTEM_PROMPT = (
-    "You are a careful assistant who reads documents with the read_page tool."
-)
+SYSTEM_PROMPT = "You are a careful assistant who reads documents with the read_page tool."
 DEFAULT_MAX_TRAJECTORY_TOKENS = 128 * 1024
 FAILED_PARSE_REWARD = -0.1
 CONTEXT_OVERFLOW_REWARD = -0.1
-_REJECTED = "Rejected: one call of read_page in each reply. Only the first one was executed."
+_REJECTED = "One call of read_page in each reply: this call was not executed."
 _TURNS_TO_JUDGE = 5  # a few turns that do not extend the previous one do not justify a warning
 
 
@@ -105,7 +103,6 @@ class EpisodeState:
 
     pages_read: set[int] = field(default_factory=set)
     invalid_page_requests: int = 0
-    rejected_calls: int = 0
 
 
 class PageReader:
@@ -130,8 +127,6 @@ class PageReader:
 class OneToolCallPerTurnEnv(AgentToolMessageEnv):
     """Runs the first call of each answer and rejects the others, so that pages cost turns."""
 
-    state: EpisodeState = field(default_factory=EpisodeState)
-
     async def _run(self, calls: Sequence[ToolCall], logs: Logs) -> list[ToolResult]:
         self._first_of_turn = self._num_calls
         return await super()._run(calls, logs)
@@ -139,7 +134,6 @@ class OneToolCallPerTurnEnv(AgentToolMessageEnv):
     async def _run_one(self, index: int, call: ToolCall) -> ToolResult:
         if index == self._first_of_turn:
             return await super()._run_one(index, call)
-        self.state.rejected_calls += 1
         name = call.function.name
         return error_tool_result(_REJECTED, call_id=call.id or "", name=name, error_type="rejected")
 
@@ -158,6 +152,7 @@ class CountingReward:
         predicted = parse_answer(get_text_content(answers[-1])) if answers else None
         n, read = self.problem.num_pages, self.state.pages_read
         true_count = self.problem.true_count
+        results = [get_text_content(m) for m in history if m["role"] == "tool"]
         metrics = {
             "answer_parsed": float(predicted is not None),
             "exact_match": float(predicted == true_count),
@@ -166,7 +161,7 @@ class CountingReward:
             "pages_read": float(len(read)),
             "read_all_pages": float(read.issuperset(range(1, n + 1))),
             "read_past_end": float(any(page > n for page in read)),
-            "rejected_tool_calls": float(self.state.rejected_calls),
+            "rejected_tool_calls": float(sum(_REJECTED in text for text in results)),
             "invalid_page_requests": float(self.state.invalid_page_requests),
         }
         if predicted is None:
@@ -279,7 +274,6 @@ def build_env(
             initial_messages=[*declared, Message(role="user", content=problem.prompt)],
             max_turns=task.max_turns,
             reward_fn=reward,
-            state=state,
         )
     else:
         message_env = PagesInTurnEnv(problem, reward)

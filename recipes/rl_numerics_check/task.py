@@ -147,18 +147,18 @@ class CountingTaskConfig:
         if not words or wrong or len(set(words)) < len(words):
             raise ConfigurationError(
                 f"words: got {words}, expected different words of lower-case letters, and not "
-                f"{_EXAMPLE!r}, which is the example of the prompt"
+                f"{_EXAMPLE!r}, the matching example of the prompt"
             )
         ends = {(word[0], word[-1]) for word in words}
         if self.word_hint == "first_last" and len(ends) < len(words):
             raise ConfigurationError(
-                "words: two of them have the same first and last letter, expected that "
+                "words: two of them share first and last letters, expected that "
                 "word_hint=first_last tells them apart"
             )
         if self.word_hint == "hidden" and len(words) > 1:
             raise ConfigurationError(
-                f"words: got {len(words)} with word_hint=hidden, expected one, as nothing in the "
-                "prompt tells which is meant"
+                f"words: got {len(words)} with word_hint=hidden, expected a single word, as "
+                "nothing in the prompt tells which is meant"
             )
         secret = self.secret_num_pages
         if secret is not None and not low <= secret <= high:
@@ -280,25 +280,25 @@ def build_prompt(config: CountingTaskConfig, word: str, num_pages: int) -> str:
     """Returns the question."""
     words = {
         "exact": f'the word "{word}"',
-        "first_last": f'a secret word that begins with "{word[0]}" and ends with "{word[-1]}"',
+        "first_last": f'a secret word that starts with "{word[0]}" and ends with "{word[-1]}"',
         "hidden": "a secret word",
     }
     pages = f"The document has {num_pages} pages, with numbers from 1."
     if config.num_pages_hint == "range":
         pages = (
-            f"The document has {config.num_pages_min} to {config.num_pages_max} pages, with "
-            "numbers from 1. Pages behind its end can be read too, but do not count."
+            f"The document has between {config.num_pages_min} and {config.num_pages_max} pages, "
+            "with numbers from 1. Pages behind its end can be read too, but do not count."
         )
     how = (
-        "Read with the tool read_page, one page in each reply; further calls are rejected. When "
+        "Read with the tool read_page, exactly once per response; more calls are rejected. When "
         "you have read the document, reply without a call"
         if config.require_tool_calls
         else "You are shown one page after the other. After each page reply with what you found"
     )
     return (
         f"How often does {words[config.word_hint]} occur in a document?\n{pages}\n{how}, and end "
-        'with "Answer: NUMBER". Upper and lower case count alike, and only whole words: for '
-        f'"{_EXAMPLE}", "Light" and "light-based" count, "lights" does not.'
+        'with "Answer: <count>". Upper and lower case count alike, and only whole words: for the '
+        f'word "{_EXAMPLE}", "Light" and "light-based" count, "lights" does not.'
     )
 
 

@@ -31,9 +31,9 @@ def test_a_grid_is_the_product_and_names_its_folders():
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({}, "got no setting"),
-        ({"learning_rate": 1e-4}, r"learning_rate: got 0.0001, expected a list"),
-        ({"dataset": "tulu3"}, r"dataset: got 'tulu3', expected a list"),
+        ({}, "At least one sweep axis"),
+        ({"learning_rate": 1e-4}, r"learning_rate: got 0.0001, must be a list"),
+        ({"dataset": "tulu3"}, r"dataset: got 'tulu3', must be a list"),
         ({"learning_rat": [1e-4]}, "did you mean 'learning_rate'"),
     ],
 )
@@ -209,8 +209,8 @@ def test_sweeps_of_several_models_become_a_page(tmp_path, capsys):
     analyze.main(words)
     page = (tmp_path / "out" / "sft_sweep.md").read_text()
     assert "| o/a | 8 | 0.001 | 1.2000 |" in page
-    assert "| 8 | 0.001 | **1.2000** |  | 2.0000 | 1.5 |" in page
-    assert "| 8 | 0.01 | 7.0000 |" in page
+    assert "| 0.001 | 8 | **1.2000** | 2.0000 | 1.5 |" in page
+    assert "| 0.01 | 8 | 7.0000 |" in page
     assert "| o/b | 8 |" not in page
     assert (tmp_path / "out" / "o-a_nll_curves.png").stat().st_size > 1000
     assert page in capsys.readouterr().out

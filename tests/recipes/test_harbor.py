@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tiny_model import make_tiny_model
 
+from recipes.distillation import on_policy_distillation_harbor_multi_turn as distillation
+from recipes.distillation.harbor_multiturn import zero_reward
 from recipes.harbor_rl import train
 from recipes.harbor_rl.check import check_task, check_tasks
 from recipes.harbor_rl.dockerfile import read_dockerfile, read_workdir
@@ -32,6 +34,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.sandbox import SandboxInfrastructureError, SandboxResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import ToolInput
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 TASKS = {task.task_name: task for task in load_harbor_tasks("example_data")}
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -316,6 +319,35 @@ def test_a_model_that_solves_a_task_gets_its_reward(tokenizer_folder):
     assert '"stdout": "addresses.txt\\n/app\\n"' in trajectory.transitions[0].logs["tool_result_0"]
     assert trajectory.transitions[-1].metrics["test_passed"] == 1.0
     assert builder._sandboxes == []
+
+
+def test_distillation_needs_a_teacher_and_runs_no_tests(stories_model):
+    given = {"model_name": str(stories_model), "renderer_name": "role_colon"}
+    with pytest.raises(ConfigurationError, match="teacher_model, teacher_checkpoint: got neither"):
+        distillation.build_config(distillation.CLIConfig(**given), list(TASKS.values()))
+    given["teacher_model"] = "t"
+    for factory, message in (("json:none", "is not found"), ("math:pi", "expected module:call")):
+        cli = distillation.CLIConfig(**given, sandbox_factory=factory)
+        with pytest.raises(ConfigurationError, match=message):
+            distillation.build_config(cli, list(TASKS.values()))
+    cli = parse_arguments(
+        distillation.CLIConfig,
+        [
+            *(f"{key}={value}" for key, value in given.items()),
+            "sandbox_factory=None",
+            "max_tokens=64",
+            "max_turns=3",
+        ],
+    )
+    config = distillation.build_config(cli, list(TASKS.values()))
+    config.check()
+    (part,) = config.dataset_configs
+    assert part.teacher_config.base_model == "t"
+    train, test = asyncio.run(part.dataset_builder())
+    assert (len(train), test) == (2, None)
+    (group, *_) = train.get_batch(0)
+    assert (group.reward_fn, group.max_turns) == (zero_reward, 3)
+    assert asyncio.run(zero_reward([])) == (0.0, {})
 
 
 @pytest.mark.slow

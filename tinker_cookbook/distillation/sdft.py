@@ -152,6 +152,8 @@ class Config(SDFTSettings, BatchConfig):
                 f"group_size: got {self.group_size} with on_policy=False, expected 1: each "
                 "demonstration is scored once"
             )
+        if self.reverse and self.topk < 1:
+            raise ConfigurationError(f"topk: got {self.topk}, but reverse=True requires topk>0")
         check_top_k("topk", self.topk, len(get_tokenizer(self.model_name)))
         check_demo_template(self.demo_template)
         # A resumed run loads the teacher from a checkpoint of the run, so one must exist.

@@ -176,7 +176,7 @@ async def build_topk_distillation_datums(
     soft_D, metrics = await demonstrated_targets(
         data_D, prompts_D, teacher_client, topk, max_context_length, vocab_size, skip_first_n_tokens
     )
-    return [soft.datum for soft in soft_D], metrics
+    return [soft.datum for soft in soft_D], {**metrics, "sdft/topk": float(topk)}
 
 
 async def build_reverse_kl_datums(
@@ -292,7 +292,10 @@ def reverse_kl_custom_loss(
         # Detached, because it is only a metric.
         entropy -= float((p * log_p).sum().detach())
         count += int(at.sum())
-    metrics = {"sdft/reverse_kl_loss": float(total.detach())}
+    metrics = {
+        "sdft/reverse_kl_loss": float(total.detach()),
+        "sdft/reverse_kl_positions": float(count),
+    }
     if count:
         metrics["sdft/reverse_kl_mean"] = float(total.detach()) / count
         metrics["sdft/student_entropy_mean"] = entropy / count

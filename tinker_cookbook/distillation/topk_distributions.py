@@ -142,6 +142,9 @@ async def score_with_topk(
 def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
     """Returns the top ``k`` of a response, padded to ``length`` rows."""
     arrays = getattr(response, "topk_prompt_logprobs_np", None)
+    # Responses of user code may have the lists only.
+    if not isinstance(getattr(arrays, "token_ids", None), np.ndarray):
+        arrays = None
     rows = response.topk_prompt_logprobs if arrays is None else arrays.token_ids
     count = 0 if rows is None else len(rows)
     # Callers that can skip positions accept a partial response, but never an empty one.

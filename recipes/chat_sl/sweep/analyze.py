@@ -151,19 +151,25 @@ def generate_nll_plot(model_slug: str, runs: list[RunResult], output_dir: Path) 
 def generate_model_section(model_slug: str, runs: list[RunResult], plot_path: str | None) -> str:
     """Returns the Markdown of one model: its runs, and the best one of each rank in bold."""
     best = best_by_rank(runs).values()
-    lines = [
-        f"## {model_slug}",
-        "",
-        "| rank | learning rate | test/nll | test/bpb | train | minutes |",
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    # Runs of earlier versions have no bits per byte.
+    has_bpb = any(value is not None for run in runs for value in (run.test_bpb, run.train_bpb))
+    bpb_names = ["Test BPB", "Train BPB"] if has_bpb else []
+    names = ["LR", "LoRA Rank", "Test NLL", *bpb_names, "Train NLL", "Wall Time (min)"]
+    rows = [names, ["---"] * len(names)]
     for run in runs:
         mark = "**" if any(run is other for other in best) else ""
-        bpb = "" if run.test_bpb is None else f"{run.test_bpb:.4f}"
-        lines.append(
-            f"| {run.rank} | {run.lr:g} | {mark}{run.test_nll:.4f}{mark} | {bpb} | "
-            f"{run.train_nll:.4f} | {run.wall_time_min:.1f} |"
+        bpb = ["—" if v is None else f"{v:.4f}" for v in (run.test_bpb, run.train_bpb)]
+        rows.append(
+            [
+                f"{run.lr:g}",
+                str(run.rank),
+                f"{mark}{run.test_nll:.4f}{mark}",
+                *(bpb if has_bpb else []),
+                f"{run.train_nll:.4f}",
+                f"{run.wall_time_min:.1f}",
+            ]
         )
+    lines = [f"## {model_slug}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     if plot_path is not None:
         lines += ["", f"![{model_slug}]({plot_path})"]
     return "\n".join([*lines, ""])

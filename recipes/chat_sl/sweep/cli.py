@@ -9,6 +9,7 @@ finished runs are skipped, and the same command continues an interrupted sweep.
 
 import enum
 import importlib
+import inspect
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ import chz
 
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.recipes.start import blocking
 from tinker_cookbook.sweep.__main__ import main as sweep_main
 from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
@@ -56,7 +58,7 @@ def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], None]]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but a package that it imports does not
         raise ConfigurationError(
-            f"recipe: got {name!r}, but there is no module {error.name}"
+            f"recipe: Could not import recipe {name!r}: there is no module {error.name}"
             f"{nearest_sentence(name, RECIPES)} Expected one of {', '.join(RECIPES)}, or a module "
             "such as recipes.sl_basic"
         ) from error
@@ -66,7 +68,7 @@ def get_recipe(name: str) -> tuple[type[Any], Callable[[Any], None]]:
             f"recipe: got {name!r}, whose module {module_name} has no CLIConfig and cli_main; "
             f"expected one of {', '.join(RECIPES)}"
         )
-    return config, main_fn
+    return config, blocking(main_fn) if inspect.iscoroutinefunction(main_fn) else main_fn
 
 
 def sweep_config(recipe_config: type[Any]) -> type[Any]:

@@ -10,6 +10,10 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sweep.arguments import run_name
 
 
+class AxisError(ConfigurationError, TypeError):
+    """A setting that does not exist or has no list: a ``TypeError`` in the official cookbook."""
+
+
 def grid(
     axes: Mapping[str, Sequence[Any]] | None = None, /, **kwargs: Sequence[Any]
 ) -> list[dict[str, Any]]:
@@ -20,17 +24,18 @@ def grid(
         kwargs: Further settings in the same form.
 
     Raises:
-        ConfigurationError: A setting is given twice, or has no list of values.
+        ConfigurationError: A setting is given twice, or has no value.
+        AxisError: Its values are no list.
     """
     if twice := (axes or {}).keys() & kwargs.keys():
         raise ConfigurationError(f"{', '.join(sorted(twice))}: got it twice, expected it once")
     values = {**(axes or {}), **kwargs}
     for name, choices in values.items():
         # A text is a sequence too, of its characters.
-        if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-            raise ConfigurationError(
-                f"{name}: got {choices!r}, expected a list of values, such as {name}=[{choices!r}]"
-            )
+        if isinstance(choices, str) or not isinstance(choices, Sequence):
+            raise AxisError(f"{name}: got {choices!r}, must be a list, as {name}=[{choices!r}]")
+        if not choices:
+            raise ConfigurationError(f"{name}: got an empty list, expected at least one value")
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 

@@ -6,11 +6,13 @@ with one server for all runs, and resumes where it was interrupted.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +20,9 @@ import chz
 
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.recipes.chat_sl.sweep.grid import default_run_name, grid
+from tinker_cookbook.recipes.chat_sl.sweep.grid import AxisError, default_run_name, grid
 from tinker_cookbook.recipes.chat_sl.sweep.results import collect
+from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +46,8 @@ def run(
     """Runs ``main_fn`` once for each combination of the values of ``sweep_axes``.
 
     Args:
-        main_fn: Takes a config, such as ``cli_main`` of a recipe. Importable, if runs are parallel.
+        main_fn: Takes a config, such as ``cli_main`` of a recipe; may be a coroutine function.
+            Importable, if runs are parallel.
         base_config: Settings of all runs; its class has ``log_path``.
         sweep_dir: Folder of the sweep, with a folder for each run; default: a new one.
         max_parallel: Processes; each has an engine. Start them below ``if __name__ == "__main__"``.
@@ -57,15 +61,18 @@ def run(
         and does not stop the others.
 
     Raises:
-        ConfigurationError: A setting does not exist, or has no list of values.
+        ConfigurationError: A setting does not exist (``AxisError``), or has no list of values.
+        RuntimeError: The processes cannot start.
     """
     if not sweep_axes:
-        raise ConfigurationError("sweep: got no setting, expected one, as learning_rate=[1e-4]")
+        raise ConfigurationError(
+            "At least one sweep axis is needed, such as learning_rate=[1e-4, 3e-4]; got none"
+        )
     known = chz.chz_fields(type(base_config)).keys()
     for name in (*sweep_axes, "log_path"):
         if name not in known:
-            raise ConfigurationError(
-                f"{name}: {type(base_config).__name__} has no such setting{nearest(name, known)}"
+            raise AxisError(
+                f"{name}: not a field of {type(base_config).__name__}{nearest(name, known)}"
             )
     folder = Path(sweep_dir or runs_path("sweeps", time.strftime("%Y%m%d_%H%M%S")))
     jobs: list[tuple[Path, dict[str, Any]]] = []
@@ -94,7 +101,9 @@ def run_point(
     main_fn: Callable[[T], None], base_config: T, log_path: Path, point: Mapping[str, Any]
 ) -> None:
     """Runs one point of the grid in this process."""
-    main_fn(chz.replace(base_config, log_path=str(log_path), **point))
+    result: Any = main_fn(chz.replace(base_config, log_path=str(log_path), **point))
+    if inspect.isawaitable(result):
+        run_to_end(result)
 
 
 def _run_parallel(
@@ -110,5 +119,11 @@ def _run_parallel(
     for log_path, future in futures:
         try:
             future.result()
+        except BrokenProcessPool as error:
+            # No other run can start either.
+            raise RuntimeError(
+                "the processes of the sweep ended at once; a script must start it below "
+                'if __name__ == "__main__":, since each process imports the script again'
+            ) from error
         except Exception:
             logger.exception("the run %s failed", log_path.name)

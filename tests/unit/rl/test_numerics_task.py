@@ -124,9 +124,9 @@ def test_a_hidden_length_is_the_same_for_all_problems():
     corpus = generate_corpus(20_000)
     found = {sample_problem(random.Random(i), corpus, hidden).num_pages for i in range(5)}
     assert found == {hidden.hidden_num_pages}
-    assert "3 to 9 pages" in build_prompt(hidden, "time", 5)
+    assert "between 3 and 9 pages" in build_prompt(hidden, "time", 5)
     letters = CountingTaskConfig(word_hint="first_last")
-    assert 'begins with "t" and ends with "e"' in build_prompt(letters, "time", 5)
+    assert 'starts with "t" and ends with "e"' in build_prompt(letters, "time", 5)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_hidden_length_is_the_same_for_all_problems():
     [
         ({"num_pages_min": 5, "num_pages_max": 3}, "got 5 and 3, expected 1 <= min <= max"),
         ({"words": ("Time",)}, "words of lower-case letters"),
-        ({"words": ("time", "tie"), "word_hint": "first_last"}, "same first and last letter"),
-        ({"word_hint": "hidden"}, "expected one"),
+        ({"words": ("time", "tie"), "word_hint": "first_last"}, "share first and last letters"),
+        ({"word_hint": "hidden"}, "expected a single word"),
         ({"secret_num_pages": 50}, "secret_num_pages: got 50"),
         ({"reward_tolerance": 0}, "expected more than 0"),
     ],
