@@ -9,7 +9,7 @@ are trained, not the output of its commands. Without ``dataset`` ten example tas
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import chz
 
@@ -104,7 +104,7 @@ def _factory(given: Any) -> SandboxFactory | None:
             f"sandbox_factory: got {given!r}, expected module:callable, a function of a folder "
             "and a lifetime in seconds"
         )
-    return found
+    return cast(SandboxFactory, found)
 
 
 async def cli_main(cli_config: CLIConfig, tasks: list[HarborTask]) -> None:

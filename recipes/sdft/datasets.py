@@ -23,6 +23,7 @@ from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from tinker_cookbook.supervised.conversation_file import chat_dataset
+from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -80,7 +81,7 @@ class SDFTDataset:
         return math.ceil(len(self.questions) / self.batch_size)
 
 
-def _rows(hub: str, split: str, local: str | None, key: str) -> Sequence[Mapping[str, Any]]:
+def _rows(hub: str, split: str, local: str | None, key: str) -> Rows:
     """Returns the rows of ``local``, or of the Hub; ``key`` is the setting of the local copy."""
     if local is None:
         advice = f"Give a local copy: {key}=FILE.jsonl or {key}=FOLDER"
