@@ -131,5 +131,8 @@ async def main(config: CLIConfig) -> None:
     await start(built, config.behavior_if_log_dir_exists, train)
 
 
+cli_main = main
+
+
 if __name__ == "__main__":
     run_entrypoint(main)

@@ -36,6 +36,7 @@ class TaskSettings(sdft.SDFTSettings, RecipeSettings):
     """Settings of training on the tasks."""
 
     data_dir: str = chz.field(
+        default="~/Repos/Self-Distillation/data",
         doc="Folder of the paper's data: science_data and tooluse_data, each with train_data and "
         "eval_data (JSONL, parquet, or what Dataset.save_to_disk writes)"
     )
