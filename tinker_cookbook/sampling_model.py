@@ -19,21 +19,19 @@ from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, check_model, check_settings
 from tinker_cookbook.utils.checkpoints.renderer_names import get_renderer_name_from_checkpoint_async
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.backends import SamplingClient, ServiceClient
 
 
 @chz.chz
 class SamplingModelSettings(BackendSettings, SamplerOptions):
     """Settings that select a model to sample from."""
 
-    model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of a checkpoint; default: the base model"
-    )
+    model_path: str | None = weights_field("sampler_weights", "Checkpoint; default: the base model")
     model_name: str | None = chz.field(
         default=None, doc="Base model, Hub name or local folder; default: from model_path"
     )
@@ -61,8 +59,8 @@ class SamplingModelSettings(BackendSettings, SamplerOptions):
         """Raises ConfigurationError for an invalid setting; opens no connection."""
         if self.model_path is None and self.model_name is None:
             raise ConfigurationError(
-                "model_path: got none, expected the tinker:// path of a checkpoint, or model_name= "
-                "for a base model"
+                f"model_path: got none, expected a checkpoint ({FORMS}), or model_name= for a base "
+                "model"
             )
         if self.model_path is not None:
             check_tinker_path("model_path", self.model_path, "sampler_weights", "the run")
@@ -95,6 +93,18 @@ class SamplingModel:
         return self.model_path or self.model_name
 
 
+async def client_of_weights(
+    service: ServiceClient, path: str, *, samples_states: bool
+) -> SamplingClient:
+    """Returns a client of a checkpoint; ``samples_states``: the backend samples from training
+    states too, as the local engine does."""
+    if "/weights/" in path and not samples_states:
+        # The hosted API samples only from sampler weights.
+        trained = await service.create_training_client_from_state(path)
+        return await trained.save_weights_and_get_sampling_client()
+    return await service.create_sampling_client(model_path=path)
+
+
 async def open_sampling_model(
     connection: Connection, settings: SamplingModelSettings
 ) -> SamplingModel:
@@ -120,12 +130,15 @@ async def open_sampling_model(
     assert name is not None
     renderer_name, reason = resolve_renderer_name(name, renderer_name)
     tokenizer = get_tokenizer(name)
+    if path is None:
+        client = await service.create_sampling_client(base_model=name)
+    else:
+        local = connection.kind == "local"
+        client = await client_of_weights(service, path, samples_states=local)
     return SamplingModel(
         model_name=name,
         model_path=path,
-        client=await service.create_sampling_client(
-            model_path=path, base_model=None if path else name
-        ),
+        client=client,
         renderer=get_renderer(renderer_name, tokenizer),
         renderer_name=renderer_name,
         renderer_reason="recorded by the run" if recorded else reason,

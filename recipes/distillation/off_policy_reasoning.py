@@ -36,6 +36,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
 )
 from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class CLIConfig(sl_basic.CLIConfig):
     teacher_model: str | None = chz.field(
         default=None, doc="Teacher whose token distributions are the targets; default: the texts"
     )
-    teacher_checkpoint: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's own weights on teacher_model"
+    teacher_checkpoint: str | None = weights_field(
+        "sampler_weights", "The teacher's own weights on teacher_model"
     )
     n_teacher_targets: int = chz.field(
         default=20, doc="Most probable tokens of the teacher at a position that are targets"

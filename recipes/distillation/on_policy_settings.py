@@ -22,6 +22,7 @@ from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.settings import SampledSettings, sampled_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.lr_scheduling import LRSchedule
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named
 
 SUMS = "sums"
@@ -41,10 +42,10 @@ class TeacherSettings:
     teacher_model: str | None = chz.field(
         default=None, doc="Base model of the teacher; default: the student's"
     )
-    teacher_checkpoint: str | None = chz.field(
-        default=None,
-        doc="tinker:// path of the teacher's own weights on it; default, where teacher_model is "
-        "the student's: load_checkpoint_path",
+    teacher_checkpoint: str | None = weights_field(
+        "sampler_weights",
+        "The teacher's own weights on it; default, where teacher_model is the student's: "
+        "load_checkpoint_path",
     )
     teacher_renderer_name: str | None = chz.field(
         default=None, doc="The teacher's chat format; default: the student's"

@@ -41,6 +41,7 @@ from tinker_cookbook.sandbox import SandboxInterface
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -71,8 +72,8 @@ class EvalConfig(BackendSettings, SamplerOptions):
         default=None, doc="Number of tasks; the first ones are used; default: all"
     )
     max_concurrent: int = chz.field(default=4, doc="Tasks that run concurrently")
-    checkpoint_url: str | None = chz.field(
-        default=None, doc="tinker:// path of a checkpoint; default: the base model"
+    checkpoint_url: str | None = weights_field(
+        "sampler_weights", "Checkpoint; default: the base model"
     )
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format; default: the one of the run, else the model's"

@@ -49,6 +49,7 @@ from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, check_model, check_settings, number
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
@@ -77,8 +78,8 @@ class Config(BackendSettings):
     )
 
     teacher_model: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder")
-    teacher_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's adapter; default: none"
+    teacher_path: str | None = weights_field(
+        "sampler_weights", "The teacher's adapter; default: none"
     )
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
 

@@ -26,6 +26,7 @@ from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
@@ -39,9 +40,7 @@ class JudgedSettings(RLSettings):
         doc="Judge: a model of the backend, or its name on the server; default: model_name, "
         "untrained",
     )
-    grader_model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of sampler weights of a trained judge"
-    )
+    grader_model_path: str | None = weights_field("sampler_weights", "Weights of a trained judge")
     grader_renderer_name: str | None = chz.field(
         default=None, doc="The judge's chat format; default: the model's"
     )

@@ -1,7 +1,7 @@
 """Command line of the chat.
 
-    python -m tinker_cookbook.chat model_path=tinker://RUN/sampler_weights/NAME
-    python -m tinker_cookbook.chat model_path=tinker://RUN/sampler_weights/NAME,base temperature=0
+    python -m tinker_cookbook.chat model_path=LOG_PATH
+    python -m tinker_cookbook.chat model_path=LOG_PATH@120,base temperature=0
     echo 'Why is the sky blue?' | python -m tinker_cookbook.chat model_name=Qwen/Qwen3-0.6B
 
 Several models answer side by side. ``/help`` in the chat lists the commands. From a pipe, each line
@@ -30,6 +30,7 @@ from tinker_cookbook.sampling_model import (
     open_sampling_model,
 )
 from tinker_cookbook.training.config import BackendSettings, at_least, number
+from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -43,7 +44,7 @@ class Config(BackendSettings, SamplerOptions):
 
     model_path: str | None = chz.field(
         default=None,
-        doc="tinker:// path of a checkpoint; several, comma-separated, answer side by side; "
+        doc=f"Checkpoint: {FORMS}; several, comma-separated, answer side by side; "
         f"'{_BASE}' is the base model of the first one",
     )
     model_name: str | None = chz.field(
@@ -91,8 +92,8 @@ class Config(BackendSettings, SamplerOptions):
         models = self.models()
         if not models:
             raise ConfigurationError(
-                "model_path: got none, expected the tinker:// path of a checkpoint, or model_name= "
-                "for a base model"
+                f"model_path: got none, expected a checkpoint ({FORMS}), or model_name= for a base "
+                "model"
             )
         for one in models:
             if one.model_path is not None or one.model_name is not None:

@@ -16,6 +16,7 @@ from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.renderers.core.messages import get_text_content
 from tinker_cookbook.training.config import at_least, number
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 _DEFAULT_MODEL = "Qwen/Qwen3.5-9B-Base"
@@ -28,7 +29,7 @@ class Config:
     base_model: str = chz.field(
         default=_DEFAULT_MODEL, doc="Base model; with model_path, the checkpoint's is used"
     )
-    model_path: str | None = chz.field(default=None, doc="tinker:// path of a checkpoint")
+    model_path: str | None = weights_field("sampler_weights", "Checkpoint")
     max_tokens: int = number(512, "Maximum tokens of an answer", low=1)
     temperature: float = number(0.7, "Sampling temperature; 0 is greedy")
     top_p: float = chz.field(

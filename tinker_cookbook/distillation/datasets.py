@@ -45,7 +45,7 @@ from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import at_least, number
 from tinker_cookbook.training.weights import check_weights
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
@@ -85,9 +85,7 @@ class TeacherConfig:
     """
 
     base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
-    load_checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's weights"
-    )
+    load_checkpoint_path: str | None = weights_field("sampler_weights", "Weights of the teacher")
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format of the teacher; default: the student's"
     )

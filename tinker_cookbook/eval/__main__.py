@@ -1,6 +1,6 @@
 """Evaluates a checkpoint, a base model or an OpenAI-compatible server on benchmarks.
 
-    python -m tinker_cookbook.eval model_path=tinker://RUN/sampler_weights/NAME tasks=gsm8k,math500
+    python -m tinker_cookbook.eval model_path=LOG_PATH tasks=gsm8k,math500
     python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=mmlu scoring=logprob limit=500
     python -m tinker_cookbook.eval openai_url=http://localhost:8000/v1 model_name=NAME tasks=gsm8k
     python -m tinker_cookbook.eval model_name=Qwen/Qwen3-0.6B tasks=questions.jsonl match=exact
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,6 +31,7 @@ from tinker_cookbook.eval.benchmarks import (
     load_trajectories,
 )
 from tinker_cookbook.eval.benchmarks._chat_api import ChatApiSource
+from tinker_cookbook.eval.benchmarks._files import EVAL_ROOT, default_folder
 from tinker_cookbook.eval.benchmarks._runner import check_requirements, evaluate
 from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource
 from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions, is_question_file
@@ -44,12 +44,12 @@ from tinker_cookbook.sampling_model import (
     open_sampling_model,
 )
 from tinker_cookbook.stores.eval_store import EvalStore
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
-_ROOT = "/tmp/tinker-examples/eval"
 _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens
 
 
@@ -102,7 +102,7 @@ class Config(SamplingModelSettings):
         default=None, doc="Local folder or file with the data; default: from the Hub"
     )
     out: str | None = chz.field(
-        default=None, doc=f"Output folder for results and answers; default: {_ROOT}/runs/MODEL"
+        default=None, doc=f"Output folder for results and answers; default: {EVAL_ROOT}/runs/MODEL"
     )
     concurrency: int = chz.field(default=64, doc="Maximum concurrent requests")
     timeout_seconds: float = chz.field(default=3600.0, doc="Time limit of one problem in seconds")
@@ -112,9 +112,7 @@ class Config(SamplingModelSettings):
     api_key: str | None = chz.field(
         default=None, doc="API key for openai_url; default: OPENAI_API_KEY of the environment"
     )
-    judge_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the judge model, for tasks with a judge"
-    )
+    judge_path: str | None = weights_field("sampler_weights", "Judge model, for tasks with a judge")
     judge_name: str | None = chz.field(
         default=None, doc="Base model as judge, instead of judge_path"
     )
@@ -200,10 +198,7 @@ class Config(SamplingModelSettings):
         """Output folder."""
         if self.out is not None:
             return Path(self.out).expanduser()
-        name = (self.model_path or self.model_name or "").removeprefix("tinker://")
-        # A run id does not begin with a dot, as "./model" would.
-        name = re.sub(r"[^\w.-]+", "_", name).lstrip("._-")
-        return Path(_ROOT) / "runs" / (name or "model")
+        return default_folder(self.model_path or self.model_name or "")
 
 
 async def main(config: Config) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.eval.benchmarks import StoredTrajectory, load_trajectories
-from tinker_cookbook.eval.benchmarks._files import TRAJECTORIES
+from tinker_cookbook.eval.benchmarks._files import TRAJECTORIES, default_folder
 from tinker_cookbook.eval.comparison import PairedComparison, compare_rewards
 from tinker_cookbook.eval.report import comparison_lines
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
+from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, SCHEME, resolve_weights
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
@@ -24,8 +25,11 @@ from tinker_cookbook.utils.terminal import get_console
 class Config:
     """Settings of the comparison."""
 
-    a: str = chz.field(doc="Folder of the first evaluation (its out=)")
-    b: str = chz.field(doc="Folder of the second evaluation")
+    a: str = chz.field(
+        doc="First evaluation: its out= folder, or the checkpoint that was evaluated without out= "
+        f"({FORMS})"
+    )
+    b: str = chz.field(doc="Second evaluation, likewise")
     task: str | None = chz.field(default=None, doc="Task; default: all that both folders have")
 
 
@@ -90,15 +94,22 @@ def compare(run_a: str, run_b: str, task: str | None = None) -> dict[str, Paired
     return {name: compare_runs(run_a, run_b, name)[0] for name in ([task] if task else tasks)}
 
 
+def _folder(name: str, field: str) -> str:
+    """Returns the folder of an evaluation, which may be named by its checkpoint."""
+    path = resolve_weights(name, "sampler_weights", field) or name
+    return str(default_folder(path)) if path.startswith(SCHEME) else name
+
+
 def main(config: Config) -> None:
     """Prints the verdict for each task."""
     console = get_console()
-    for name, found in compare(config.a, config.b, config.task).items():
+    a, b = _folder(config.a, "a"), _folder(config.b, "b")
+    for name, found in compare(a, b, config.task).items():
         for line in comparison_lines(name, found):
             console.print(line, markup=False, soft_wrap=True)
-        for note in compare_runs(config.a, config.b, name)[1]:
+        for note in compare_runs(a, b, name)[1]:
             console.print(f"  {note}", markup=False, soft_wrap=True)
-    console.print(f"a = {config.a}, b = {config.b}", style="dim", markup=False, soft_wrap=True)
+    console.print(f"a = {a}, b = {b}", style="dim", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

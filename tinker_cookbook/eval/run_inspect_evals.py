@@ -20,6 +20,7 @@ from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder, make_model
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console, is_terminal
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 class Config(InspectEvaluatorBuilder, BackendSettings, SamplerOptions):
     """Settings of the command: model and evaluation."""
 
-    model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of a checkpoint; default: the base model"
-    )
+    model_path: str | None = weights_field("sampler_weights", "Checkpoint; default: the base model")
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid setting; opens no connection."""

@@ -28,7 +28,7 @@ from tinker_cookbook.renderers import Message, check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.chat_api import ChatApi
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import ServiceClient
@@ -41,9 +41,7 @@ class JudgeSettings(BackendSettings):
     """Settings of a judge; equal settings share one judge per process."""
 
     model_name: str = chz.field(doc="Hub name or local folder of the judge; with url: its name")
-    model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of sampler weights of a trained judge"
-    )
+    model_path: str | None = weights_field("sampler_weights", "Weights of a trained judge")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's own")
     url: str | None = chz.field(
         default=None, doc="Address of a server with the OpenAI chat API, instead of the backend"

@@ -35,8 +35,8 @@ from tinker_cookbook.preference.comparison import (
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
     import tinker
@@ -138,7 +138,7 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder, BackendSett
 
     renderer_name: str = chz.field(doc="Chat format used in its training")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    rm_weights_path: str = chz.field(doc="tinker:// path of its sampler weights")
+    rm_weights_path: str = weights_field("sampler_weights", "Its weights", required=True)
     greedy: bool = chz.field(default=False, doc="Judge only by the most probable label")
     both_orders: bool = chz.field(default=False, doc="Judge both orders and average the log-odds")
 

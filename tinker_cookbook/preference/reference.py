@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.sampling_model import client_of_weights
+
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, ServiceClient
     from tinker_cookbook.training.config import TrainingConfig
@@ -41,8 +43,4 @@ async def create_reference_client(
     path = name or config.load_checkpoint_path
     if path is None:
         return await service.create_sampling_client(base_model=config.model_name)
-    if "/weights/" in path and not samples_states:
-        # The hosted API samples only from sampler weights; these are a training state.
-        trained = await service.create_training_client_from_state(path)
-        return await trained.save_weights_and_get_sampling_client()
-    return await service.create_sampling_client(model_path=path)
+    return await client_of_weights(service, path, samples_states=samples_states)

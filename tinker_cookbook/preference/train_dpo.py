@@ -45,6 +45,7 @@ from tinker_cookbook.training.config import peak_rate
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.training.weights import create_training_client
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.model_inputs import score_datums
@@ -77,9 +78,8 @@ class DPOSettings:
         default=0.0, doc="Share of labels assumed to be wrong (conservative DPO)"
     )
     simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
-    reference_model_name: str | None = chz.field(
-        default=None,
-        doc="Reference: a model or tinker:// path; default: the initial policy",
+    reference_model_name: str | None = weights_field(
+        "sampler_weights", "Reference; or a base model; default: the initial policy"
     )
 
 

@@ -27,7 +27,7 @@ from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 # Algorithms, which are a loss together with a normalization of the advantages.
 # GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
@@ -63,9 +63,8 @@ class KLReferenceConfig:
     """Reference policy of the KL penalty."""
 
     base_model: str = chz.field(doc="Hub name or local folder of the reference model")
-    load_checkpoint_path: str | None = chz.field(
-        default=None,
-        doc="tinker:// path of the reference's adapter; default: the base model without adapter",
+    load_checkpoint_path: str | None = weights_field(
+        "sampler_weights", "Adapter of the reference; default: the base model without adapter"
     )
 
 

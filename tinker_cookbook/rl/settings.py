@@ -26,6 +26,7 @@ from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.rollouts.limits import check_range
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named
 from tinker_cookbook.utils.terminal import get_console
 
@@ -95,8 +96,8 @@ class RLSettings(SampledSettings):
     kl_reference_model: str | None = chz.field(
         default=None, doc="Reference model of the KL penalty; default: model_name, untrained"
     )
-    kl_reference_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the adapter of the reference, if it has one"
+    kl_reference_path: str | None = weights_field(
+        "sampler_weights", "Adapter of the reference, if it has one"
     )
     loss_normalization: str = chz.field(
         default="auto",

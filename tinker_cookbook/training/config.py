@@ -23,7 +23,7 @@ from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.training.best import MetricMode, check_best_settings
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker import types
@@ -77,8 +77,8 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
     A subclass that redefines a number must repeat its bounds with ``number``.
     """
 
-    load_checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of weights to start from, with a fresh optimizer"
+    load_checkpoint_path: str | None = weights_field(
+        "weights", "Weights to start from, with a fresh optimizer"
     )
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")

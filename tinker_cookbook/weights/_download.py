@@ -18,6 +18,7 @@ from torch import Tensor
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
 from tinker_cookbook.exceptions import TinkerCookbookError, WeightsDownloadError
+from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.weights._source import read_adapter
 
@@ -29,7 +30,7 @@ def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) 
     """Writes the files of a checkpoint's adapter into ``output_dir``, and returns it.
 
     Args:
-        tinker_path: ``tinker://RUN/KIND/NAME``.
+        tinker_path: ``tinker://RUN/KIND/NAME``, or ``LOG_PATH`` or ``LOG_PATH@STEP`` of a run.
         output_dir: Folder; created if it is missing. Files with the same names are replaced once
             all files are complete.
         base_url: URL of a Tinker server; default: as with ``backend=auto``, the store on this
@@ -44,7 +45,8 @@ def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) 
     # In the same file system, so that the files can be moved.
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as part:
         try:
-            _fetch(tinker_path, Path(part), "auto", base_url)
+            path = resolve_weights(tinker_path, "sampler_weights", "tinker_path") or tinker_path
+            _fetch(path, Path(part), "auto", base_url)
         except TinkerCookbookError as error:
             raise WeightsDownloadError(str(error)) from error
         out.mkdir(exist_ok=True)

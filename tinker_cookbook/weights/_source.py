@@ -20,6 +20,7 @@ from tinker_cookbook.exceptions import (
     WeightsAdapterError,
     WeightsError,
 )
+from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, resolve_weights
 
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
@@ -96,8 +97,8 @@ def open_checkpoint(
     """Opens a checkpoint and finds its base model.
 
     Args:
-        path: ``tinker://`` path, or the folder of an adapter (``adapter_config.json`` and
-            ``adapter_model.safetensors``).
+        path: ``tinker://`` path, ``LOG_PATH`` or ``LOG_PATH@STEP`` of a run, or the folder of an
+            adapter (``adapter_config.json`` and ``adapter_model.safetensors``).
         base_model: Hub name or folder; default: the one stated by the checkpoint. Needed if that
             is a folder on another machine.
         backend: Where a ``tinker://`` path is looked up; see ``connect``.
@@ -108,6 +109,7 @@ def open_checkpoint(
         ModelNotFoundError: The base model is not on this machine and cannot be downloaded.
         WeightsAdapterError: The tensors are not a LoRA adapter that can be exported.
     """
+    path = resolve_weights(path, "sampler_weights", "path") or path
     if path.startswith(fmt.SCHEME):
         config, tensors, stated, metadata = _read_path(path, backend, base_url)
     else:
@@ -176,7 +178,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder / name}: there is no such file; expected the folder of a LoRA adapter "
-                f"with {fmt.ADAPTER_CONFIG} and {fmt.ADAPTER}, or a tinker:// path"
+                f"with {fmt.ADAPTER_CONFIG} and {fmt.ADAPTER}, or the {FORMS}"
             )
     try:
         config = json.loads((folder / fmt.ADAPTER_CONFIG).read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.renderers import check_renderer_name
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 
@@ -13,8 +14,10 @@ from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 class CheckpointSettings:
     """Settings that name a checkpoint."""
 
-    model_path: str = chz.field(
-        doc="tinker:// path of a checkpoint, or folder of an adapter; also without 'model_path='"
+    model_path: str = weights_field(
+        "sampler_weights",
+        "Checkpoint; or the folder of an adapter. Also without 'model_path='",
+        required=True,
     )
     base_model: str | None = chz.field(
         default=None, doc="Hub name or folder of the base model; default: from the checkpoint"

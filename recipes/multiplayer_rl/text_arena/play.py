@@ -34,6 +34,7 @@ from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
@@ -42,8 +43,8 @@ from tinker_cookbook.utils.terminal import print_line
 class PlayConfig(GameSettings, BackendSettings, SamplerOptions):
     """Who plays, and how often."""
 
-    checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the weights for sampling; default: the base model"
+    checkpoint_path: str | None = weights_field(
+        "sampler_weights", "Weights for sampling; default: the base model"
     )
     model_name: str | None = chz.field(
         default=None, doc="Base model; default: the base of checkpoint_path"

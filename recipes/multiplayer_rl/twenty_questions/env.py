@@ -35,6 +35,7 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.keys import also_named
 
 WORDS = example_data("twenty_questions_words.txt")
@@ -46,9 +47,7 @@ class AnswererConfig(BackendSettings):
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    model_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter; default: none"
-    )
+    model_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
     max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
 
     def __call__(self) -> MessageCompleter:

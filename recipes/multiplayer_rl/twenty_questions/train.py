@@ -23,6 +23,7 @@ from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -36,9 +37,7 @@ class CLIConfig(RLSettings):
     answerer_renderer_name: str | None = chz.field(
         default=None, doc="Chat format of that model; default: the model's own"
     )
-    answerer_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter; default: none"
-    )
+    answerer_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
     answerer_max_tokens: int = chz.field(default=5, doc="Maximum tokens of one of its answers")
     words_path: str = chz.field(
         default=str(WORDS), doc="File with the words to guess, one per line"

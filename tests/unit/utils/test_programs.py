@@ -13,6 +13,9 @@ import pytest
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.commands import continue_command
+from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of
+from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
     find_programs,
     listing,
@@ -44,16 +47,23 @@ def test_the_listing_has_every_program_with_a_line_of_its_own():
     assert "benchmarks.engine.worker" not in names  # started by a program
     assert "tinker_cookbook.utils.command_line.programs" not in names
     recipes = find_programs("recipes")
+    opened = ("chat", "eval", "rl.train", "preference", "distillation")
+    library = [p for p in find_programs("tinker_cookbook") if any(o in p.name for o in opened)]
     expected = {"recipes.sl_basic", "recipes.math_rl.train", "recipes.forecasting.train"}
     assert expected <= {program.name for program in recipes}
-    for program in recipes:
+    for program in [*recipes, *library]:
         assert program.summary, program.name
         module = importlib.import_module(program.name)
         if hasattr(module, "__path__"):  # `python -m` runs the package's __main__
             module = importlib.import_module(f"{program.name}.__main__")
         # Official names of the main function differ: main, cli_main.
         names = ("main", "cli_main", "_program")
-        assert any(callable(getattr(module, name, None)) for name in names), program.name
+        mains = [found for name in names if callable(found := getattr(module, name, None))]
+        assert mains, program.name
+        config = config_class_of(mains[0])
+        for key in keys_of(config) if config else ():
+            # Each path of weights may be a run's log folder too (see ``weights_field``).
+            assert "tinker://" not in key.meaning or FORMS in key.meaning, (program.name, key.name)
 
 
 def test_the_listing_is_quick_and_imports_nothing_heavy():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,15 @@ RESULT, TRAJECTORIES, KEYS, SUMMARY = (
     "keys.jsonl",
     "summary.json",
 )
+
+EVAL_ROOT = "/tmp/tinker-examples/eval"
+
+
+def default_folder(model: str) -> Path:
+    """Returns the output folder of ``tinker_cookbook.eval`` for a model's path or name."""
+    # A run id does not begin with a dot, as "./model" would.
+    name = re.sub(r"[^\w.-]+", "_", model.removeprefix("tinker://")).lstrip("._-")
+    return Path(EVAL_ROOT) / "runs" / (name or "model")
 
 
 def key_of(description: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of paths in settings: local folders, and ``tinker://RUN/KIND/NAME`` paths."""
+"""Checks of local folders in settings, and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
 
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -81,23 +80,3 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-_FIELD_OF = {"weights": "state_path", "sampler_weights": "sampler_path"}
-
-
-def check_tinker_path(
-    field: str, path: str | None, kind: Literal["weights", "sampler_weights"], run: str
-) -> None:
-    """Raises ``ConfigurationError`` for a path that is no ``tinker://`` path; ``None`` is valid.
-
-    ``kind`` and ``run`` ("the teacher's run") are for the error. Either kind of weights is
-    accepted, since a server may name its kinds differently.
-    """
-    parts = (path or "").removeprefix("tinker://").split("/")
-    if path is None or (path.startswith("tinker://") and len(parts) == 3 and all(parts)):
-        return
-    raise ConfigurationError(
-        f"{field}: got {path!r}, expected tinker://RUN/{kind}/NAME; the {_FIELD_OF[kind]} in "
-        f"checkpoints.jsonl of {run} is one"
-    )
