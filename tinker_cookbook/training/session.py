@@ -46,7 +46,7 @@ from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.activity import activity
-from tinker_cookbook.utils.error_logs import only_to_file
+from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.ml_log import Logger, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
@@ -108,7 +108,7 @@ async def training_session(
         except BaseException as error:
             session.print(*session.continue_lines(error))
             # The terminal may be closed when the cause is looked for.
-            logger.error("the run stopped", exc_info=error, extra=only_to_file())
+            logger.error(RUN_STOPPED, exc_info=error, extra=only_to_file())
             session.close(error)
             raise
         session.close()

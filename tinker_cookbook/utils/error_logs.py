@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 FILE_ONLY = "_tinker_cookbook_file_only"
+RUN_STOPPED = "the run stopped"
+"""Message in ``logs.log`` before the traceback of the error that ended a run."""
 
 
 def only_to_file(yes: bool = True) -> dict[str, bool]:

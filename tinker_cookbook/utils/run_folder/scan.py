@@ -1,0 +1,154 @@
+"""Finds the run folders under a folder, and reads what each says about its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.utils.checkpoints.saving import (
+    CHECKPOINTS_FILE,
+    CheckpointRecord,
+    load_checkpoints_file,
+)
+from tinker_cookbook.utils.error_logs import RUN_STOPPED
+from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
+from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
+from tinker_cookbook.utils.run_folder.lock import lock_holder
+from tinker_cookbook.utils.run_folder.replaced_run import was_configured_by_a_run
+
+LOG_FILE = "logs.log"
+
+RunState = Literal["running", "finished", "stopped", "failed", "empty", "damaged"]
+
+# A sweep or a pipeline is two levels deep.
+_DEPTH = 3
+_MESSAGE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.MULTILINE)
+_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: |$)", re.MULTILINE)
+_INTERRUPTIONS = ("KeyboardInterrupt", "CancelledError", "SystemExit")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run's folder says.
+
+    Attributes:
+        path: The folder, resolved.
+        config: Content of ``config.json``; empty if there is none.
+        rows: Rows of ``metrics.jsonl``.
+        checkpoints: Lines of ``checkpoints.jsonl``, oldest first.
+        holder: The process that runs it now, described; ``None`` if none does.
+        error: Type of the error that ended it; ``None`` if it was not ended by one.
+        problem: Why a file could not be read; ``None`` if all could.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    holder: str | None = None
+    error: str | None = None
+    problem: str | None = None
+
+    @property
+    def state(self) -> RunState:
+        """``stopped``: it may be continued; ``empty``: it ended before its first row."""
+        if self.holder is not None:
+            return "running"
+        if self.problem is not None:
+            return "damaged"
+        if not self.rows and not self.checkpoints:
+            return "failed" if self.error else "empty"
+        if self.checkpoints and self.checkpoints[-1].final:
+            return "finished"
+        return "failed" if self.error else "stopped"
+
+    @property
+    def step(self) -> int | None:
+        """Updates of the last row, ``None`` without rows."""
+        return max((int(row["step"]) for row in self.rows if "step" in row), default=None)
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe, else of the configuration's class."""
+        return str(self.config.get("recipe_name") or self.config.get("_type", "").split(":")[0])
+
+    @property
+    def updated(self) -> float:
+        """Time of the last change of its files, in seconds since the epoch."""
+        files = (METRICS_FILE, CHECKPOINTS_FILE, CONFIG_FILE)
+        times = [(self.path / n).stat().st_mtime for n in files if (self.path / n).exists()]
+        return max(times, default=self.path.stat().st_mtime)
+
+    def values(self, metric: str) -> dict[int, float]:
+        """Returns the values of a metric by step, without those that are not finite."""
+        return {
+            int(row["step"]): float(row[metric])
+            for row in self.rows
+            if "step" in row and type(row.get(metric)) in (int, float)
+        }
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Returns whether a run has written to ``folder``."""
+    return (
+        any((folder / name).is_file() for name in (METRICS_FILE, CHECKPOINTS_FILE))
+        or was_configured_by_a_run(folder)
+    )  # fmt: skip
+
+
+def find_run_folders(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """Yields the run folders at and below ``roots``, resolved, each once; a missing root has none.
+
+    A run folder's own subfolders are not searched, and neither are hidden folders.
+    """
+    seen: set[Path] = set()
+    for root in roots:
+        top = Path(root).expanduser().resolve()
+        for folder, names, _ in os.walk(top):
+            here = Path(folder)
+            is_run = is_run_folder(here)
+            if is_run and here not in seen:
+                seen.add(here)
+                yield here
+            deep = len(here.relative_to(top).parts) >= _DEPTH
+            names[:] = [] if is_run or deep else sorted(n for n in names if not n.startswith("."))
+
+
+def read_run_folder(folder: Path) -> RunFolder:
+    """Reads a run's folder; what cannot be read is left out and described in ``problem``."""
+    found: dict[str, Any] = {}
+    try:
+        if (folder / CONFIG_FILE).is_file():
+            config = json.loads((folder / CONFIG_FILE).read_bytes())
+            found["config"] = config if isinstance(config, dict) else {}
+        found["rows"] = read_rows(folder / METRICS_FILE)
+        found["checkpoints"] = load_checkpoints_file(folder)
+    except (OSError, ValueError, TinkerCookbookError) as error:
+        found["problem"] = str(error)
+    return RunFolder(folder, holder=lock_holder(folder), error=_error_of(folder), **found)
+
+
+def _error_of(folder: Path) -> str | None:
+    """Returns the type of the error that ended the run, if that is the last message of its log."""
+    try:
+        with open(folder / LOG_FILE, "rb") as file:
+            # Without the beginning of a long log.
+            file.seek(-min(file.seek(0, os.SEEK_END), 1 << 16), os.SEEK_END)
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    begins = [match.start() for match in _MESSAGE.finditer(text)]
+    last = text[begins[-1] :] if begins else ""
+    # The last of several chained tracebacks. The frames are indented, and a message may be long.
+    raised = _ERROR.search(last.rpartition("Traceback (most recent call last):")[2])
+    if raised is None or RUN_STOPPED not in last.partition("\n")[0]:
+        return None
+    name = raised[1].rpartition(".")[2]
+    return None if name in _INTERRUPTIONS else name
