@@ -24,7 +24,7 @@ _CHOICES = (
     f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
     f"log_path=…"
 )
-_EXAMPLES_ROOT = "/tmp/tinker-examples"
+EXAMPLES_ROOT = "/tmp/tinker-examples"
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     if behavior_if_exists == "delete":
         # Resolve links, so that a link to the home folder is recognised.
         target = path.resolve()
-        reason = _why_not_deletable(target)
+        reason = why_not_deletable(target)
         if reason:
             raise ConfigurationError(
                 f"{_KEY}=delete: {target} is not deleted because {reason}; remove it yourself or "
@@ -109,7 +109,7 @@ def runs_path(*parts: str) -> str:
 
 def default_log_path(recipe: str) -> str:
     """Returns the default ``log_path`` of a recipe, ``/tmp/tinker-examples/RECIPE``."""
-    return f"{_EXAMPLES_ROOT}/{recipe}"
+    return f"{EXAMPLES_ROOT}/{recipe}"
 
 
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:
@@ -143,7 +143,7 @@ def _ask(path: Path) -> LogdirBehavior:
             raise ConfigurationError(f"log_path={path} already holds a run; stopped as requested")
 
 
-def _why_not_deletable(target: Path) -> str | None:
+def why_not_deletable(target: Path) -> str | None:
     for name, folder in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
         # Parents of these folders too, because deleting a parent would delete them.
         if folder.resolve().is_relative_to(target):

@@ -72,7 +72,7 @@ def test_what_names_no_weights(tmp_path, monkeypatch):
     for name, why in (
         ("Qwen/Qwen3-0.6B", "no such folder: Qwen/Qwen3-0.6B"),
         ("model", "model has no checkpoints.jsonl"),
-        ("nope@20", r"no such folder: nope\)"),
+        ("nope@20", "no such folder: nope$"),
         ("tinker://r/final", "expected tinker://RUN/weights/NAME"),
     ):
         assert resolve_weights(name, "weights", "x") == name

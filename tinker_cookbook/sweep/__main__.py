@@ -17,7 +17,6 @@ from rich.table import Table
 
 from tinker_cookbook.sweep.arguments import Sweep, SweepKeys, parse_sweep
 from tinker_cookbook.sweep.results import (
-    METRICS,
     best_of,
     collect,
     metric_note,
@@ -26,7 +25,7 @@ from tinker_cookbook.sweep.results import (
     runs_table,
 )
 from tinker_cookbook.sweep.runs import Run, last_lines, run_all, serving, stop_runs
-from tinker_cookbook.training.best import lower_is_better
+from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
 from tinker_cookbook.utils.run_folder.jsonl import encode_row

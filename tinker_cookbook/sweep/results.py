@@ -13,17 +13,8 @@ from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest_sentence
 from tinker_cookbook.sweep.runs import Run, State
-from tinker_cookbook.training.best import lower_is_better
+from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.terminal import format_seconds
-
-METRICS = (
-    "test/dpo_loss",  # before test/nll, which DPO runs log for the chosen answers only
-    "test/nll",
-    "test/env/all/reward/total",
-    "train_mean_nll",
-    "reward/total",
-)
-"""Metrics to compare by default: the first that any run logs."""
 
 _STYLES: dict[State, str] = {
     "failed": "bold red",

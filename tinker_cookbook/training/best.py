@@ -17,6 +17,15 @@ _LOWER_IS_BETTER = {
     "brier", "mse", "mae", "rmse", "ece", "wer", "cer",
 }  # fmt: skip
 
+METRICS = (
+    "test/dpo_loss",  # before test/nll, which DPO runs log for the chosen answers only
+    "test/nll",
+    "test/env/all/reward/total",
+    "train_mean_nll",
+    "reward/total",
+)
+"""Metrics to compare by default: the first that any run logs."""
+
 
 def lower_is_better(metric: str) -> bool:
     """Returns whether a lower value is better, which holds for losses."""

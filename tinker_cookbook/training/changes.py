@@ -46,6 +46,13 @@ _LENGTH = frozenset({"num_epochs", "max_steps", "num_steps", "num_batches", "n_b
 _GENERATED = frozenset({"num_batches", "n_batches"})
 
 
+def setting_changes(before: Any, now: Any) -> dict[str, tuple[str, str]]:
+    """Returns dotted name -> old and new value, as text, of the settings in which two
+    configurations (contents of ``config.json``) differ."""
+    changes = _changes(before, now, "")
+    return {name: (_shown(old), _shown(new, old)) for name, old, new in changes}
+
+
 def changed_settings(log_path: str, config: Any) -> dict[str, str]:
     """Returns the settings in which ``config`` differs from the ``config.json`` in ``log_path``.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence, Sized
 from contextlib import asynccontextmanager
@@ -145,7 +146,12 @@ class TrainingSession:
         self.total_steps = total_steps
         self.print(*setting_lines(config, config.log_path))
         # Stored with the run at the backend, without absent values.
-        metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
+        metadata = {
+            "recipe": config.recipe_name,
+            # ``tinker_cookbook.runs`` finds the log folder of weights by these two.
+            "log_path": str(local_path(config.log_path).resolve()),
+            "host": socket.gethostname(),
+        }
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
         if config.session_name is not None:

@@ -101,11 +101,11 @@ def check_tinker_path(field: str, path: str | None, kind: WeightsKind, run: str)
         whole = Path(path).expanduser()
         folder = whole if whole.exists() else Path(path.rpartition("@")[0] or path).expanduser()
         there = folder.is_dir()
-        why = f" ({folder} has no {CHECKPOINTS_FILE})" if there else f" (no such folder: {folder})"
+        why = f"; {folder} has no {CHECKPOINTS_FILE}" if there else f"; no such folder: {folder}"
     raise ConfigurationError(
-        f"{field}: got {path!r}{why}, expected {SCHEME}RUN/{kind}/NAME (the {_FIELD_OF[kind]} in "
-        f"{CHECKPOINTS_FILE} of {run}), or the log_path of {run} for its newest checkpoint, "
-        "LOG_PATH@STEP for another one"
+        f"{field}: got {path!r}, expected {SCHEME}RUN/{kind}/NAME, as the {_FIELD_OF[kind]} in "
+        f"{CHECKPOINTS_FILE} of {run}, or the log_path of {run} for its newest checkpoint and "
+        f"LOG_PATH@STEP for another one{why}"
     )
 
 

@@ -1,0 +1,235 @@
+"""Commands ``list``, ``show`` and ``du``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import chz
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from tinker_cookbook.engine.home import home_dir, models_dir
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.runs.inventory import (
+    Inventory,
+    find_run,
+    folder_size,
+    take_inventory,
+)
+from tinker_cookbook.training.best import METRICS, lower_is_better
+from tinker_cookbook.training.data_record import read_data_record
+from tinker_cookbook.utils.command_line.programs import print_whole, program_command
+from tinker_cookbook.utils.run_folder.config_io import load_config
+from tinker_cookbook.utils.run_folder.scan import RunFolder
+from tinker_cookbook.utils.terminal import print_table
+
+FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"
+_STYLES = {"running": "cyan", "finished": "green", "failed": "red", "damaged": "red"}
+
+
+@chz.chz
+class DiskSettings:
+    """Settings of ``du``."""
+
+    folder: str | None = chz.field(default=None, doc=FOLDER_DOC)
+    json: bool = chz.field(default=False, doc="Print JSON instead of a table")
+
+
+@chz.chz
+class ListSettings(DiskSettings):
+    """Settings of ``list``."""
+
+    metric: str | None = chz.field(
+        default=None, doc="Metric to show; default: the run's best_metric, else its main one"
+    )
+
+
+@chz.chz
+class ShowSettings:
+    """Settings of ``show``."""
+
+    run: str = chz.field(doc="Log folder of the run, or its name")
+    json: bool = chz.field(default=False, doc="Print JSON instead of text")
+
+
+def list_runs(settings: ListSettings) -> None:
+    """Lists the runs, the one that changed last first."""
+    inventory = take_inventory(settings.folder)
+    rows = [_row(run, inventory, settings.metric) for run in inventory.runs]
+    left = inventory.without_folder
+    if settings.json:
+        data = [{"run_id": w.run_id, "log_path": str(w.log_path), "bytes": w.size} for w in left]
+        print_whole(json.dumps({"runs": rows, "weights_without_log_folder": data}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "recipe", "state", "metric", "logs", "weights", "changed"):
+        right = name in ("logs", "weights")
+        # Paths are folded, so that every part of a name can be copied.
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["log_path"] if settings.folder is None else row["name"],
+            row["recipe"],
+            Text(_state_text(row), style=_STYLES.get(row["state"], "")),
+            _metric_text(row),
+            decimal(row["log_bytes"]),
+            decimal(row["weights_bytes"]) if row["weights_bytes"] else "-",
+            _when(row["updated"]),
+        )
+    print_table(table) if rows else print_whole("no runs")
+    if left:
+        size = decimal(sum(one.size for one in left))
+        command = program_command("tinker_cookbook.runs")
+        print_whole(f"{len(left)} weights without log folder, {size}: {command} prune")
+
+
+def show_run(settings: ShowSettings) -> None:
+    """Shows what is known of a run, and the commands to continue, chat, evaluate and compare."""
+    inventory = take_inventory()
+    run = find_run(settings.run, inventory)
+    row = _row(run, inventory, None)
+    row |= {
+        "settings": _changed_settings(run),
+        "data": read_data_record(str(run.path)),
+        "checkpoints": [one.to_dict() for one in run.checkpoints],
+        "metrics": run.rows[-1] if run.rows else {},
+    }
+    if settings.json:
+        print_whole(json.dumps(row, indent=2, default=str))
+        return
+    lines = [f"{run.path}", f"  {row['recipe']}, {_state_text(row)}, changed {_when(run.updated)}"]
+    if run.holder:
+        lines.append(f"  {run.holder}")
+    if run.problem:
+        lines.append(f"  cannot be read: {run.problem}")
+    size = decimal(row["log_bytes"])
+    lines.append(f"  logs {size}, weights {decimal(row['weights_bytes'])}")
+    lines += _section("settings that are not the default", row["settings"])
+    lines += _section("data", {k: _words(v) for k, v in (row["data"] or {}).items()})
+    saved = {
+        f"{run.path}@{one.name}": f"step {one.batch}: {one.sampler_path or one.state_path}"
+        for one in run.checkpoints
+    }
+    lines += _section("checkpoints", saved)
+    last = {name: value for name, value in row["metrics"].items() if not name.startswith("time/")}
+    lines += _section("last row", {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in last.items()})
+    print_whole("\n".join([*lines, *_section("commands", _commands(run, row["recipe"]))]))
+
+
+def disk_use(settings: DiskSettings) -> None:
+    """Shows what the runs and the models use of the disk, the largest first."""
+    inventory = take_inventory(settings.folder)
+    rows = [("log folder", folder_size(run.path), str(run.path)) for run in inventory.runs]
+    for one in inventory.weights:
+        owner = inventory.owners.get(one.run_id)
+        of = f"of {owner}" if owner else f"log folder {one.log_path or 'not recorded'}, not there"
+        rows.append(("weights", one.size, f"{one.run_id} {of if owner or one.log_path else ''}"))
+    if settings.folder is None:
+        homes = {"converted models": models_dir(), "kernels": home_dir() / "native"}
+        homes |= {"owners of a server": home_dir() / "owners", "server": home_dir() / "server"}
+        rows += [(name, folder_size(path), str(path)) for name, path in homes.items()]
+    rows = sorted((row for row in rows if row[1]), key=lambda row: -row[1])
+    totals: dict[str, int] = {}
+    for what, size, _ in rows:
+        totals[what] = totals.get(what, 0) + size
+    free = shutil.disk_usage(existing_parent(home_dir())).free
+    if settings.json:
+        parts = [{"what": what, "bytes": size, "where": where} for what, size, where in rows]
+        print_whole(json.dumps({"parts": parts, "totals": totals, "free_bytes": free}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("size", justify="right")
+    table.add_column("what", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    for what, size, where in rows:
+        table.add_row(decimal(size), what, where)
+    print_table(table)
+    shown = ", ".join(f"{what} {decimal(size)}" for what, size in totals.items())
+    print_whole(f"{shown or 'nothing'}; free on the disk of {home_dir()}: {decimal(free)}")
+
+
+def existing_parent(path: Path) -> Path:
+    """Returns the nearest folder that exists, whose disk a new folder would be on."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def main_metric(run: RunFolder, metric: str | None = None) -> str | None:
+    """Returns ``metric``, else the run's ``best_metric``, else the first usual one it logs."""
+    names = [metric] if metric else [run.config.get("best_metric"), *METRICS]
+    return next((name for name in names if name and run.values(name)), None)
+
+
+def _row(run: RunFolder, inventory: Inventory, metric: str | None) -> dict[str, Any]:
+    name = main_metric(run, metric)
+    values = run.values(name) if name else {}
+    best = min if name and lower_is_better(name) else max
+    weights = inventory.weights_of(run)
+    return {
+        "name": run.path.name,
+        "log_path": str(run.path),
+        "recipe": run.recipe,
+        "model": run.config.get("model_name"),
+        "state": run.state,
+        "step": run.step,
+        "error": run.error,
+        "metric": name,
+        "last": values[max(values)] if values else None,
+        "best": best(values.values()) if values else None,
+        "log_bytes": folder_size(run.path),
+        "weights_bytes": sum(one.size for one in weights),
+        "weights": [one.run_id for one in weights],
+        "updated": run.updated,
+    }
+
+
+def _state_text(row: dict[str, Any]) -> str:
+    at = "" if row["step"] is None else f" at step {row['step']}"
+    by = f" by {row['error']}" if row["state"] == "failed" else ""
+    return f"{row['state']}{at}{by}"
+
+
+def _metric_text(row: dict[str, Any]) -> str:
+    if row["metric"] is None:
+        return "-"
+    best = f" (best {row['best']:.4g})" if row["best"] != row["last"] else ""
+    return f"{row['metric']} {row['last']:.4g}{best}"
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{value} {key}" if key != "sha256" else f"sha256 {str(value)[:12]}…"
+                     for key, value in values.items())  # fmt: skip
+
+
+def _section(title: str, values: dict[str, Any]) -> list[str]:
+    return [f"{title}:", *(f"  {k}  {v}" for k, v in values.items())] if values else []
+
+
+def _changed_settings(run: RunFolder) -> dict[str, Any]:
+    """Returns the settings that are not the default, all plain ones if the recipe is gone."""
+    from tinker_cookbook.training.setting_lines import changed_settings
+
+    try:
+        return dict(changed_settings(load_config(run.path)))
+    except (TinkerCookbookError, ImportError):
+        plain = (str, int, float, bool)
+        return {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
+
+
+def _commands(run: RunFolder, recipe: str) -> dict[str, str]:
+    weights = f"model_path={run.path}"
+    commands = {}
+    if run.checkpoints:
+        commands["chat    "] = program_command("tinker_cookbook.chat", weights)
+        commands["evaluate"] = program_command("tinker_cookbook.eval", weights, "tasks=…")
+    if run.rows:
+        commands["plot    "] = program_command("tinker_cookbook.plot", f"log_path={run.path}")
+    return commands
