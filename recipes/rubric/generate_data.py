@@ -23,6 +23,7 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.rubric.data import Rubric, RubricBasedDatapoint
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
+from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.paths import write_atomically
@@ -180,7 +181,8 @@ def main(config: CLIConfig) -> None:
         train, test = generate_dataset(
             config.num_train, config.num_test, config.seed, config.write_dir
         )
-        print(f"python -m recipes.rubric.train train_jsonl_path={train} test_jsonl_path={test}")
+        files = (f"train_jsonl_path={train}", f"test_jsonl_path={test}")
+        print(program_command("recipes.rubric.train", *files))
     else:
         config.check()
         asyncio.run(generate_stories(config))

@@ -45,6 +45,7 @@ from tinker_cookbook.sampling_model import (
 )
 from tinker_cookbook.stores.eval_store import EvalStore
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
+from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
@@ -330,11 +331,12 @@ def _report(config: Config, folder: Path, results: dict[str, BenchmarkResult]) -
                 soft_wrap=True,
             )
     first = next(iter(results))
+    show = (str(folder), f"task={first}", "incorrect_only=True")
+    other = (f"a={folder}", "b=OTHER")
     console.print(
         f"files: {folder}/TASK/trajectories.jsonl, result.json; summary.json\n"
-        f"show wrong answers: python -m tinker_cookbook.eval.show {folder} task={first} "
-        "incorrect_only=True\n"
-        f"compare with another model: python -m tinker_cookbook.eval.compare a={folder} b=OTHER",
+        f"show wrong answers: {program_command('tinker_cookbook.eval.show', *show)}\n"
+        f"compare with another model: {program_command('tinker_cookbook.eval.compare', *other)}",
         markup=False,
         soft_wrap=True,
     )

@@ -20,7 +20,8 @@ COMMANDS = {
         "compares settings and metrics of two runs", "LOG_PATH OTHER_LOG_PATH",
     ),
     "du": Subcommand(
-        _SHOW, "DiskSettings", "disk_use", ("folder",), "shows what the runs and models use of the disk"
+        _SHOW, "DiskSettings", "disk_use", ("folder",),
+        "shows what the runs and models use of the disk",
     ),
     "rm": Subcommand(
         _REMOVE, "RemoveSettings", "remove_run", ("run",),

@@ -23,10 +23,12 @@ from tinker_cookbook.runs.inventory import (
 )
 from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.training.data_record import read_data_record
-from tinker_cookbook.utils.command_line.programs import print_whole, program_command
+from tinker_cookbook.utils.command_line.config_file import program_of
+from tinker_cookbook.utils.command_line.console import program_command
+from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.run_folder.config_io import load_config
 from tinker_cookbook.utils.run_folder.scan import RunFolder
-from tinker_cookbook.utils.terminal import print_table
+from tinker_cookbook.utils.terminal import get_console
 
 FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"
 _STYLES = {"running": "cyan", "finished": "green", "failed": "red", "damaged": "red"}
@@ -68,9 +70,8 @@ def list_runs(settings: ListSettings) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for name in ("run", "recipe", "state", "metric", "logs", "weights", "changed"):
-        right = name in ("logs", "weights")
         # Paths are folded, so that every part of a name can be copied.
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name not in ("run", "recipe", "metric"))
     for row in rows:
         table.add_row(
             row["log_path"] if settings.folder is None else row["name"],
@@ -81,7 +82,7 @@ def list_runs(settings: ListSettings) -> None:
             decimal(row["weights_bytes"]) if row["weights_bytes"] else "-",
             _when(row["updated"]),
         )
-    print_table(table) if rows else print_whole("no runs")
+    get_console().print(table) if rows else print_whole("no runs")
     if left:
         size = decimal(sum(one.size for one in left))
         command = program_command("tinker_cookbook.runs")
@@ -117,8 +118,10 @@ def show_run(settings: ShowSettings) -> None:
     }
     lines += _section("checkpoints", saved)
     last = {name: value for name, value in row["metrics"].items() if not name.startswith("time/")}
-    lines += _section("last row", {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in last.items()})
-    print_whole("\n".join([*lines, *_section("commands", _commands(run, row["recipe"]))]))
+    lines += _section(
+        "last row", {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in last.items()}
+    )
+    print_whole("\n".join([*lines, *_section("commands", _commands(run))]))
 
 
 def disk_use(settings: DiskSettings) -> None:
@@ -148,7 +151,7 @@ def disk_use(settings: DiskSettings) -> None:
     table.add_column("where", overflow="fold")
     for what, size, where in rows:
         table.add_row(decimal(size), what, where)
-    print_table(table)
+    get_console().print(table)
     shown = ", ".join(f"{what} {decimal(size)}" for what, size in totals.items())
     print_whole(f"{shown or 'nothing'}; free on the disk of {home_dir()}: {decimal(free)}")
 
@@ -188,8 +191,8 @@ def _row(run: RunFolder, inventory: Inventory, metric: str | None) -> dict[str, 
 
 
 def _state_text(row: dict[str, Any]) -> str:
-    at = "" if row["step"] is None else f" at step {row['step']}"
-    by = f" by {row['error']}" if row["state"] == "failed" else ""
+    at = "" if row["step"] is None else f" at {row['step']}"
+    by = f": {row['error']}" if row["state"] == "failed" else ""
     return f"{row['state']}{at}{by}"
 
 
@@ -201,7 +204,7 @@ def _metric_text(row: dict[str, Any]) -> str:
 
 
 def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return time.strftime("%m-%d %H:%M", time.localtime(seconds))
 
 
 def _words(values: dict[str, Any]) -> str:
@@ -215,18 +218,21 @@ def _section(title: str, values: dict[str, Any]) -> list[str]:
 
 def _changed_settings(run: RunFolder) -> dict[str, Any]:
     """Returns the settings that are not the default, all plain ones if the recipe is gone."""
-    from tinker_cookbook.training.setting_lines import changed_settings
-
+    plain = (str, int, float, bool)
+    given = {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
     try:
-        return dict(changed_settings(load_config(run.path)))
-    except (TinkerCookbookError, ImportError):
-        plain = (str, int, float, bool)
-        return {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
+        fields = chz.chz_fields(type(load_config(run.path)))
+    except (TinkerCookbookError, ImportError, TypeError):
+        return given
+    return {k: v for k, v in given.items() if k not in fields or v != fields[k]._default}
 
 
-def _commands(run: RunFolder, recipe: str) -> dict[str, str]:
+def _commands(run: RunFolder) -> dict[str, str]:
     weights = f"model_path={run.path}"
     commands = {}
+    module = program_of(run.config.get("_type", ""))
+    if module and run.state != "running":
+        commands["continue"] = program_command(module, f"config={run.path}")
     if run.checkpoints:
         commands["chat    "] = program_command("tinker_cookbook.chat", weights)
         commands["evaluate"] = program_command("tinker_cookbook.eval", weights, "tasks=…")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import importlib.util
 import itertools
 import os
 import re
@@ -19,7 +21,7 @@ from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, parse_arguments
-from tinker_cookbook.utils.command_line.programs import find_programs
+from tinker_cookbook.utils.command_line.programs import find_programs, module_of
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 _SET_BY_SWEEP = ("log_path", "backend", "behavior_if_log_dir_exists", "base_url")
@@ -92,7 +94,8 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
             "then key=value, as in: python -m tinker_cookbook.sweep recipes.sl_loop "
             "learning_rate=1e-4,1e-3 log_dir=FOLDER (see --help)"
         )
-    config_class = _config_class(recipes[0])
+    recipe = _module(recipes[0])
+    config_class = _config_class(recipe)
     own, values = _split(argv[1:])
     points = make_points(values)
 
@@ -110,7 +113,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     # Absolute, since the results contain the paths of the runs.
     log_dir = Path(os.path.abspath(local_path(keys.log_dir, "log_dir")))
     models = tuple(dict.fromkeys(name for config in configs for name in _models_of(config)))
-    return Sweep(recipes[0], keys, log_dir, points, for_server, models)
+    return Sweep(recipe, keys, log_dir, points, for_server, models)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -204,6 +207,16 @@ def _check_server(keys: SweepKeys, given: Mapping[str, str]) -> None:
             f"TINKER_API_KEY: got none, expected a key of the server at {keys.server}; export it "
             "(the server prints the path of its key file at its start)"
         )
+
+
+def _module(recipe: str) -> str:
+    """Returns the module of a recipe, which may be named as for the console command."""
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(recipe) is not None:
+            return recipe
+    with contextlib.suppress(ConfigurationError):
+        return module_of(recipe)
+    return recipe
 
 
 def _config_class(recipe: str) -> type[Any]:

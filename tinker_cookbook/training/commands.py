@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
+from tinker_cookbook.utils.command_line.console import program_command, started_as
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 
 _BEHAVIOR = "behavior_if_log_dir_exists="
 
 
 def continue_command(log_path: str) -> str | None:
-    """Returns the command line that resumes this run; None unless it was started with ``-m``."""
-    program = list(getattr(sys, "orig_argv", sys.argv))
-    if "-m" not in program:
+    """Returns the command line that resumes this run; None for a script."""
+    started = started_as()
+    if started is None:
         return None
-    # Use the same interpreter: another "python" may not have the package.
-    at = program.index("-m") + 2
-    words, given = program[:at], program[at:]
+    words, given = started
     # Both keys are set below.
     words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
@@ -33,14 +32,13 @@ def continue_command(log_path: str) -> str | None:
 
 def plot_command(log_path: str) -> str:
     """Returns the command line that plots the curves of a run."""
-    python = getattr(sys, "orig_argv", ["python"])[0]
-    return shlex.join([python, "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])
+    return program_command("tinker_cookbook.plot", f"log_path={Path(log_path)}")
 
 
 def use_lines(settings: Any, sampler_path: str) -> list[str]:
     """Returns the commands that use, evaluate and export the weights of a finished run.
 
-    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype``,
+    ``settings`` has ``log_path``, ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype``,
     ``base_dtype`` and ``train_unembed``; ``sampler_path`` is ``tinker://RUN/sampler_weights/NAME``.
     """
     try:
@@ -50,8 +48,11 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     except TinkerCookbookError:  # the API key is no longer set
         return []
     local = kind == "local"
-    python = getattr(sys, "orig_argv", ["python"])[0]
-    chat = [python, "-m", "tinker_cookbook.chat", f"model_path={sampler_path}"]
+    weights = settings.log_path
+    # Easier to read than the path, if it names the same weights.
+    if resolve_weights(weights, "sampler_weights", "log_path") != sampler_path:
+        weights = sampler_path
+    chat = [f"model_path={weights}"]
     # Only settings that differ from the chat's defaults.
     defaults = {"backend": "auto", "base_url": None, "device": "auto", "dtype": "auto"}
     defaults |= {"base_dtype": "auto"}
@@ -59,19 +60,21 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         if (value := getattr(settings, name, default)) != default:
             chat.append(f"{name}={value}")
     # The same settings, because the command also opens a model.
-    evaluation = [python, "-m", "tinker_cookbook.eval", *chat[3:], "tasks=gsm8k", "limit=200"]
-    lines = [f"talk to it   {shlex.join(chat)}", f"evaluate     {shlex.join(evaluation)}"]
+    evaluation = program_command("tinker_cookbook.eval", *chat, "tasks=gsm8k", "limit=200")
+    lines = [
+        f"talk to it   {program_command('tinker_cookbook.chat', *chat)}",
+        f"evaluate     {evaluation}",
+    ]
     # A local run has no server, so a command starts one.
     if local:
         url = "http://127.0.0.1:8000"
-        serve = [python, "-m", "tinker_cookbook.server", f"model_name={settings.model_name}"]
-        lines.append(f"serve        {shlex.join(serve)}")
+        serve = program_command("tinker_cookbook.server", f"model_name={settings.model_name}")
+        lines.append(f"serve        {serve}")
     if url is not None:
         address = url.rstrip("/") + "/oai/api/v1"
         lines.append(f"OpenAI's API base_url={address} model={sampler_path}")
     where = [word for word in chat if word.startswith(("backend=", "base_url="))]
-    weights = [python, "-m", "tinker_cookbook.weights"]
-    for name, out in (("export", "my-adapter"), ("merge", "my-model")):
-        command = [*weights, name, sampler_path, f"out={out}", *where]
-        lines.append(f"{name:<13}{shlex.join(command)}")
+    for action, out in (("export", "my-adapter"), ("merge", "my-model")):
+        words = (action, weights, f"out={out}", *where)
+        lines.append(f"{action:<13}{program_command('tinker_cookbook.weights', *words)}")
     return lines

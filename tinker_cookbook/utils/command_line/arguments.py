@@ -17,6 +17,7 @@ from chz.blueprint import (
 )
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.utils.command_line.config_file import CONFIG, read_settings, values_of
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.help import print_help
 from tinker_cookbook.utils.command_line.keys import (
@@ -43,6 +44,7 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
     """Returns the config that ``key=value`` arguments (also ``--key=value``) describe.
 
     A nested object is chosen with ``name=module:Class`` and set with ``name.KEY=value``.
+    ``config=FILE`` reads settings from a file, see ``read_settings``.
 
     Raises:
         ConfigurationError: An unknown or repeated key, a value of another type, or a required key
@@ -58,10 +60,18 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
         print(version_line())
         sys.exit(0)
     given = _given(arguments, config_class)
+    blueprint, recorded = chz.Blueprint(config_class), None
+    if CONFIG in given and CONFIG not in chz.chz_fields(config_class):
+        recorded = read_settings(given.pop(CONFIG), config_class)
+        # Keys of the command line come first.
+        if isinstance(recorded, config_class):
+            blueprint.apply(dict(values_of(recorded, given)))
+        else:
+            given, recorded = _given(recorded, config_class) | given, None
     words = [f"{key}={value}" for key, value in given.items()]
     keys = {key.name: key for key in keys_of(config_class, given)}
     try:
-        config = chz.Blueprint(config_class).make_from_argv(words, allow_hyphens=True)
+        config = blueprint.make_from_argv(words, allow_hyphens=True)
     except (
         ConstructionException,
         ExtraneousBlueprintArg,
@@ -70,7 +80,7 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
     ) as error:
         raise ConfigurationError(_translate(str(error), keys, given)) from error
     # A base class without fields can be built from no keys at all, so chz misses nothing.
-    if missing := _missing_classes(keys, given):
+    if recorded is None and (missing := _missing_classes(keys, given)):
         raise ConfigurationError(_missing_message(missing, keys))
     return config
 

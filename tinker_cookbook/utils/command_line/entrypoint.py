@@ -15,8 +15,9 @@ import chz
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
+from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.keys import also_named
-from tinker_cookbook.utils.command_line.programs import alias_recipes, with_recipes_of_folder
+from tinker_cookbook.utils.command_line.programs import alias_recipes, stdout_is_closed
 from tinker_cookbook.utils.error_logs import where_raised
 
 __all__ = [
@@ -96,6 +97,8 @@ def run_program(program: Callable[[], Any]) -> None:
         result = program()
         if inspect.isawaitable(result):
             run_to_end(result)
+        # Here, since an error at the exit of Python could not be handled.
+        sys.stdout.flush()
     except KeyboardInterrupt:
         # A normal exit would wait for the engine's thread, which may be in a long step. Its work is
         # lost; files are as safe as when the process is killed.
@@ -103,11 +106,13 @@ def run_program(program: Callable[[], Any]) -> None:
         sys.stderr.flush()
         os._exit(_INTERRUPTED)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and stdout_is_closed():
+            sys.exit(1)  # the reader of a pipe has gone, as with `… | head`
         ours = isinstance(error, TinkerCookbookError)
         message = str(error) if ours else server_error_message(error)
         if message is None:
             raise
-        said = with_recipes_of_folder(f"{type(error).__name__}: {message}")
+        said = as_started(f"{type(error).__name__}: {message}")
         print(f"\n{said}", file=sys.stderr)
         sys.exit(1)
 

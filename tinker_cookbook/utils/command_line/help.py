@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
 from tinker_cookbook.utils.command_line.programs import (
     print_whole,
     running_command,
-    with_recipes_of_folder,
 )
 
 _TASK = "Task"
@@ -98,7 +98,7 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
         package = sys.modules[spec.name.removesuffix(".__main__")]
         about = f"{package.__doc__ or ''}\n\n{about}"
     text = help_text(config_class, running_command(), about, chosen)
-    print_whole(with_recipes_of_folder(text))
+    print_whole(as_started(text))
 
 
 def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tinker_cookbook
-from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.utils.imports import alias_package
 
 LIBRARY = "tinker_cookbook"
-_RECIPES = "recipes"
-_INSTALLED_RECIPES = f"{LIBRARY}.{_RECIPES}"
+RECIPES = "recipes"
+_INSTALLED_RECIPES = f"{LIBRARY}.{RECIPES}"
 # A recipe's name in a command, without the part that only an installed package needs.
-_RECIPE_NAME = re.compile(rf"(?<![\w./]){_RECIPES}\.(?=[a-z…])")
+_RECIPE_NAME = re.compile(rf"(?<![\w./]){RECIPES}\.(?=[a-z…])")
 # Marks a program for users. Other files with a ``__main__`` block are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(\w+\)$", re.MULTILINE)
 _MAIN = "__main__"
@@ -43,18 +43,18 @@ def recipes_package() -> str:
     It is ``recipes`` in the folder of the checkout, and ``tinker_cookbook.recipes`` elsewhere.
     """
     # Not find_spec of importlib.util, which also finds the alias of ``alias_recipes``.
-    spec = importlib.machinery.PathFinder.find_spec(_RECIPES)
+    spec = importlib.machinery.PathFinder.find_spec(RECIPES)
     folders = spec.submodule_search_locations if spec is not None else None
     # The working folder may have a folder ``recipes`` of its own.
-    ours = Path(tinker_cookbook.__path__[0], _RECIPES).resolve()
+    ours = Path(tinker_cookbook.__path__[0], RECIPES).resolve()
     here = any(Path(folder).resolve() == ours for folder in folders or ())
-    return _RECIPES if here else _INSTALLED_RECIPES
+    return RECIPES if here else _INSTALLED_RECIPES
 
 
 def alias_recipes() -> None:
     """Lets arguments name the classes of recipes as ``recipes.NAME`` in every folder."""
-    if importlib.util.find_spec(_RECIPES) is None:
-        alias_package(_RECIPES, _INSTALLED_RECIPES)
+    if importlib.util.find_spec(RECIPES) is None:
+        alias_package(RECIPES, _INSTALLED_RECIPES)
 
 
 def with_recipes_of_folder(text: str) -> str:
@@ -68,6 +68,16 @@ def find_programs(package: str) -> list[Program]:
     folders = spec.submodule_search_locations if spec is not None else None
     found = [program for folder in folders or () for program in _programs_in(Path(folder), package)]
     return sorted(found, key=lambda program: program.name)
+
+
+def is_program(module: str) -> bool:
+    """Returns whether ``python -m`` can run a module of this package or of the recipes."""
+    package, *parts = module.removeprefix(f"{LIBRARY}.").split(".")
+    folder = Path(tinker_cookbook.__path__[0], package, *parts)
+    if (folder / f"{_MAIN}.py").is_file():
+        return True
+    file = folder.with_name(f"{folder.name}.py")
+    return file.is_file() and bool(_STARTS.search(file.read_text(encoding="utf-8")))
 
 
 def _programs_in(folder: Path, package: str) -> Iterator[Program]:
@@ -98,18 +108,23 @@ def _first_sentence(source: str) -> str:
     return sentence.rstrip(".:").replace("``", "")
 
 
-def listing(packages: Sequence[str]) -> str:
-    """Returns a line for each program of the packages, and how to start one."""
+def listing(packages: Sequence[str], command: str = "") -> str:
+    """Returns a line for each program of the packages, and how to start one.
+
+    ``command`` is a console command, which takes the short names; default: ``python -m``.
+    """
     # By name: an installed package contains the recipes.
     programs = {p.name: p for package in packages for p in find_programs(package)}.values()
-    width = max((len(program.name) for program in programs), default=0)
-    lines = ["python -m PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
-    lines += [f"  {program.name:{width}}  {program.summary}" for program in programs]
+    named = {short_name(p.name) if command else p.name: p.summary for p in programs}
+    width = max(map(len, named), default=0)
+    start = command or "python -m"
+    lines = [f"{start} PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
+    lines += [f"  {name:{width}}  {summary}" for name, summary in named.items()]
     return "\n".join(lines)
 
 
-def run_listing(packages: Sequence[str], arguments: Sequence[str]) -> None:
-    """Prints the programs of the packages, or the version with ``--version``.
+def run_listing(packages: Sequence[str], arguments: Sequence[str], command: str = "") -> None:
+    """Prints the programs of the packages (see ``listing``), or the version with ``--version``.
 
     Raises:
         ConfigurationError: Another argument was given; names the nearest program.
@@ -117,31 +132,67 @@ def run_listing(packages: Sequence[str], arguments: Sequence[str]) -> None:
     others = [word for word in arguments if word not in ("--help", "-h", "--version")]
     if others:
         raise ConfigurationError(_unexpected_message(others, packages))
-    print_whole(version_line() if "--version" in arguments else listing(packages))
+    print_whole(version_line() if "--version" in arguments else listing(packages, command))
 
 
 def _unexpected_message(arguments: Sequence[str], packages: Sequence[str]) -> str:
     name, *rest = arguments
-    programs = [program.name for package in packages for program in find_programs(package)]
-    # Also without the package, since users type sl_basic for recipes.sl_basic.
-    ends = {program: program for program in programs}
-    ends |= {program.rpartition(f"{_RECIPES}.")[2]: program for program in programs}
-    ends |= {program.removeprefix(f"{LIBRARY}."): program for program in programs}
-    if name in ends:
-        command = " ".join(["python -m", ends[name], *rest])
-        return f"got {name!r}, expected no argument here; start the program with: {command}"
-    return (
-        f"got {name!r}, which is not a program{nearest_sentence(name, ends)} Without arguments, "
-        f"python -m {packages[0]} lists the programs"
-    )
+    try:
+        module = module_of(name)
+    except ConfigurationError as error:
+        return f"{error}. Without arguments, python -m {packages[0]} lists the programs"
+    command = " ".join(["python -m", module, *rest])
+    return f"got {name!r}, expected no argument here; start the program with: {command}"
+
+
+def module_of(name: str) -> str:
+    """Returns the module of a program's name, with or without its package.
+
+    Raises:
+        ConfigurationError: There is none; names the nearest one.
+    """
+    recipes = recipes_package()
+    short = name.removeprefix(f"{LIBRARY}.").removeprefix(f"{RECIPES}.")
+    # Of a short name a recipe comes first.
+    full = [name] if name.startswith(f"{LIBRARY}.") else []
+    for module in (*full, f"{recipes}.{short}", f"{LIBRARY}.{short}"):
+        if is_program(module):
+            return module
+    programs = [*find_programs(recipes), *find_programs(LIBRARY)]
+    known = list(dict.fromkeys(short_name(program.name) for program in programs))
+    # A package whose programs are its modules, such as math_rl with math_rl.train.
+    inside = [one for one in known if one.startswith(f"{short}.")]
+    meant = f"; did you mean {' or '.join(inside)}?" if inside else nearest(short, known)
+    raise ConfigurationError(f"got {name!r}, which is no program{meant}")
+
+
+def short_name(module: str) -> str:
+    """Returns the name of a program for the console command."""
+    module = module.removesuffix(".__main__")
+    short = module.removeprefix(f"{LIBRARY}.").removeprefix(f"{RECIPES}.")
+    if short in (LIBRARY, RECIPES):
+        return "--help"
+    is_recipe = f"{RECIPES}." in module
+    return short if is_recipe or not is_program(f"{LIBRARY}.{RECIPES}.{short}") else module
 
 
 def print_whole(text: str) -> None:
     """Prints a text; the reader may close the pipe early (``… | head``)."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # otherwise Python reports the error at exit
+    except BrokenPipeError:
+        stdout_is_closed()
+
+
+def stdout_is_closed() -> bool:
+    """Returns whether the reader of standard output has gone; further output is then dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Otherwise Python reports the error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def running_command() -> str:

@@ -331,8 +331,9 @@ def _find(name: str, label: str) -> Any:
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     try:
-        # The module that runs as __main__ is not imported a second time under its own name.
-        is_main = spec is not None and spec.name == module
+        # The module that runs as __main__ is not imported a second time under its own name; but
+        # where a program has done so, its config is of the class that was imported.
+        is_main = spec is not None and spec.name == module and module not in sys.modules
         found = main if is_main else importlib.import_module(module)
         for part in attributes.split("."):
             found = getattr(found, part)

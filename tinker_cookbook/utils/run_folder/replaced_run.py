@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
 from tinker_cookbook.utils.run_folder.jsonl import free_name
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock, lock_holder
@@ -71,7 +72,11 @@ def set_aside(folder: Path) -> None:
     if not _pending:
         atexit.register(_settle_all)
     _pending[folder] = (aside, lock)
-    _print(f"the old run in {folder} is kept as {aside} until the new run has its first row")
+    prune = f"{program_command('tinker_cookbook.runs')} prune"
+    _print(
+        f"the old run in {folder} is kept as {aside} until the new run has its first row; its "
+        f"weights stay after that, and `{prune}` removes those on this machine"
+    )
 
 
 def is_pending(log_dir: str | os.PathLike[str]) -> bool:

@@ -1,0 +1,203 @@
+"""Command ``compare``: settings in which two runs differ, and their metrics with noise."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import chz
+from rich.table import Table
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.runs.inventory import find_run, take_inventory
+from tinker_cookbook.training.best import METRICS, lower_is_better
+from tinker_cookbook.training.changes import setting_changes
+from tinker_cookbook.training.config import number
+from tinker_cookbook.training.data_record import data_changes, read_data_record
+from tinker_cookbook.utils.command_line.programs import print_whole
+from tinker_cookbook.utils.run_folder.jsonl import read_rows
+from tinker_cookbook.utils.run_folder.scan import RunFolder
+from tinker_cookbook.utils.terminal import get_console
+
+_SHOWN_STEPS = 6
+_CLEAR = 2.0
+"""Standard errors by which a difference is called clear."""
+# They differ in any two runs, and change no result.
+_NAMES = {"log_path", "wandb_name", "session_name"}
+
+
+@chz.chz
+class CompareSettings:
+    """Settings of ``compare``."""
+
+    a: str = chz.field(doc="Log folder of the first run, or its name")
+    b: str = chz.field(doc="Log folder of the second run, or its name")
+    metrics: str | None = chz.field(
+        default=None, doc="Comma-separated metrics; default: the main ones that both runs log"
+    )
+    last: int = number(10, "Rows at the end of a run over which a training metric is averaged", 2)
+    json: bool = chz.field(default=False, doc="Print JSON instead of tables")
+
+
+@dataclass(frozen=True)
+class EndValue:
+    """Value of a metric at the end of a run.
+
+    Attributes:
+        value: Last value of an evaluation, or mean over the last rows of a training metric.
+        error: Standard error; ``None`` if there is only one number.
+        of: What the error is computed from.
+    """
+
+    value: float
+    error: float | None
+    of: str
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """A metric of two runs: values at common steps, values at the end, and a sentence."""
+
+    metric: str
+    steps: dict[int, tuple[float, float]]
+    a: EndValue
+    b: EndValue
+    verdict: str
+
+
+def compare_runs(settings: CompareSettings) -> None:
+    """Prints the settings that differ and the metrics of two runs."""
+    inventory = take_inventory()
+    a, b = find_run(settings.a, inventory), find_run(settings.b, inventory)
+    names = [part.strip() for part in (settings.metrics or "").split(",") if part.strip()]
+    found = [compare_metric(name, a, b, settings.last) for name in names or _common(a, b)]
+    changes = setting_changes(a.config, b.config)
+    changes = {k: v for k, v in changes.items() if k.rpartition(".")[2] not in _NAMES}
+    data = _data_lines(a, b)
+    if settings.json:
+        metrics = [asdict(one) for one in found]
+        both = {"a": str(a.path), "b": str(b.path)}
+        text = json.dumps({**both, "settings": changes, "data": data, "metrics": metrics}, indent=2)
+        print_whole(text)
+        return
+    console = get_console()
+    for label, run in (("A", a), ("B", b)):
+        print_whole(f"{label} = {run.path} ({run.recipe}, {run.state} at step {run.step})")
+    rows = [(name, old, new) for name, (old, new) in changes.items()]
+    if rows:
+        console.print(_table(("setting", "A", "B"), rows))
+    print_whole("\n".join(data) if rows or data else "no setting differs")
+    for one in found:
+        cells = [(str(at), f"{x:.5g}", f"{y:.5g}") for at, (x, y) in _some(one.steps).items()]
+        console.print(_table((one.metric, "A", "B"), [*cells, ("end", _text(one.a), _text(one.b))]))
+        print_whole(one.verdict)
+
+
+def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> MetricComparison:
+    """Compares one metric of two runs.
+
+    Raises:
+        ConfigurationError: One of them does not log it.
+    """
+    values = [run.values(metric) for run in (a, b)]
+    for run, of_run in zip((a, b), values, strict=True):
+        if not of_run:
+            known = sorted({key for row in run.rows for key in row if run.values(key)})
+            raise ConfigurationError(
+                f"metrics: {metric!r} is in no row of {run.path}{nearest_sentence(metric, known)} "
+                f"It has: {', '.join(known) or 'none'}"
+            )
+    ends = [_end(run, metric, of_run, last) for run, of_run in zip((a, b), values, strict=True)]
+    steps = {at: (values[0][at], values[1][at]) for at in values[0] if at in values[1]}
+    return MetricComparison(metric, steps, *ends, _verdict(metric, *ends))
+
+
+def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> EndValue:
+    """Returns the value at the end, with the noise that the run's files show."""
+    if not metric.startswith("test/"):
+        final = list(values.values())[-last:]
+        if len(final) < 2:
+            return EndValue(final[-1], None, "1 row")
+        # Batches differ, so the mean over the last rows is compared, not the last row.
+        return EndValue(*_mean(final), f"last {len(final)} rows")
+    step = max(values)
+    rewards = _test_rewards(run.path, step) if metric == "test/env/all/reward/total" else []
+    if len(rewards) > 1:
+        return EndValue(values[step], _mean(rewards)[1], f"{len(rewards)} test episodes")
+    return EndValue(values[step], None, f"evaluation at step {step}")
+
+
+def _test_rewards(folder: Path, step: int) -> list[float]:
+    """Returns the rewards of the test episodes of a step, if the run wrote them."""
+    file = folder / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl"
+    rewards = [row.get("total_reward") for row in read_rows(file)]
+    return [float(reward) for reward in rewards if type(reward) in (int, float)]
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Returns mean and standard error."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _verdict(metric: str, a: EndValue, b: EndValue) -> str:
+    margin = b.value - a.value
+    if margin == 0:
+        return f"{metric}: equal"
+    lower = lower_is_better(metric)
+    better = "B" if (margin < 0) == lower else "A"
+    kind = "lower" if lower else "higher"
+    said = f"{metric}: {better} is better ({kind}) by {abs(margin):.4g}"
+    if a.error is None or b.error is None:
+        return f"{said}; its noise is unknown ({a.of}; {b.of})"
+    noise = math.hypot(a.error, b.error)
+    if abs(margin) > _CLEAR * noise:
+        return f"{said}, more than {_CLEAR:g} standard errors ({noise:.2g}; {a.of}; {b.of})"
+    return (
+        f"{metric}: no clear difference: B - A is {margin:+.4g} with a standard error of "
+        f"{noise:.2g} ({a.of}; {b.of})"
+    )
+
+
+def _common(a: RunFolder, b: RunFolder) -> list[str]:
+    """Returns the main metrics that both runs log, a run's ``best_metric`` first."""
+    names = [a.config.get("best_metric"), b.config.get("best_metric"), *METRICS]
+    found = [name for name in dict.fromkeys(names) if name and a.values(name) and b.values(name)]
+    if not found:
+        raise ConfigurationError(
+            f"metrics: {a.path} and {b.path} have none of {', '.join(METRICS)} in common; expected "
+            "metrics=NAME of metrics that both log"
+        )
+    return found
+
+
+def _data_lines(a: RunFolder, b: RunFolder) -> list[str]:
+    records = [read_data_record(str(run.path)) for run in (a, b)]
+    if records[0] is None or records[1] is None:
+        return []
+    return data_changes(records[0], records[1], longer=False, rebuilt=False)
+
+
+def _some(steps: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+    """Returns the first, the last and some steps between them, at equal distances."""
+    at = sorted(steps)
+    count = min(len(at), _SHOWN_STEPS)
+    chosen = {at[round(i * (len(at) - 1) / max(count - 1, 1))] for i in range(count)}
+    return {step: steps[step] for step in sorted(chosen)}
+
+
+def _text(end: EndValue) -> str:
+    return f"{end.value:.5g}" + ("" if end.error is None else f" ± {end.error:.2g}")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table

@@ -1,0 +1,194 @@
+"""Commands ``rm`` and ``prune``: what is removed is listed first, and nothing that is in use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import chz
+from rich.filesize import decimal
+
+from tinker_cookbook.cli_utils import why_not_deletable
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.runs.inventory import (
+    Inventory,
+    Weights,
+    find_run,
+    folder_size,
+    take_inventory,
+)
+from tinker_cookbook.runs.show import FOLDER_DOC
+from tinker_cookbook.utils.command_line.programs import print_whole
+from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
+
+
+@chz.chz
+class _Confirmed:
+    yes: bool = chz.field(default=False, doc="Remove without asking")
+    json: bool = chz.field(
+        default=False,
+        doc="Print as JSON what goes; without yes=true nothing is removed",
+    )
+
+
+@chz.chz
+class RemoveSettings(_Confirmed):
+    """Settings of ``rm``."""
+
+    run: str = chz.field(doc="Log folder of the run, its name, or RUN of tinker://RUN/…")
+
+
+@chz.chz
+class PruneSettings(_Confirmed):
+    """Settings of ``prune``."""
+
+    folder: str | None = chz.field(default=None, doc=FOLDER_DOC)
+    other_machines: bool = chz.field(
+        default=False,
+        doc="Also weights whose log folder was on another machine, or on one that is not recorded: "
+        "a client of a server on this machine may still use them",
+    )
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A folder to remove.
+
+    Attributes:
+        kind: ``weights`` are locked by their writers, a log folder by its run.
+        path: The folder.
+        size: Bytes of its files.
+        why: What it is.
+    """
+
+    kind: Literal["log folder", "weights", "expired"]
+    path: str
+    size: int
+    why: str
+
+
+def remove_run(settings: RemoveSettings) -> None:
+    """Removes the log folder of a run and its weights on this machine."""
+    inventory = take_inventory()
+    alone = [one for one in inventory.weights if one.run_id == settings.run]
+    if alone:
+        _carry_out([_of_weights(alone[0], inventory)], settings)
+        return
+    run = find_run(settings.run, inventory)
+    if run.holder is not None:
+        raise ConfigurationError(f"run: {run.path} is in use ({run.holder}); stop it first")
+    if reason := why_not_deletable(run.path):
+        raise ConfigurationError(f"run: {run.path} is not removed because {reason}")
+    removals = [_of_log_folder(run.path, f"{run.recipe}, {run.state} at step {run.step}")]
+    removals += [_of_weights(one, inventory) for one in inventory.weights_of(run)]
+    ids = {one.run_id for one in inventory.weights_of(run)}
+    for user in inventory.users_of(ids, but=run.path):
+        print_whole(f"note: the run in {user} began with these weights")
+    _carry_out(removals, settings)
+
+
+def prune_runs(settings: PruneSettings) -> None:
+    """Removes weights without a log folder, expired checkpoints, and log folders without a row."""
+    inventory = take_inventory(settings.folder)
+    left = inventory.without_folder
+    chosen = [one for one in left if one.is_local or settings.other_machines]
+    # Weights that another run began with, or that a teacher or a reference has.
+    used = [one for one in chosen if inventory.users_of([one.run_id])]
+    removals = [_of_weights(one, inventory) for one in chosen if one not in used]
+    removals += _expired(inventory.weights, {Path(one.path) for one in removals})
+    removals += [
+        _of_log_folder(run.path, f"{run.recipe}, ended before its first row")
+        for run in inventory.runs
+        if run.holder is None and ended_before_the_first_row(run.path)
+    ]
+    if used:
+        print_whole(f"kept: {len(used)} weights that settings of other runs name")
+    if len(left) > len(chosen):
+        count = len(left) - len(chosen)
+        print_whole(f"kept: {count} weights of other or unknown machines (other_machines=true)")
+    if not removals and not settings.json:
+        print_whole("nothing to remove")
+        return
+    _carry_out(removals, settings)
+
+
+def _carry_out(removals: Sequence[Removal], settings: _Confirmed) -> None:
+    """Prints what goes, asks, and removes it."""
+    total = sum(one.size for one in removals)
+    if settings.json:
+        data = {"remove": [asdict(one) for one in removals], "bytes": total, "done": settings.yes}
+        print_whole(json.dumps(data, indent=2))
+    else:
+        for one in removals:
+            print_whole(f"{decimal(one.size):>10}  {one.kind}  {one.path}  ({one.why})")
+        print_whole(f"{decimal(total):>10}  in {len(removals)} folders")
+    if not settings.yes and (settings.json or not _asked()):
+        return
+    for one in removals:
+        _remove(one)
+    if not settings.json:
+        print_whole("removed")
+
+
+def _asked() -> bool:
+    # A job without a terminal must not wait for input.
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            "nothing was removed, since there is no terminal to ask on; add yes=true"
+        )
+    return input("Remove these folders? [y]es or [n]o: ").strip().lower() in ("y", "yes")
+
+
+def _remove(removal: Removal) -> None:
+    path = Path(removal.path)
+    if removal.kind == "log folder":
+        # Raises an error if a run has started in it meanwhile.
+        with RunLock(path, "run"):
+            shutil.rmtree(path)
+        return
+    # The engine's own lock and names of files; imported late, because it takes seconds.
+    from tinker_cookbook.engine.checkpoints.files import folder_lock
+    from tinker_cookbook.engine.checkpoints.store import CheckpointStore
+
+    if removal.kind == "expired":
+        CheckpointStore(path.parents[3]).expire()
+        return
+    with folder_lock(path, exclusive=True, timeout=0):
+        # run.json last: if this is interrupted, the rest is still listed and can be removed.
+        for entry in sorted(path.iterdir(), key=lambda one: one.name == "run.json"):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    path.rmdir()
+
+
+def _of_log_folder(path: Path, why: str) -> Removal:
+    return Removal("log folder", str(path), folder_size(path), why)
+
+
+def _of_weights(one: Weights, inventory: Inventory) -> Removal:
+    owner = inventory.owners.get(one.run_id)
+    why = f"of {owner}" if owner else f"log folder {one.log_path}, not there"
+    return Removal("weights", str(one.path), one.size, f"{one.recipe} {why}".strip())
+
+
+def _expired(weights: Sequence[Weights], but: set[Path]) -> list[Removal]:
+    """Returns the expired checkpoints, which any start of the engine would remove too."""
+
+    from tinker_cookbook.engine.checkpoints.format import EXPIRES_AT, read_expiry
+
+    folders = [f.parent for one in weights if one.path not in but
+               for f in one.path.glob(f"*/*/{EXPIRES_AT}")]  # fmt: skip
+    return [
+        Removal("expired", str(folder), folder_size(folder), "its lifetime has ended")
+        for folder in folders
+        if (read_expiry(folder) or time.time() + 1) <= time.time()
+    ]

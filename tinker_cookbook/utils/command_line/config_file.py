@@ -1,0 +1,92 @@
+"""Settings from a file: ``config=LOG_PATH``, ``config=config.json`` or ``config=run.yaml``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.command_line.console import program_command
+from tinker_cookbook.utils.command_line.programs import is_program
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY, load_config
+
+CONFIG = "config"
+"""The key; a program whose class has a field of this name does not read a file."""
+
+
+def read_settings(name: str, config_class: type[Any]) -> Any:
+    """Returns the recorded configuration in a file, or its keys as ``key=value`` arguments.
+
+    Args:
+        name: A ``config.json`` or the log folder that holds one, or a JSON or YAML file with the
+            keys of the program; nested keys as mappings, or with dots.
+        config_class: Class of the program.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is the configuration of another program.
+    """
+    path = Path(name).expanduser()
+    path = path / CONFIG_FILE if path.is_dir() else path
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{CONFIG}: {path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{CONFIG}: {path} has no keys; expected key: value")
+    if TYPE_KEY not in data:
+        return [f"{key}={value}" for key, value in _flat(data, "")]
+    found = load_config(data)
+    if isinstance(found, config_class):
+        return found
+    module = program_of(data[TYPE_KEY])
+    hint = f"; start it with: {program_command(module, f'{CONFIG}={name}')}" if module else ""
+    raise ConfigurationError(
+        f"{CONFIG}: {path} was written by a {data[TYPE_KEY]}, expected a {config_class.__name__} "
+        f"of this program, or a file with its keys{hint}"
+    )
+
+
+def values_of(config: Any, given: Iterable[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted names and values of a configuration for a blueprint.
+
+    A nested object is one value, or its class and its fields if ``given`` has a key of it.
+    """
+    for field in chz.chz_fields(config):
+        name, value = f"{prefix}{field}", getattr(config, field)
+        if chz.is_chz(value) and any(key.startswith(f"{name}.") for key in given):
+            yield name, type(value)
+            yield from values_of(value, given, f"{name}.")
+        else:
+            yield name, value
+
+
+def program_of(type_name: str) -> str | None:
+    """Returns the program that takes a recorded class, ``module:Class``; ``None`` if unknown."""
+    module = type_name.partition(":")[0]
+    # The class of the RL loop is in a module of its own.
+    candidates = (module, f"{module.rpartition('.')[0]}.train")
+    return next((one for one in candidates if is_program(one)), None)
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{key}", ",".join(map(str, value))
+        else:
+            yield f"{prefix}{key}", str(value)
