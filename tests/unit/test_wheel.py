@@ -41,6 +41,10 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
     assert {f"tinker_cookbook/server/page/chat.{kind}" for kind in ("html", "css", "js")} <= {
         *names
     }
+    scripts = next(wheel for wheel in installed.glob("*.dist-info")) / "entry_points.txt"
+    assert "tinker-cookbook = tinker_cookbook.utils.command_line.console:main" in (
+        scripts.read_text()
+    )
     code = (
         "from tinker_cookbook.recipes import sl_loop; from pathlib import Path;"
         "assert Path(sl_loop.Config().dataset_path).is_file(), sl_loop.Config().dataset_path;"
@@ -56,3 +60,16 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
         env={"PYTHONPATH": ":".join(paths), "PATH": ""},
     )
     assert done.stdout.strip().startswith(str(installed)), done.stderr[-2000:]
+    # The console command of the installed package, in a folder without the checkout.
+    code = (
+        "import sys; from tinker_cookbook.utils.command_line.console import main;"
+        "sys.argv = ['tinker-cookbook', *sys.argv[1:]]; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code, "sl_basic", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(paths), "PATH": ""},
+    )
+    assert "sl_basic model_name=" in done.stdout, done.stderr[-2000:]

@@ -135,7 +135,7 @@ def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> En
 def _test_rewards(folder: Path, step: int) -> list[float]:
     """Returns the rewards of the test episodes of a step, if the run wrote them."""
     file = folder / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl"
-    rewards = [row.get("total_reward") for row in read_rows(file)]
+    rewards: list[Any] = [row.get("total_reward") for row in read_rows(file)]
     return [float(reward) for reward in rewards if type(reward) in (int, float)]
 
 

@@ -79,7 +79,7 @@ def remove_run(settings: RemoveSettings) -> None:
     inventory = take_inventory()
     alone = [one for one in inventory.weights if one.run_id == settings.run]
     if alone:
-        _carry_out([_of_weights(alone[0], inventory)], settings)
+        _carry_out([_of_weights(alone[0], inventory)], settings, [])
         return
     run = find_run(settings.run, inventory)
     if run.holder is not None:
@@ -89,9 +89,8 @@ def remove_run(settings: RemoveSettings) -> None:
     removals = [_of_log_folder(run.path, f"{run.recipe}, {run.state} at step {run.step}")]
     removals += [_of_weights(one, inventory) for one in inventory.weights_of(run)]
     ids = {one.run_id for one in inventory.weights_of(run)}
-    for user in inventory.users_of(ids, but=run.path):
-        print_whole(f"note: the run in {user} began with these weights")
-    _carry_out(removals, settings)
+    users = inventory.users_of(ids, but=run.path)
+    _carry_out(removals, settings, [f"the settings of {user} name these weights" for user in users])
 
 
 def prune_runs(settings: PruneSettings) -> None:
@@ -108,28 +107,24 @@ def prune_runs(settings: PruneSettings) -> None:
         for run in inventory.runs
         if run.holder is None and ended_before_the_first_row(run.path)
     ]
-    if used:
-        print_whole(f"kept: {len(used)} weights that settings of other runs name")
-    if len(left) > len(chosen):
-        count = len(left) - len(chosen)
-        print_whole(f"kept: {count} weights of other or unknown machines (other_machines=true)")
-    if not removals and not settings.json:
-        print_whole("nothing to remove")
-        return
-    _carry_out(removals, settings)
+    notes = [f"kept: {len(used)} weights that settings of other runs name"] if used else []
+    if others := len(left) - len(chosen):
+        notes.append(f"kept: {others} weights of other or unknown machines (other_machines=true)")
+    _carry_out(removals, settings, notes)
 
 
-def _carry_out(removals: Sequence[Removal], settings: _Confirmed) -> None:
-    """Prints what goes, asks, and removes it."""
+def _carry_out(removals: Sequence[Removal], settings: _Confirmed, notes: Sequence[str]) -> None:
+    """Prints what goes and the notes, asks, and removes it."""
     total = sum(one.size for one in removals)
     if settings.json:
-        data = {"remove": [asdict(one) for one in removals], "bytes": total, "done": settings.yes}
+        listed = [asdict(one) for one in removals]
+        data = {"remove": listed, "bytes": total, "notes": notes, "done": settings.yes}
         print_whole(json.dumps(data, indent=2))
     else:
         for one in removals:
             print_whole(f"{decimal(one.size):>10}  {one.kind}  {one.path}  ({one.why})")
-        print_whole(f"{decimal(total):>10}  in {len(removals)} folders")
-    if not settings.yes and (settings.json or not _asked()):
+        print_whole("\n".join([f"{decimal(total):>10}  in {len(removals)} folders", *notes]))
+    if not removals or (not settings.yes and (settings.json or not _asked())):
         return
     for one in removals:
         _remove(one)

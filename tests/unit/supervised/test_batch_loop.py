@@ -185,16 +185,14 @@ def test_the_end_says_how_to_use_what_was_made(stories_model, tmp_path, capsys):
     config = config_of(stories_model, tmp_path)
     run(config)
     said = capsys.readouterr().out
-    path = json.loads((Path(config.log_path) / "checkpoints.jsonl").read_text().splitlines()[-1])
-    sampler = path["sampler_path"]
     assert f"-m tinker_cookbook.server model_name={stories_model}" in said
-    assert f"-m tinker_cookbook.chat model_path={sampler} " in said
+    assert f"-m tinker_cookbook.chat model_path={config.log_path} " in said
     assert "each deleted 7 days after it was saved" in said
     for name, file in (("export", "adapter_config.json"), ("merge", "config.json")):
         line = next(line for line in said.splitlines() if line.startswith(name))
         words = shlex.split(line)[2:]  # without the label and the interpreter
-        assert words[:4] == ["-m", "tinker_cookbook.weights", name, sampler]
-        weights_main([name, sampler, f"out={tmp_path / name}"])
+        assert words[:4] == ["-m", "tinker_cookbook.weights", name, config.log_path]
+        weights_main([name, config.log_path, f"out={tmp_path / name}"])
         assert (tmp_path / name / file).exists()
 
 

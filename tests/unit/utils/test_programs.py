@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
     find_programs,
     listing,
+    module_of,
     recipes_package,
     run_listing,
+    short_name,
     version_line,
     with_recipes_of_folder,
 )
@@ -108,6 +111,78 @@ def test_commands_name_the_recipes_as_the_folder_needs_it(monkeypatch, tmp_path)
     assert "tinker_cookbook.recipes.sl_basic" in recipes
     with pytest.raises(ConfigurationError, match=r"-m tinker_cookbook\.recipes\.sl_basic"):
         run_listing(["tinker_cookbook", recipes_package()], ["sl_basic"])
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("sl_basic", "recipes.sl_basic"),
+        ("recipes.math_rl.train", "recipes.math_rl.train"),
+        ("tinker_cookbook.recipes.sl_loop", "tinker_cookbook.recipes.sl_loop"),
+        ("eval", "tinker_cookbook.eval"),
+        ("eval.compare", "tinker_cookbook.eval.compare"),
+        # Of a recipe and a loop with one short name the recipe; the loop has its full name.
+        ("distillation.sdft", "recipes.distillation.sdft"),
+        ("tinker_cookbook.distillation.sdft", "tinker_cookbook.distillation.sdft"),
+        ("math_rl", "did you mean math_rl.train?"),
+        ("sl_bsic", "did you mean 'sl_basic'?"),
+        ("utils.imports", "is no program"),
+    ],
+)
+def test_the_program_of_a_name(name, module):
+    if " " in module:
+        with pytest.raises(ConfigurationError, match=re.escape(module)):
+            module_of(name)
+        return
+    assert module_of(name) == module
+    assert module_of(short_name(module)).endswith(module.removeprefix("tinker_cookbook."))
+
+
+def console(folder, *words):
+    """Starts the console command in a folder outside of the checkout."""
+    code = f"import sys; sys.argv[0] = {str(folder / 'tinker-cookbook')!r};"
+    code += "from tinker_cookbook.utils.command_line.console import main; main()"
+    path = {"PYTHONPATH": str(REPO)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True, text=True, timeout=120, cwd=folder, env={**os.environ, **path},
+    )  # fmt: skip
+
+
+def test_the_console_command_starts_programs_from_any_folder(tmp_path):
+    (tmp_path / "tinker-cookbook").touch()
+    (tmp_path / "mydata.py").write_text("print('imported from the working folder')")
+    command = f"{tmp_path}/tinker-cookbook"
+    listed = console(tmp_path)
+    assert listed.stdout.startswith(f"{command} PROGRAM")
+    assert "\n  sl_basic  " in listed.stdout
+    assert "\n  runs  " in listed.stdout
+    helped = console(tmp_path, "sl_loop", "--help")
+    assert helped.stdout.startswith(f"{command} sl_loop [key=value")
+    assert "python -m" not in helped.stdout
+    # The exit status and the error of the program; printed commands are of this form.
+    wrong = console(tmp_path, "rl.train", "dataset_builder=mydata:Data", "log_path=x")
+    assert wrong.returncode == 1
+    assert "imported from the working folder" in wrong.stdout
+    assert "Traceback" not in wrong.stderr
+    (tmp_path / "config.json").write_text('{"_type": "tinker_cookbook.rl.config:KLReferenceConfig",'
+                                          '"base_model": "m"}')  # fmt: skip
+    other = console(tmp_path, "sl_loop", f"config={tmp_path}")
+    assert f"start it with: {command} rl.train config={tmp_path}" in other.stderr
+    assert console(tmp_path, "sl_bsic").returncode == 1
+
+
+def test_a_closed_pipe_ends_a_program_without_a_traceback(tmp_path):
+    # More than a pipe holds, printed in parts.
+    program = "for i in range(30000): print('a line', i)"
+    code = (
+        "from tinker_cookbook.utils.command_line.entrypoint import run_program\n"
+        f"def main():\n    {program}\nrun_program(main)"
+    )
+    shell = '"$0" -c "$1" | head -1; echo "${PIPESTATUS[0]}"'
+    words = ["bash", "-c", shell, sys.executable, code]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("a line 0\n1\n", "")
 
 
 def test_versions(capsys):

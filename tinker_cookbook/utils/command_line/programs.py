@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import re
+import select
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -186,13 +187,14 @@ def print_whole(text: str) -> None:
 
 def stdout_is_closed() -> bool:
     """Returns whether the reader of standard output has gone; further output is then dropped."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    # The error may be of another pipe, and flushing again need not raise it again.
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    if closed:
         # Otherwise Python reports the error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return closed
 
 
 def running_command() -> str:

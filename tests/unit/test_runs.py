@@ -1,0 +1,219 @@
+"""The commands of ``tinker_cookbook.runs``: list, show, compare, du, rm, prune."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.runs import compare, inventory, remove, show
+from tinker_cookbook.runs.__main__ import COMMANDS
+from tinker_cookbook.utils.command_line.subcommands import run_subcommand
+from tinker_cookbook.utils.run_folder.lock import RunLock
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "logs"))
+    # The runs of other tests of this machine are not this test's.
+    monkeypatch.setattr(inventory, "EXAMPLES_ROOT", str(tmp_path / "none"))
+    return tmp_path / "home"
+
+
+def run(*words):
+    return run_subcommand("tinker_cookbook.runs", COMMANDS, words, default="list")
+
+
+def answer(capsys, *words):
+    run(*words, "json=true")
+    return json.loads(capsys.readouterr().out)
+
+
+def weights(home, run_id, log_path, host=HOST, expires=None):
+    folder = home / "runs" / run_id / "weights" / "final"
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"x" * 1000)
+    if expires is not None:
+        (folder / "expires_at").write_text(repr(expires))
+    metadata = {"recipe": "sl_basic", "log_path": str(log_path)} | ({"host": host} if host else {})
+    about = {"run_id": run_id, "created_at": 1.0, "base_model": "m", "lora_rank": 1}
+    file = home / "runs" / run_id / "run.json"
+    file.write_text(json.dumps(about | {"user_metadata": metadata}))
+    return home / "runs" / run_id
+
+
+def logs(folder, run_id, values=(3.0, 2.0, 1.0), config=None, final=True):
+    folder.mkdir(parents=True)
+    settings = {"_type": "m:C", "recipe_name": "sl_basic", "learning_rate": 0.1} | (config or {})
+    (folder / "config.json").write_text(json.dumps(settings))
+    rows = [{"step": i, "train_mean_nll": v, "test/nll": v} for i, v in enumerate(values)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    saved = {"name": "final", "batch": 2, "state_path": f"tinker://{run_id}/weights/final"}
+    if run_id:
+        (folder / "checkpoints.jsonl").write_text(json.dumps(saved | {"final": final}) + "\n")
+    return folder
+
+
+def test_list_show_and_du(home, tmp_path, capsys):
+    a = logs(tmp_path / "logs" / "a", "ra")
+    weights(home, "ra", a)
+    # Elsewhere, known by its weights; and weights whose folder is gone.
+    b = logs(tmp_path / "else" / "b", "rb", (1.0, 2.0), {"best_metric": "test/nll"}, final=False)
+    weights(home, "rb", b)
+    weights(home, "gone", tmp_path / "logs" / "gone")
+    found = answer(capsys)
+    rows = {row["name"]: row for row in found["runs"]}
+    assert set(rows) == {"a", "b"}
+    assert [rows["a"][key] for key in ("state", "step", "metric", "last", "best")] == [
+        "finished", 2, "test/nll", 1.0, 1.0,
+    ]  # fmt: skip
+    assert (rows["b"]["state"], rows["b"]["last"], rows["b"]["best"]) == ("stopped", 2.0, 1.0)
+    assert rows["a"]["weights"] == ["ra"]
+    assert rows["a"]["weights_bytes"] > 1000
+    assert [one["run_id"] for one in found["weights_without_log_folder"]] == ["gone"]
+    assert [row["name"] for row in answer(capsys, "list", str(tmp_path / "else"))["runs"]] == ["b"]
+    run()
+    assert "1 weights without log folder" in capsys.readouterr().out
+
+    run("show", "a")
+    said = capsys.readouterr().out
+    assert f"{a}@final  step 2: tinker://ra/weights/final" in said
+    assert f"tinker_cookbook.chat model_path={a}" in said
+    with pytest.raises(ConfigurationError, match="got 'aa', expected a log folder or its name"):
+        run("show", "aa")
+    with pytest.raises(ConfigurationError, match=r"got 'sow', expected one of .*did you mean 'sho"):
+        run("sow")
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
+        run("list", str(tmp_path / "nowhere"))
+
+    found = answer(capsys, "du")
+    assert found["totals"]["weights"] == sum(
+        part["bytes"] for part in found["parts"] if part["what"] == "weights"
+    )
+    assert {part["where"].split()[0] for part in found["parts"]} >= {"ra", "rb", "gone", str(a)}
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict"),
+    [
+        # Means 2 and 1; standard errors 1/sqrt(3) each, of the difference 0.816.
+        ((2.0, 1.0, 0.0), "no clear difference: B - A is -1 with a standard error of 0.82"),
+        ((1.5, 0.5, -0.5), "no clear difference: B - A is -1.5 "),
+        ((0.5, -0.5, -1.5), "B is better (lower) by 2.5, more than 2 standard errors"),
+        ((13.0, 12.0, 11.0), "A is better (lower) by 10"),
+        ((3.0, 2.0, 1.0), "equal"),
+    ],
+)
+def test_compare(home, tmp_path, capsys, b, verdict):
+    logs(tmp_path / "logs" / "a", "ra")
+    logs(tmp_path / "logs" / "b", "rb", b, {"learning_rate": 0.2})
+    found = answer(capsys, "compare", "a", "b", "metrics=train_mean_nll,test/nll")
+    assert found["settings"] == {"learning_rate": ["0.1", "0.2"]}
+    trained, tested = found["metrics"]
+    assert verdict in trained["verdict"]
+    assert trained["steps"]["1"] == [2.0, b[1]]
+    assert trained["a"]["error"] == pytest.approx(0.57735, abs=1e-4)
+    # The last evaluation counts, and nothing says how noisy it is.
+    assert (tested["b"]["value"], tested["b"]["error"]) == (b[-1], None)
+    run("compare", "a", "b")
+    assert "learning_rate  0.1  0.2" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match=r"'loss' is in no row .* It has: step,"):
+        run("compare", "a", "b", "metrics=loss")
+
+
+def test_the_noise_of_a_test_reward_is_that_of_its_episodes(home, tmp_path, capsys):
+    for name, rewards in (("a", [0, 1, 1, 0]), ("b", [1, 1, 1, 1])):
+        folder = logs(tmp_path / "logs" / name, f"r{name}")
+        row = {"step": 3, "test/env/all/reward/total": sum(rewards) / 4}
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        (folder / "iteration_000003").mkdir()
+        (folder / "iteration_000003" / "eval_test_rollout_summaries.jsonl").write_text(
+            "".join(json.dumps({"total_reward": reward}) + "\n" for reward in rewards)
+        )
+    found = answer(capsys, "compare", "a", "b", "metrics=test/env/all/reward/total")["metrics"][0]
+    assert found["a"]["error"] == pytest.approx(0.288675, abs=1e-5)  # 0.57735 / sqrt(4)
+    assert found["a"]["of"] == "4 test episodes"
+    assert compare._CLEAR * found["a"]["error"] > 0.5
+    assert "no clear difference" in found["verdict"]
+
+
+def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(
+    home, tmp_path, capsys, monkeypatch
+):
+    a = logs(tmp_path / "logs" / "a", "ra")
+    first, second = weights(home, "ra", a), weights(home, "ra2", a)
+    with open(a / "checkpoints.jsonl", "a") as file:  # resumed
+        file.write('{"name": "x", "state_path": "tinker://ra2/weights/x"}\n')
+    b = logs(
+        tmp_path / "logs" / "b", "rb", config={"load_checkpoint_path": "tinker://ra/weights/x"}
+    )
+    kept = weights(home, "rb", b)
+    with RunLock(a), pytest.raises(ConfigurationError, match="is in use"):
+        run("rm", "a", "yes=true")
+    # Without an answer nothing is removed.
+    with pytest.raises(ConfigurationError, match="no terminal to ask on; add yes=true"):
+        run("rm", str(a))
+    assert f"the settings of {b} name these weights" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    run("rm", "a")
+    assert a.exists()
+    capsys.readouterr()
+    assert len(answer(capsys, "rm", "a")["remove"]) == 3
+    assert a.exists()
+    assert first.exists()
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    run("rm", "a")
+    assert not a.exists()
+    assert not first.exists()
+    assert not second.exists()
+    assert b.exists()
+    # Weights alone, by the RUN of their path.
+    run("rm", "rb", "yes=true")
+    assert not kept.exists()
+    assert b.exists()
+    monkeypatch.chdir(b)
+    with pytest.raises(ConfigurationError, match="is not removed because it is or holds the curr"):
+        run("rm", str(b), "yes=true")
+
+
+def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
+    root = tmp_path / "logs"
+    a = logs(root / "a", "ra")
+    keep = [weights(home, "ra", a)]
+    # Another run has the folder now; the folder is gone; a teacher is used by a run.
+    gone = [weights(home, "old", a), weights(home, "gone", root / "gone")]
+    b = logs(root / "b", "rb", config={"teacher": {"path": "tinker://teacher/sampler_weights/x"}})
+    keep += [weights(home, "rb", b), weights(home, "teacher", root / "teacher")]
+    # A client of a server, and a run that may be one.
+    keep += [weights(home, "c1", "/their/run", host="other"), weights(home, "c2", "/x", host=None)]
+    # A run before its first checkpoint.
+    running = logs(root / "running", "", values=())
+    keep.append(weights(home, "new", running))
+    early = logs(root / "early", "", values=())
+    (early / "metrics.jsonl").unlink()
+    # An expired checkpoint of a run that stays.
+    expired = weights(home, "d", logs(root / "d", "d"), expires=time.time() - 5)
+    later = weights(home, "e", logs(root / "e", "e"), expires=time.time() + 500)
+    with RunLock(running):
+        planned = answer(capsys, "prune")
+        assert {one["path"] for one in planned["remove"]} == {
+            *map(str, gone), str(early), str(expired / "weights" / "final"),
+        }  # fmt: skip
+        assert all(folder.exists() for folder in (*gone, early))
+        run("prune", "yes=true")
+        said = capsys.readouterr().out
+    assert "kept: 1 weights that settings of other runs name" in said
+    assert "kept: 2 weights of other or unknown machines" in said
+    assert not any(folder.exists() for folder in (*gone, early, expired / "weights" / "final"))
+    assert all(folder.exists() for folder in (*keep, a, b, running, later / "weights" / "final"))
+    assert remove.PruneSettings().folder is None
+    assert show.existing_parent(home / "x" / "y") == home
