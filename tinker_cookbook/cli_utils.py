@@ -144,6 +144,7 @@ def _ask(path: Path) -> LogdirBehavior:
 
 
 def why_not_deletable(target: Path) -> str | None:
+    """Returns why a log folder, resolved, must not be removed; ``None`` if it may be."""
     for name, folder in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
         # Parents of these folders too, because deleting a parent would delete them.
         if folder.resolve().is_relative_to(target):

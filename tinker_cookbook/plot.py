@@ -1,11 +1,12 @@
 """Plots metrics of a run, which are columns of ``metrics.jsonl``.
 
 python -m tinker_cookbook.plot log_path=/tmp/tinker-examples/sl_basic
-python -m tinker_cookbook.plot log_path=… metrics=train_mean_nll,test/nll output=curves.png
+python -m tinker_cookbook.plot log_path=FOLDER,OTHER_FOLDER metrics=test/nll output=curves.png
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import chz
@@ -17,7 +18,9 @@ from tinker_cookbook.exceptions import (
     nearest_sentence,
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
+from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
+from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.utils.run_folder.scan import read_run_folder
 
 _DEFAULT_METRICS = "train_mean_nll,test/nll,reward/total,test/env/all/reward/total"
 
@@ -26,12 +29,14 @@ _DEFAULT_METRICS = "train_mean_nll,test/nll,reward/total,test/env/all/reward/tot
 class PlotConfig:
     """Settings of the plot."""
 
-    log_path: str = chz.field(doc="Folder of the run")
+    log_path: str = chz.field(doc="Folder of the run; several, comma-separated, in one picture")
     metrics: str = chz.field(
         default=_DEFAULT_METRICS,
         doc="Comma-separated names in metrics.jsonl; missing default names are skipped",
     )
-    output: str | None = chz.field(default=None, doc="PNG to write; default: LOG_PATH/curves.png")
+    output: str | None = chz.field(
+        default=None, doc="PNG to write; default: curves.png in the first LOG_PATH"
+    )
 
 
 def main(config: PlotConfig) -> None:
@@ -40,32 +45,16 @@ def main(config: PlotConfig) -> None:
 
 
 def write_plot(config: PlotConfig) -> Path:
-    """Writes a plot with one line per metric over the steps; returns its path."""
-    rows = read_rows(Path(config.log_path) / "metrics.jsonl")
-    if not rows:
-        raise DataError(f"{config.log_path}: metrics.jsonl has no rows yet; is log_path right?")
-    known = sorted({key for row in rows for key in row})
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for name in filter(None, map(str.strip, config.metrics.split(","))):
-        # A metric may be only in some rows, such as rows with evaluations.
-        points = [
-            (row["step"], row[name])
-            for row in rows
-            if "step" in row and isinstance(row.get(name), (int, float))
-        ]
-        if points:
-            curves[name] = points
-        # A missing name is an error only if the user gave it; no run logs all default names.
-        elif config.metrics != _DEFAULT_METRICS:
-            raise ConfigurationError(
-                f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
-                f"{nearest_sentence(name, known)} It has: {', '.join(known)}"
-            )
-    if not curves:
-        raise ConfigurationError(
-            f"metrics: none of {config.metrics} is in {config.log_path}/metrics.jsonl; it has: "
-            f"{', '.join(known)}"
-        )
+    """Writes a plot with one line per metric and run over the steps; returns its path."""
+    whole = local_path(config.log_path)
+    # A folder of a sweep may have commas in its name.
+    parts = [whole] if whole.is_dir() else config.log_path.split(",")
+    folders = [local_path(str(part).strip()) for part in parts]
+    curves = {
+        f"{label} {name}".strip(): values
+        for folder, label in zip(folders, short_labels(folders), strict=True)
+        for name, values in _curves_of(folder, config.metrics).items()
+    }
     try:
         import matplotlib
     except ImportError as error:
@@ -76,13 +65,13 @@ def write_plot(config: PlotConfig) -> Path:
 
     figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
     for name, points in curves.items():
-        steps, values = zip(*points, strict=True)
+        steps, values = zip(*sorted(points.items()), strict=True)
         # Use markers only for few points, because they would hide a long curve.
         axes.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    path = Path(config.output or Path(config.log_path) / "curves.png")
+    path = Path(config.output or folders[0] / "curves.png")
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # no folder, or a suffix that matplotlib does not know
@@ -90,6 +79,45 @@ def write_plot(config: PlotConfig) -> Path:
     finally:
         pyplot.close(figure)
     return path
+
+
+def _curves_of(folder: Path, metrics: str) -> dict[str, dict[int, float]]:
+    """Returns the values by step of the metrics of one run."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"log_path: {folder}: there is no such folder")
+    run = read_run_folder(folder)
+    if run.problem is not None:
+        raise DataError(f"log_path: {run.problem}")
+    if not run.rows:
+        raise DataError(f"log_path: {folder} has no {METRICS_FILE} with rows (yet)")
+    known = sorted({key for row in run.rows for key in row})
+    curves: dict[str, dict[int, float]] = {}
+    for name in filter(None, map(str.strip, metrics.split(","))):
+        # A metric may be only in some rows, such as rows with evaluations.
+        if values := run.values(name):
+            curves[name] = values
+        # A missing name is an error only if the user gave it; no run logs all default names.
+        elif metrics != _DEFAULT_METRICS:
+            raise ConfigurationError(
+                f"metrics: {name!r} is in no row of {folder}/{METRICS_FILE}"
+                f"{nearest_sentence(name, known)} It has: {', '.join(known)}"
+            )
+    if not curves:
+        raise ConfigurationError(
+            f"metrics: none of {metrics} is in {folder}/{METRICS_FILE}; it has: {', '.join(known)}"
+        )
+    return curves
+
+
+def short_labels(folders: Sequence[Path]) -> list[str]:
+    """Returns the last parts of the paths that tell them apart, ``""`` for a single one."""
+    if len(folders) == 1:
+        return [""]
+    for count in range(1, max(len(folder.parts) for folder in folders) + 1):
+        labels = ["/".join(folder.parts[-count:]) for folder in folders]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.plot import PlotConfig, main
+from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.plot import PlotConfig, main, short_labels
 
 
 @pytest.mark.parametrize("key", ["train_mean_nll", "reward/total"])
@@ -31,4 +31,22 @@ def test_rows_without_a_step_are_left_out_and_bad_outputs_are_named(tmp_path):
 def test_a_run_without_these_metrics_says_which_it_has(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "other": 2.0}\n')
     with pytest.raises(ConfigurationError, match="it has: other, step"):
+        main(PlotConfig(log_path=str(tmp_path)))
+
+
+def test_several_runs_and_folders_that_are_none(tmp_path):
+    runs = [tmp_path / name / "run" for name in ("a", "b,c")]
+    for folder in runs:
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"step": 1, "test/nll": 2.0}\n')
+    assert short_labels(runs) == ["a/run", "b,c/run"]
+    main(PlotConfig(log_path=str(runs[1])))  # one folder, with a comma
+    main(
+        PlotConfig(log_path=f"{runs[0]}, {tmp_path / 'a' / 'run'}", output=str(tmp_path / "x.png"))
+    )
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    for log_path in ("NOPE", f"{runs[0]},NOPE"):
+        with pytest.raises(ConfigurationError, match="NOPE: there is no such folder"):
+            main(PlotConfig(log_path=log_path))
+    with pytest.raises(DataError, match=r"has no metrics\.jsonl with rows"):
         main(PlotConfig(log_path=str(tmp_path)))

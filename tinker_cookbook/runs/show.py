@@ -23,6 +23,7 @@ from tinker_cookbook.runs.inventory import (
 )
 from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.training.data_record import read_data_record
+from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.programs import print_whole
@@ -218,13 +219,11 @@ def _section(title: str, values: dict[str, Any]) -> list[str]:
 
 def _changed_settings(run: RunFolder) -> dict[str, Any]:
     """Returns the settings that are not the default, all plain ones if the recipe is gone."""
-    plain = (str, int, float, bool)
-    given = {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
     try:
-        fields = chz.chz_fields(type(load_config(run.path)))
+        return dict(changed(load_config(run.path)))
     except (TinkerCookbookError, ImportError, TypeError):
-        return given
-    return {k: v for k, v in given.items() if k not in fields or v != fields[k]._default}
+        plain = (str, int, float, bool)
+        return {k: v for k, v in run.config.items() if isinstance(v, plain) and k[0] != "_"}
 
 
 def _commands(run: RunFolder) -> dict[str, str]:

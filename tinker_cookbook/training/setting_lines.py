@@ -24,7 +24,7 @@ def setting_lines(config: Any, log_path: str) -> list[str]:
     """
     lines = ["settings that are not the default:"]
     shown: dict[str, Any] = {}
-    for name, value in _changed(config):
+    for name, value in changed(config):
         # A recipe has the settings of its data at the top, and some that it does not let change.
         key = name if program_takes(name.partition(".")[0]) else name.rpartition(".")[2]
         if program_takes(key):
@@ -41,7 +41,7 @@ def setting_lines(config: Any, log_path: str) -> list[str]:
     return [*lines, *filter(None, [line]), f"  (all settings: {Path(log_path) / CONFIG_FILE})"]
 
 
-def _changed(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def changed(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields dotted name and value of each plain setting that is not the default."""
     for field in chz.chz_fields(config).values():
         name, value = f"{prefix}{field.logical_name}", getattr(config, field.logical_name)
@@ -49,7 +49,7 @@ def _changed(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             if field._default is MISSING:
                 kind = type(value)
                 yield name, f"{kind.__module__}:{kind.__qualname__}"
-            yield from _changed(value, f"{name}.")
+            yield from changed(value, f"{name}.")
             continue
         plain = isinstance(value, _PLAIN) or (
             isinstance(value, (list, tuple)) and all(isinstance(one, _PLAIN) for one in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _ENV = {
     "HF_HUB_OFFLINE": "1",
 }
 _DEFAULT_RANK = 16
+LORA_MODULE = "NAME=FOLDER"
+"""Stands for the served name and the folder of an adapter in the command that loads it."""
 
 
 def loading_in_vllm(checkpoint: Checkpoint) -> str:
@@ -47,7 +50,8 @@ def loading_in_vllm(checkpoint: Checkpoint) -> str:
     if rank is None:
         return f"vLLM supports ranks up to {LORA_RANKS[-1]}, not {checkpoint.rank}: {merge}"
     more = f" --max-lora-rank {rank}" if rank > _DEFAULT_RANK else ""
-    return f"vllm serve {checkpoint.base_model} --enable-lora{more} --lora-modules NAME=FOLDER"
+    base = shlex.quote(checkpoint.base_model)
+    return f"vllm serve {base} --enable-lora{more} --lora-modules {LORA_MODULE}"
 
 
 def compare_in_vllm(

@@ -24,6 +24,7 @@ from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._publish import publish_to_hf_hub
 from tinker_cookbook.weights._run_card import write_card
 from tinker_cookbook.weights._source import Checkpoint
+from tinker_cookbook.weights._vllm_proof import LORA_MODULE
 from tinker_cookbook.weights.proof import Proof, read_proof
 from tinker_cookbook.weights.settings import ExportSettings
 
@@ -241,7 +242,9 @@ def print_export(out: Path, proof: Proof, started: float) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     for name, text in proof.facts.items():
-        show(f"{name}: {text}")
+        # The files may be moved, so their record has no path.
+        here = text.replace(LORA_MODULE, f"{out.name}={out.absolute()}")
+        show(f"{name}: {here}")
     show(proof.table() if proof.comparisons else "not compared with the engine (verify=False)")
     files = sorted(path.name for path in out.iterdir())
     show(f"{out}: {', '.join(files)} ({time.monotonic() - started:.0f} s)")

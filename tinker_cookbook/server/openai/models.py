@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -52,12 +54,10 @@ def list_models(owner: OwnerDep, state: StateDep) -> Json:
         if base_model in state.models:
             for info in reversed(owner.store.list_checkpoints(run.run_id)):
                 if info.path.kind == "sampler_weights" and info.problem is None:
-                    fields = (str(info.path), info.created_at, owner.name, base_model)
-                    entries.append(_entry(lengths, *fields))
+                    entries.append(_checkpoint_entry(lengths, info, run.info, owner.name))
     for other, info, run in owner.store.published_by_others():
         if run.base_model in state.models and info.path.kind == "sampler_weights":
-            fields = (str(info.path), info.created_at, other, run.base_model)
-            entries.append(_entry(lengths, *fields))
+            entries.append(_checkpoint_entry(lengths, info, run, other))
     return {"object": "list", "data": entries}
 
 
@@ -68,7 +68,7 @@ def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
     if not name.startswith(SCHEME):
         return _entry(lengths, state.require_model(name, "model"), state.started_at)
     info, run = _checkpoint(state, owner, name)
-    return _entry(lengths, name, info.created_at, owner.name, run.base_model)
+    return _checkpoint_entry(lengths, info, run, owner.name)
 
 
 def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[CheckpointInfo, RunInfo]:
@@ -94,6 +94,24 @@ def _entry(
     # vLLM's name. Clients use it to check the length of a prompt.
     entry["max_model_len"] = lengths.get(parent or name) or None
     return entry if parent is None else {**entry, "parent": parent}
+
+
+def _checkpoint_entry(
+    lengths: Mapping[str, int], info: CheckpointInfo, run: RunInfo, owner: str
+) -> Json:
+    """Returns the entry of a checkpoint, with a ``name`` for people.
+
+    The name has the recipe, the log folder, the checkpoint, its updates, and the time of the save.
+    """
+    entry = _entry(lengths, str(info.path), info.created_at, owner, run.base_model)
+    # Runs of other owners show no paths.
+    recipe = run.user_metadata.get("recipe", "")
+    folder = Path(run.user_metadata.get("log_path", "")).name
+    saved = time.strftime("%d %b %H:%M", time.localtime(info.created_at))
+    step = info.state.get("step")
+    words = (recipe, folder if folder != recipe else "", info.path.name,
+             "" if step is None else f"step {step}", saved)  # fmt: skip
+    return {**entry, "name": " · ".join(filter(None, words))}
 
 
 @dataclass(frozen=True)

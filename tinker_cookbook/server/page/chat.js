@@ -62,13 +62,17 @@ async function loadModels() {
 
 const lastPart = (name) => name.split("/").pop();
 
+const names = new Map(); // by the id of a model, as the server shows it
+
 function shortName(id) {
+  if (names.has(id)) return names.get(id);
   if (!id.startsWith("tinker://")) return lastPart(id);
   const [run, , name] = id.slice("tinker://".length).split("/");
   return `${name} · ${run.replace(/:train:0$/, "")}`;
 }
 
 function fillModels(models) {
+  for (const model of models) if (model.name) names.set(model.id, model.name);
   const wanted = new URLSearchParams(location.search).getAll("model");
   for (const side of [0, 1]) {
     const select = $(`model-${side}`);

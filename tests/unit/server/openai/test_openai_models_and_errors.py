@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from types import SimpleNamespace
 
@@ -26,7 +27,12 @@ def checkpoint(oai_serving, stories_model):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINKER_API_KEY", oai_serving.key())
         connection = connect(oai_serving.url)
-        client = connection.service.create_lora_training_client(stories_model, rank=4, seed=0)
+        client = connection.service.create_lora_training_client(
+            stories_model,
+            rank=4,
+            seed=0,
+            user_metadata={"recipe": "sl_basic", "log_path": "/logs/my_run"},
+        )
         path = client.save_weights_for_sampler("first").result().path
         yield connection.service, client, path
         connection.close()
@@ -46,7 +52,11 @@ def test_models_are_those_served_and_the_owners_checkpoints(
     path = checkpoint[2]
     assert [model.id for model in oai.models.list()] == [stories_model, scripted_model, path]
     assert [model.id for model in other.models.list()] == [stories_model, scripted_model]
-    assert oai.models.retrieve(path).owned_by == "local"
+    entry = oai.models.retrieve(path)
+    assert entry.owned_by == "local"
+    # For people: recipe, log folder, checkpoint, updates, time of the save.
+    assert re.fullmatch(r"sl_basic · my_run · first · step 0 · \d\d \w{3} \d\d:\d\d", entry.name)
+    assert entry in list(oai.models.list())
     assert oai.models.retrieve(stories_model).id == stories_model
     with pytest.raises(openai.NotFoundError) as error:
         other.models.retrieve(path)
