@@ -3,8 +3,10 @@
 Importing the package is cheap: torch, transformers, datasets and the tinker SDK load on first use.
 """
 
+from tinker_cookbook._installed import check_installed
 from tinker_cookbook._process import prepare_process
 
+check_installed()
 prepare_process()
 
 __version__ = "0.1.0"

@@ -10,10 +10,11 @@ import time
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.runs import compare, inventory, remove, show
+from tinker_cookbook.runs import compare, inventory, remove
 from tinker_cookbook.runs.__main__ import COMMANDS
 from tinker_cookbook.utils.command_line.subcommands import run_subcommand
 from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.run_folder.paths import existing_parent
 
 HOST = socket.gethostname()
 
@@ -216,4 +217,4 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     assert not any(folder.exists() for folder in (*gone, early, expired / "weights" / "final"))
     assert all(folder.exists() for folder in (*keep, a, b, running, later / "weights" / "final"))
     assert remove.PruneSettings().folder is None
-    assert show.existing_parent(home / "x" / "y") == home
+    assert existing_parent(home / "x" / "y") == home

@@ -1,15 +1,16 @@
 """Chat in the terminal with the options of the official cookbook's command.
 
     python -m tinker_cookbook.chat_app.tinker_chat_cli base_model=Qwen/Qwen3-0.6B
-    python -m tinker_cookbook.chat_app.tinker_chat_cli model_path=tinker://RUN/sampler_weights/NAME
+    python -m tinker_cookbook.chat_app.tinker_chat_cli model_path=LOG_PATH
 
 It runs ``python -m tinker_cookbook.chat``, which has more options.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import chz
-import tinker
 
 from tinker_cookbook.chat import __main__ as chat
 from tinker_cookbook.completers import TinkerTokenCompleter
@@ -18,6 +19,9 @@ from tinker_cookbook.renderers.core.messages import get_text_content
 from tinker_cookbook.training.config import at_least, number
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+if TYPE_CHECKING:
+    import tinker
 
 _DEFAULT_MODEL = "Qwen/Qwen3.5-9B-Base"
 

@@ -18,7 +18,9 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.kernels.cpu.build import SWITCH, library
+from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
 
 VLLM_PYTHON = "TINKER_COOKBOOK_VLLM_PYTHON"
 _C_KERNELS = ("attention", "elementwise", "product")
@@ -107,6 +109,15 @@ def find_vllm() -> Found:
     except (OSError, subprocess.SubprocessError) as error:
         return Found("vLLM", False, f"{VLLM_PYTHON}={python} does not run: {error}")
     return Found("vLLM", bool(answer), f"{answer or 'none'}, in the environment of {python}")
+
+
+def find_disk() -> dict[str, int]:
+    """Returns the bytes that are free on the disk of ``TINKER_COOKBOOK_HOME``, and its size."""
+    home = home_dir()
+    return {
+        "free_bytes": shutil.disk_usage(existing_parent(home)).free,
+        "home_bytes": folder_size(home),
+    }
 
 
 def driver_without_cuda() -> bool:

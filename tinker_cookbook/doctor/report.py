@@ -17,12 +17,14 @@ from tinker_cookbook.doctor.machine import (
     Found,
     Machine,
     driver_without_cuda,
+    find_disk,
     find_sandbox,
     find_vllm,
     look,
 )
 from tinker_cookbook.doctor.packages import Extra, find_extras, version_of
 from tinker_cookbook.doctor.parity import ParityCheck, check_parity
+from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.model.loading import size_text
 from tinker_cookbook.sandbox.launch import INSTALL as INSTALL_SANDBOX
 
@@ -39,6 +41,8 @@ class Report:
     extras: list[Extra]
     sandbox: Found
     vllm: Found
+    disk: dict[str, int]
+    """See ``find_disk``."""
     install: list[str] = field(default_factory=list)
 
     @property
@@ -63,6 +67,7 @@ def examine(device: str = "auto", dtype: str = "auto") -> Report:
         extras,
         sandbox,
         vllm,
+        find_disk(),
         _worth_installing(machine, extras, sandbox, vllm),
     )
 
@@ -94,6 +99,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "extras": [{**asdict(e), "installed": e.installed} for e in report.extras],
         "sandbox": asdict(report.sandbox),
         "vllm": asdict(report.vllm),
+        "disk": {"home": str(home_dir()), **report.disk},
         "install": report.install,
     }
 
@@ -111,6 +117,8 @@ def print_report(report: Report, console: Console) -> None:
         ("memory (RAM)", size_text(machine.ram_bytes)),
         ("memory of GPUs", ", ".join(map(size_text, machine.gpu_bytes)) or "no GPU"),
         (f"free on {choice.device}", size_text(machine.free_bytes)),
+        ("free on disk", size_text(report.disk["free_bytes"])),
+        (str(home_dir()), f"{size_text(report.disk['home_bytes'])}: weights, models, kernels"),
     ]
     if len(machine.gpu_bytes) > 1:
         command = f"torchrun --nproc-per-node {len(machine.gpu_bytes)} -m recipes.…"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tinker_cookbook.cli_utils import EXAMPLES_ROOT, runs_path
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.checkpoints.weights_paths import SCHEME
+from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.scan import (
     RunFolder,
     find_run_folders,
@@ -152,18 +152,6 @@ def find_run(name: str, inventory: Inventory) -> RunFolder:
             f"{nearest_sentence(name, names)} `python -m tinker_cookbook.runs` lists them"
         )
     return found[0]
-
-
-def folder_size(folder: Path) -> int:
-    """Returns the bytes of all files in a folder; links are not followed."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(place, name)).st_size
-            except OSError:  # deleted meanwhile
-                continue
-    return total
 
 
 def _listed_ids(run: RunFolder) -> set[str]:

@@ -20,12 +20,12 @@ from tinker_cookbook.runs.inventory import (
     Inventory,
     Weights,
     find_run,
-    folder_size,
     take_inventory,
 )
 from tinker_cookbook.runs.show import FOLDER_DOC
 from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
 
 

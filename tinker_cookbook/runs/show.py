@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import chz
@@ -18,7 +17,6 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.runs.inventory import (
     Inventory,
     find_run,
-    folder_size,
     take_inventory,
 )
 from tinker_cookbook.training.best import METRICS, lower_is_better
@@ -28,6 +26,7 @@ from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.run_folder.config_io import load_config
+from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
 from tinker_cookbook.utils.run_folder.scan import RunFolder
 from tinker_cookbook.utils.terminal import get_console
 
@@ -155,11 +154,6 @@ def disk_use(settings: DiskSettings) -> None:
     get_console().print(table)
     shown = ", ".join(f"{what} {decimal(size)}" for what, size in totals.items())
     print_whole(f"{shown or 'nothing'}; free on the disk of {home_dir()}: {decimal(free)}")
-
-
-def existing_parent(path: Path) -> Path:
-    """Returns the nearest folder that exists, whose disk a new folder would be on."""
-    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def main_metric(run: RunFolder, metric: str | None = None) -> str | None:

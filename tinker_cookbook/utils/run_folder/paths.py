@@ -1,4 +1,4 @@
-"""Checks of local folders in settings, and atomic writes of files."""
+"""Checks of local folders in settings, sizes of folders, and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -80,3 +80,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def folder_size(folder: Path) -> int:
+    """Returns the bytes of all files in a folder; links are not followed."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:  # deleted meanwhile
+                continue
+    return total
+
+
+def existing_parent(path: Path) -> Path:
+    """Returns the nearest folder that exists, whose disk a new folder would be on."""
+    return next(one for one in (path, *path.parents) if one.exists())
