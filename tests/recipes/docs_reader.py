@@ -242,7 +242,8 @@ class Reader:
         typed = dict(word.split("=", 1) for word in command.words if word not in words)
         if "--help" in words:
             return list(command.words)
-        if command.program in ("tinker_cookbook.sandbox", "tinker_cookbook.doctor"):
+        programs = ("tinker_cookbook.sandbox", "tinker_cookbook.doctor", "tinker_cookbook.runs")
+        if command.program in programs:
             return list(command.words)
         if command.program == "tinker_cookbook.weights":
             return self.weights_words(command)

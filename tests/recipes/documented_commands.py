@@ -9,6 +9,8 @@ from pathlib import Path
 
 from recipe_runs import REPO
 
+from tinker_cookbook.utils.command_line.programs import module_of
+
 # Programs that need a network, another package, or the whole test suite; CI runs `make test-all`.
 NOT_RUN = (
     "git clone",
@@ -102,6 +104,8 @@ def documented() -> list[Command]:
             if line.startswith(NOT_RUN) or any(f" {setting}" in line for setting in ELSEWHERE):
                 continue
             words = shlex.split(line)
+            if words[0] == "tinker-cookbook":
+                words = ["python", "-m", module_of(words[1]), *words[2:]]
             assert words[:2] == ["python", "-m"] or words[0] in ("tinker", "curl"), (page, line)
             at = 2 if words[0] == "python" else 0
             typed = tuple(word for word in words[at + 1 :] if word != "…")

@@ -201,6 +201,10 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     keep.append(weights(home, "new", running))
     early = logs(root / "early", "", values=())
     (early / "metrics.jsonl").unlink()
+    with RunLock(early):  # leaves its file
+        pass
+    template = logs(root / "template", "", values=())
+    (template / "metrics.jsonl").unlink()
     # An expired checkpoint of a run that stays.
     expired = weights(home, "d", logs(root / "d", "d"), expires=time.time() - 5)
     later = weights(home, "e", logs(root / "e", "e"), expires=time.time() + 500)
@@ -215,6 +219,8 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     assert "kept: 1 weights that settings of other runs name" in said
     assert "kept: 2 weights of other or unknown machines" in said
     assert not any(folder.exists() for folder in (*gone, early, expired / "weights" / "final"))
-    assert all(folder.exists() for folder in (*keep, a, b, running, later / "weights" / "final"))
+    assert all(
+        folder.exists() for folder in (*keep, a, b, running, template, later / "weights" / "final")
+    )
     assert remove.PruneSettings().folder is None
     assert existing_parent(home / "x" / "y") == home

@@ -24,7 +24,7 @@ from tinker_cookbook.runs.inventory import (
 )
 from tinker_cookbook.runs.show import FOLDER_DOC
 from tinker_cookbook.utils.command_line.programs import print_whole
-from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock
 from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
 
@@ -105,7 +105,10 @@ def prune_runs(settings: PruneSettings) -> None:
     removals += [
         _of_log_folder(run.path, f"{run.recipe}, ended before its first row")
         for run in inventory.runs
-        if run.holder is None and ended_before_the_first_row(run.path)
+        # A folder with a copied config.json only, which no run has locked, is not a run's.
+        if run.holder is None
+        and (run.path / LOCK_FILE).exists()
+        and ended_before_the_first_row(run.path)
     ]
     notes = [f"kept: {len(used)} weights that settings of other runs name"] if used else []
     if others := len(left) - len(chosen):

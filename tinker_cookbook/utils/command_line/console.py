@@ -40,7 +40,8 @@ def main() -> None:
     from tinker_cookbook.utils.command_line.entrypoint import run_program
 
     # As with `python -m`, the user's own modules are found in the working folder.
-    sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
     name, *_given[:] = sys.argv[1:] or ["--help"]
     found = shutil.which(CONSOLE)
     on_path = found is not None and os.path.samefile(found, sys.argv[0])

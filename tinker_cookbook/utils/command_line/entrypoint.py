@@ -97,8 +97,10 @@ def run_program(program: Callable[[], Any]) -> None:
         result = program()
         if inspect.isawaitable(result):
             run_to_end(result)
-        # Here, since an error at the exit of Python could not be handled.
-        sys.stdout.flush()
+        _flush()
+    except SystemExit:
+        _flush()
+        raise
     except KeyboardInterrupt:
         # A normal exit would wait for the engine's thread, which may be in a long step. Its work is
         # lost; files are as safe as when the process is killed.
@@ -115,6 +117,14 @@ def run_program(program: Callable[[], Any]) -> None:
         said = as_started(f"{type(error).__name__}: {message}")
         print(f"\n{said}", file=sys.stderr)
         sys.exit(1)
+
+
+def _flush() -> None:
+    # Now, since an error at the exit of Python could not be handled.
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        stdout_is_closed()
 
 
 def program_takes(key: str) -> bool:

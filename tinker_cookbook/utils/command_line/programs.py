@@ -187,6 +187,8 @@ def print_whole(text: str) -> None:
 
 def stdout_is_closed() -> bool:
     """Returns whether the reader of standard output has gone; further output is then dropped."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
     # The error may be of another pipe, and flushing again need not raise it again.
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)

@@ -18,7 +18,7 @@ from tinker_cookbook.utils.checkpoints.saving import (
 )
 from tinker_cookbook.utils.error_logs import RUN_STOPPED
 from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
 from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
 from tinker_cookbook.utils.run_folder.lock import lock_holder
 from tinker_cookbook.utils.run_folder.replaced_run import was_configured_by_a_run
@@ -72,12 +72,13 @@ class RunFolder:
     @property
     def step(self) -> int | None:
         """Updates of the last row, ``None`` without rows."""
-        return max((int(row["step"]) for row in self.rows if "step" in row), default=None)
+        return max((row["step"] for row in self.rows if type(row.get("step")) is int), default=None)
 
     @property
     def recipe(self) -> str:
         """Name of the recipe, else of the configuration's class."""
-        return str(self.config.get("recipe_name") or self.config.get("_type", "").split(":")[0])
+        name = self.config.get("recipe_name") or self.config.get(TYPE_KEY, "")
+        return str(name).partition(":")[0]
 
     @property
     def updated(self) -> float:
@@ -89,9 +90,9 @@ class RunFolder:
     def values(self, metric: str) -> dict[int, float]:
         """Returns the values of a metric by step, without those that are not finite."""
         return {
-            int(row["step"]): float(row[metric])
+            row["step"]: float(row[metric])
             for row in self.rows
-            if "step" in row and type(row.get(metric)) in (int, float)
+            if type(row.get("step")) is int and type(row.get(metric)) in (int, float)
         }
 
 
