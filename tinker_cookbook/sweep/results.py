@@ -155,11 +155,11 @@ def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> st
     # One column for each combination of the other settings, one row for each x.
     others = [key for key in swept if key != x]
     for row in done:
-        row["label"] = ", ".join(str(row[key]) for key in others)
+        row["label"] = ", ".join(f"{key}={row[key]}" for key in others)
     curves = pandas.DataFrame(done).pivot(index=x, columns="label", values="value")
     # In the order of the sweep, since as texts 16 would come before 4.
     curves = curves[list(dict.fromkeys(row["label"] for row in done))]
-    curves.columns.name = ", ".join(others)
+    curves.columns.name = None  # the labels have the names of the settings
     xs = [row[x] for row in done]
     # Values over more than a decade are chosen in factors.
     logx = min(xs) > 0 and max(xs) / min(xs) > 10

@@ -54,6 +54,7 @@ def plotted(monkeypatch):
             line.get_label(): [tuple(map(float, point)) for point in line.get_xydata()]
             for line in axes.get_lines()
         }
+        seen["title"] = axes.get_legend().get_title().get_text() if axes.get_legend() else ""
         seen["scale"], seen["x"] = axes.get_xscale(), axes.get_xlabel()
 
     import matplotlib.figure
@@ -128,6 +129,9 @@ def test_the_picture(runs, tmp_path, plotted):
     assert plot(collect(runs, None), SWEPT, tmp_path / "sweep.png") == str(tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").stat().st_size > 5000
     assert (plotted["x"], plotted["scale"]) == ("learning_rate", "log")
+    # In the order of the sweep, without a title such as "label".
+    assert list(plotted["lines"]) == ["schedule=linear", "schedule=cosine"]
+    assert not plotted["title"]
     assert plotted["lines"]["schedule=cosine"] == [(1e-4, 2.1), (1e-3, 2.3), (1e-2, 2.5)]
     assert set(plotted["lines"]) == {"schedule=linear", "schedule=cosine"}
 
