@@ -113,11 +113,11 @@ def short_labels(folders: Sequence[Path]) -> list[str]:
     """Returns the last parts of the paths that tell them apart, ``""`` for a single one."""
     if len(folders) == 1:
         return [""]
-    for count in range(1, max(len(folder.parts) for folder in folders) + 1):
+    for count in range(1, max(len(folder.parts) for folder in folders)):
         labels = ["/".join(folder.parts[-count:]) for folder in folders]
         if len(set(labels)) == len(labels):
-            break
-    return labels
+            return labels
+    return list(map(str, folders))
 
 
 if __name__ == "__main__":

@@ -112,9 +112,10 @@ def compare_metric(metric: str, a: RunFolder, b: RunFolder, last: int) -> Metric
                 f"metrics: {metric!r} is in no row of {run.path}{nearest_sentence(metric, known)} "
                 f"It has: {', '.join(known) or 'none'}"
             )
-    ends = [_end(run, metric, of_run, last) for run, of_run in zip((a, b), values, strict=True)]
-    steps = {at: (values[0][at], values[1][at]) for at in values[0] if at in values[1]}
-    return MetricComparison(metric, steps, *ends, _verdict(metric, *ends))
+    of_a, of_b = values
+    end_a, end_b = _end(a, metric, of_a, last), _end(b, metric, of_b, last)
+    steps = {at: (of_a[at], of_b[at]) for at in of_a if at in of_b}
+    return MetricComparison(metric, steps, end_a, end_b, _verdict(metric, end_a, end_b))
 
 
 def _end(run: RunFolder, metric: str, values: dict[int, float], last: int) -> EndValue:
