@@ -29,6 +29,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,16 +37,19 @@ if TYPE_CHECKING:
     from tinker_cookbook.utils.ml_log.base import RunStore
 
 __all__ = [
+    "EventType",
     "IterationWindow",
     "ScopeContext",
     "SpanRecord",
-    "TraceFile",
+    "TraceCollector",
+    "TraceEvent",
     "convert_jsonl_to_json_main",
     "get_scope_context",
     "save_gantt_chart_html",
     "scope",
     "scope_span",
     "scope_span_sync",
+    "trace_context",
     "trace_init",
     "trace_iteration",
     "trace_shutdown",
@@ -53,31 +57,61 @@ __all__ = [
 ]
 
 
-class TraceFile:
-    """A trace file, written by a background thread.
+class EventType(StrEnum):
+    """Kinds of trace events."""
+
+    BEGIN = "B"
+    END = "E"
+    METADATA = "M"
+
+
+@dataclass
+class TraceEvent:
+    """One event of a trace file, in the Chrome trace event format."""
+
+    name: str
+    ph: EventType
+    pid: int
+    """Group of tracks."""
+    tid: int
+    """Track."""
+    ts: float
+    """Microseconds."""
+    args: dict[str, Any] = field(default_factory=dict)
+    cat: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the event as JSON values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class TraceCollector:
+    """Writes trace events to a file by a background thread.
 
     In the format a "process" is a group of tracks and a "thread" is a track. Here a group is a
     thread of this process, and a track is an asyncio task on it, or its code outside of any.
 
     Args:
-        path: The file; events are appended, so a resumed run continues it.
-        interval: Longest time in seconds that an event stays in memory.
+        flush_interval_sec: Longest time that an event stays in memory.
+        output_file: The file; events are appended, so a resumed run continues it.
     """
 
-    def __init__(self, path: str, interval: float) -> None:
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+    def __init__(
+        self, flush_interval_sec: float = 1.0, output_file: str = "trace_events.jsonl"
+    ) -> None:
+        self._file = Path(output_file).open("a", encoding="utf-8")  # noqa: SIM115 (closed by shutdown)
         self._lock = threading.Lock()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[TraceEvent] = []
         # Small numbers: viewers do not group well by the large ids of the operating system.
         self._groups: dict[int, int] = {}
         self._tracks: dict[tuple[int, str], int] = {}
         self._closed = threading.Event()
-        self._interval = interval
+        self._interval = flush_interval_sec
         self._writer = threading.Thread(target=self._write_on, name="trace-writer", daemon=True)
         self._writer.start()
-        atexit.register(self.close)
+        atexit.register(self.shutdown)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Writes the remaining events. A second call does nothing."""
         if self._closed.is_set():
             return
@@ -86,18 +120,18 @@ class TraceFile:
         self._writer.join(timeout=5.0)
         self._flush()
         self._file.close()
-        atexit.unregister(self.close)
+        atexit.unregister(self.shutdown)
 
     def add(
         self,
-        phase: str,
+        phase: EventType,
         name: str,
         track: str,
         thread: threading.Thread,
         at: float,
         args: dict[str, Any],
     ) -> None:
-        """Adds the start (phase ``B``) or the end (``E``) of a span.
+        """Adds the start or the end of a span.
 
         ``at`` is in seconds of ``time.perf_counter``; ``args`` are attributes of the span.
         """
@@ -112,21 +146,13 @@ class TraceFile:
             if number is None:
                 number = self._tracks[group, track] = len(self._tracks) + 1
                 self._name("thread_name", group, number, track)
-            self._waiting.append(
-                {
-                    "name": name,
-                    "cat": "async",
-                    "ph": phase,
-                    "pid": group,
-                    "tid": number,
-                    "ts": at * 1e6,  # the format counts microseconds
-                    "args": {"track": track, "thread": thread.name, **args},
-                }
-            )
+            attributes = {"track": track, "thread": thread.name, **args}
+            event = TraceEvent(name, phase, group, number, at * 1e6, attributes, "async")
+            self._waiting.append(event)
 
     def _name(self, kind: str, group: int, track: int, name: str) -> None:
-        event = {"name": kind, "ph": "M", "pid": group, "tid": track, "ts": 0}
-        self._waiting.append({**event, "args": {"name": name}})
+        event = TraceEvent(kind, EventType.METADATA, group, track, 0, {"name": name})
+        self._waiting.append(event)
 
     def _write_on(self) -> None:
         while not self._closed.wait(self._interval):
@@ -137,7 +163,7 @@ class TraceFile:
             # Encoded and written outside of the lock, so that spans do not wait for the disk.
             events, self._waiting = self._waiting, []
         # Attributes may be anything; what JSON does not know is written as text.
-        self._file.writelines(json.dumps(event, default=str) + "\n" for event in events)
+        self._file.writelines(json.dumps(event.to_dict(), default=str) + "\n" for event in events)
         self._file.flush()
 
 
@@ -308,9 +334,10 @@ class ScopeContext:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-_context: ContextVar[ScopeContext | None] = ContextVar("trace_scope", default=None)
+trace_context: ContextVar[ScopeContext | None] = ContextVar("trace_context", default=None)
+"""Context of the innermost span."""
 _window: ContextVar[IterationWindow | None] = ContextVar("trace_window", default=None)
-_file: TraceFile | None = None
+_file: TraceCollector | None = None
 
 
 def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events.jsonl") -> None:
@@ -326,7 +353,7 @@ def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events
     global _file
     # A second call changes the file.
     trace_shutdown()
-    _file = TraceFile(output_file, flush_interval_sec)
+    _file = TraceCollector(flush_interval_sec, output_file)
 
 
 def trace_shutdown() -> None:
@@ -334,7 +361,7 @@ def trace_shutdown() -> None:
     global _file
     done, _file = _file, None
     if done is not None:
-        done.close()
+        done.shutdown()
 
 
 @contextmanager
@@ -359,17 +386,19 @@ def scope_span_sync(name: str) -> Iterator[None]:
         yield
         return
     attached = ScopeContext()
-    token = _context.set(attached)
+    token = trace_context.set(attached)
     track, started = _track(), time.perf_counter()
     if file is not None:
-        file.add("B", name, track, threading.current_thread(), started, {})
+        file.add(EventType.BEGIN, name, track, threading.current_thread(), started, {})
     try:
         yield
     finally:
         ended = time.perf_counter()
-        _context.reset(token)
+        trace_context.reset(token)
         if file is not None:
-            file.add("E", name, track, threading.current_thread(), ended, attached.attributes)
+            file.add(
+                EventType.END, name, track, threading.current_thread(), ended, attached.attributes
+            )
         if window is not None:
             window.record_span(name, started, ended)
 
@@ -403,7 +432,7 @@ def scope(func: F) -> F:
 
 def get_scope_context() -> ScopeContext:
     """Returns the context of the innermost span, or an unused one if nothing is recorded."""
-    return _context.get() or ScopeContext()
+    return trace_context.get() or ScopeContext()
 
 
 def update_scope_context(values: dict[str, Any]) -> None:

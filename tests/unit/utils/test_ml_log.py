@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock, call
 
 import chz
 import pandas
@@ -21,7 +22,9 @@ from tinker_cookbook.utils.ml_log import (
     JsonLogger,
     Logger,
     MultiplexLogger,
+    NeptuneLogger,
     PrettyPrintLogger,
+    TrackioLogger,
     WandbLogger,
     configure_logging_module,
     setup_logging,
@@ -357,3 +360,32 @@ def test_importing_the_utilities_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_neptune_and_trackio_get_what_their_clients_take(monkeypatch):
+    for module, logger in (("neptune_scale", NeptuneLogger), ("trackio", TrackioLogger)):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigurationError, match=f"pip install {module.replace('_', '-')}"):
+            logger("project")
+        monkeypatch.setitem(sys.modules, module, MagicMock())
+    with pytest.raises(ConfigurationError, match="NEPTUNE_API_TOKEN is not set"):
+        NeptuneLogger("project")
+    monkeypatch.setenv("NEPTUNE_API_TOKEN", "token")
+    config = {"lr": 0.1}
+    neptune = NeptuneLogger("space/project", config, "folder", "mine")
+    trackio = TrackioLogger("project", config, "folder", "mine")
+    both = MultiplexLogger([neptune, trackio])
+    both.log_metrics({"loss": 1.0}, step=3)
+    both.close()
+    made = {"project": "space/project", "log_directory": "folder", "experiment_name": "mine"}
+    assert sys.modules["neptune_scale"].Run.mock_calls == [
+        call(**made),
+        call().log_configs(config, flatten=True, cast_unsupported=True),
+        call().log_metrics({"loss": 1.0}, step=3),
+        call().close(),
+    ]
+    assert sys.modules["trackio"].init.mock_calls == [
+        call(project="project", name="mine", config=config),
+        call().log({"loss": 1.0}, step=3),
+        call().finish(),
+    ]

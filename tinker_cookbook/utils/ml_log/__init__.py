@@ -25,6 +25,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.error_logs import FILE_ONLY
 from tinker_cookbook.utils.ml_log.base import Logger, MultiplexLogger
 from tinker_cookbook.utils.ml_log.json_logger import JsonLogger
+from tinker_cookbook.utils.ml_log.other_loggers import NeptuneLogger, TrackioLogger
 from tinker_cookbook.utils.ml_log.pretty_print import PrettyPrintLogger
 from tinker_cookbook.utils.ml_log.wandb_logger import WandbLogger
 from tinker_cookbook.utils.run_folder.code_state import code_diff
@@ -36,7 +37,9 @@ __all__ = [
     "JsonLogger",
     "Logger",
     "MultiplexLogger",
+    "NeptuneLogger",
     "PrettyPrintLogger",
+    "TrackioLogger",
     "WandbLogger",
     "configure_logging_module",
     "dump_config",
