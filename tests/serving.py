@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 SECONDS = 120.0
 
@@ -62,11 +63,14 @@ class Serving:
         return json.loads((self.root / "server_keys.json").read_bytes())[owner]
 
     def metrics(self, owner: str = "local") -> dict[str, float]:
-        """What ``/metrics`` counts, asked by an owner."""
+        """What ``/metrics`` counts, asked by an owner: sums over the labels."""
         headers = {"Authorization": f"Bearer {self.key(owner)}"}
         text = httpx.get(f"{self.url}/metrics", headers=headers).text
-        lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, value in lines}
+        sums: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        return sums
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ends it; returns the exit status."""

@@ -185,6 +185,11 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         """Samples from a saved checkpoint; ``record_stability_info`` needs no action here."""
         return LocalSamplingClient.open(self._engine, self._store, model_path, None)
 
+    @property
+    def base_model(self) -> str:
+        """Name of the base model."""
+        return self._base_model
+
     def get_info(self) -> types.GetInfoResponse:
         """Returns model name, rank and run id; waits until the run exists."""
         run = self._created.result()  # the model's configuration is known once it is loaded

@@ -49,6 +49,7 @@ from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     ExternalSampler,
     PromptScores,
+    RequestStats,
     Sample,
     SampleRequest,
     ScoreRequest,
@@ -111,6 +112,8 @@ class Engine:
         self._arrived: deque[SampleRequest] = deque()
         self.external: ExternalSampler | None = None
         """Samples instead of the engine's own batch, where it can; scores are always its own."""
+        self.on_sample_end: Callable[[RequestStats, Future[list[Sample]]], None] | None = None
+        """Called on the engine's thread when a sampling request ends; it must return at once."""
         self._memory = MemoryBudget(self.choice.device)
         self._scorer = Scorer(self.token_budget, self.pause)
         self._followers: Followers | None = None
@@ -152,6 +155,7 @@ class Engine:
 
         Cancelling the future, at any time, frees the request's memory.
         """
+        self._watch(request)
         if self.external is not None and self.external.takes(request):
             return self.external.sample(request)
         # In this order, so that the woken thread finds the request.
@@ -165,6 +169,8 @@ class Engine:
         Requests of different owners alternate, so that one owner's queue does not delay others.
         Cancelling the future, at any time, cancels the request.
         """
+        if request.sample is not None:
+            self._watch(request.sample)
         # Registered before it is queued: the batch of an earlier request can then include it.
         self._scorer.add(request)
         lane = "scores", owner_of(request)
@@ -190,6 +196,15 @@ class Engine:
     def sampled_tokens(self) -> int:
         """Number of sampled tokens, including cancelled and failed requests."""
         return sum(base.sampled_tokens for base in list(self._models.values()))
+
+    def sampling_load(self) -> dict[str, tuple[int, int, float | None]]:
+        """Returns the ``load`` of each base model that has sampled, by its name."""
+        return {base.name: batch.load() for base, batch in list(self._schedulers.items())}
+
+    def _watch(self, request: SampleRequest) -> None:
+        if (ended := self.on_sample_end) is not None:
+            # Of the request only its numbers: its future would otherwise keep it in memory.
+            request.future.add_done_callback(partial(ended, request.stats))
 
     def available_models(self) -> list[tuple[str, int]]:
         """Returns (name, context length) of the models requested so far."""

@@ -74,6 +74,12 @@ class Config(SamplerOptions, ShardOptions):
         doc="Maximum queued samples of an owner; further requests get status 429 and are retried",
     )
 
+    access_log: str = chz.field(
+        default="auto",
+        doc="One JSON line for each request: auto (server/access.log in root), stdout, none or a "
+        "file; a file is renamed at 64 MiB, and three old ones are kept",
+    )
+
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first invalid setting."""
         for name, value in (("model_name", self.models), ("owners", self.owner_names)):
@@ -109,6 +115,8 @@ async def main(config: Config) -> None:
         from tinker_cookbook.engine.vllm.choice import use_sampler
         from tinker_cookbook.server.app import make_app, serve
         from tinker_cookbook.server.keys import KeyFile
+        from tinker_cookbook.server.metrics import count_sample
+        from tinker_cookbook.server.request_log import AccessLog
         from tinker_cookbook.server.state import ServerState
     except ImportError as error:
         raise BackendError(f"the server needs {error.name}: {install_command('server')}") from error
@@ -138,8 +146,14 @@ async def main(config: Config) -> None:
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
         folder, limit = root / "server", config.max_queued_samples
         state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
+        engine.on_sample_end = count_sample
+        app = make_app(
+            state,
+            config.max_request_mb << 20,
+            AccessLog(config.access_log, folder / "access.log"),
+        )
         print_start = partial(_print_start, config, listener, state, sizes, new_keys, sampler)
-        await serve(make_app(state, config.max_request_mb << 20), state, listener, print_start)
+        await serve(app, state, listener, print_start)
     finally:
         engine.close()
         listener.close()

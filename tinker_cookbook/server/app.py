@@ -23,6 +23,7 @@ from tinker_cookbook.server import (
     operation_routes,
     page,
     rest_routes,
+    sampling_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
 from tinker_cookbook.server.bodies import Json
@@ -32,6 +33,7 @@ from tinker_cookbook.server.errors import (
     memory_full_message,
     status_of,
 )
+from tinker_cookbook.server.metrics import count_error
 from tinker_cookbook.server.openai.generate import GenerateBody
 from tinker_cookbook.server.openai.protocol import (
     ApiError,
@@ -40,22 +42,26 @@ from tinker_cookbook.server.openai.protocol import (
     ResponsesBody,
     as_api_error,
 )
+from tinker_cookbook.server.request_log import AccessLog, RequestLog
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 
-def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
-    """Builds the ASGI application, which closes ``state`` at its end."""
+def make_app(state: ServerState, max_request_bytes: int, log: AccessLog | None = None) -> FastAPI:
+    """Builds the ASGI application, which closes ``state`` at its end; ``log``: the access log."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # kept by FastAPI; the first request that needs it would wait for it
         loops = state.sweep_forever(), state.expire_forever()
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:
             task.cancel()
         state.close()
+        if log is not None:
+            log.close()
 
     # FastAPI's own page of documentation would run code from a third party's server.
     app = FastAPI(
@@ -71,6 +77,8 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     app.add_middleware(
         AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
     )
+    # Added last, so it is outermost and counts refused requests too.
+    app.add_middleware(RequestLog, log=log)
     # One handler per class: a handler of Exception would re-raise the error after the response, and
     # the connection would be closed. The middleware answers all other errors.
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException):
@@ -78,7 +86,7 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     # The handler of malformed bodies also skips the operation's sequence id.
     app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
     # Routes are matched in this order, so the most frequent ones come first.
-    for part in (operation_routes, rest_routes, openai, page):
+    for part in (operation_routes, sampling_routes, rest_routes, openai, page):
         app.include_router(part.router)
     # These routes read their bodies themselves, so FastAPI cannot document them.
     of_openai = (ChatBody, CompletionBody, ResponsesBody, GenerateBody)
@@ -86,7 +94,7 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
 
     # Probes and scrapers expect these two without the prefix of an API.
     app.add_api_route("/healthz", rest_routes.healthz)
-    app.add_api_route("/metrics", rest_routes.metrics, response_model=None)
+    app.add_api_route("/metrics", rest_routes.server_metrics, response_model=None)
     return app
 
 
@@ -153,6 +161,7 @@ def error_response(error: Exception, path: str) -> JSONResponse:
     api_error = as_api_error(error) if of_openai else None
     if api_error is not None:
         status = api_error.status
+    count_error(error, "server" if status >= 500 else "user")
     if status >= 500:  # the text may contain paths of this machine
         detail = SERVER_FAILED
         logger.error("%s", path, exc_info=error)

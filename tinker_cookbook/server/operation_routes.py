@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from tinker import types
 
 from tinker_cookbook.backends.futures import chain, done_future
-from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
@@ -28,11 +27,13 @@ from tinker_cookbook.server.access import OwnerDep, StateDep, is_same_machine, o
 from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.metrics import TRAINING_TOKENS, count_operation
 from tinker_cookbook.server.requests import (
     FIRST_SEQ_ID,
     Encoder,
     OrderedDispatcher,
     PendingRequest,
+    Usage,
     error_body,
 )
 from tinker_cookbook.server.state import Model, OpenSampler, ServerState, Session
@@ -63,6 +64,7 @@ async def retrieve_future(
         # The SDK repeats the request at once after a 408 with this body.
         later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return JSONResponse(later, status_code=408)
+    request.state.usage = pending.usage
     # Keep the result for a limited time from now on, because this response may be lost.
     pending.fetched_at = time.monotonic()
     try:
@@ -106,92 +108,6 @@ async def _wait(pending: PendingRequest, state: ServerState) -> None:
     # Otherwise waiting tasks would remain as long as the server runs.
     for wait in waits:
         wait.cancel()
-
-
-@router.post("/create_sampling_session")
-async def create_sampling_session(
-    body: bodies.CreateSampler, owner: OwnerDep, state: StateDep
-) -> Json:
-    """Creates a sampler of a base model or a checkpoint."""
-    session = state.session(owner, body.session_id)
-    sampler_id = session.sampler_id(body.sampling_session_seq_id)
-    # The id is derived from the client's number, so a repeated request finds the same sampler.
-    if sampler_id not in session.samplers:
-        # In a thread, because reading weights must not block the event loop.
-        client = await asyncio.to_thread(
-            _load_client, state, owner, body.model_path, body.base_model
-        )
-        session.samplers[sampler_id] = OpenSampler(
-            sampler_id, client, client.get_base_model(), body.model_path
-        )
-    return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
-
-
-@router.post("/asample", openapi_extra=json_body_schema(bodies.SampleBody))
-async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
-    """Submits a sampling request; 429 if too many samples are queued."""
-    try:
-        # Validate the bytes directly, which is three times as fast as parsing first.
-        body = await bodies.read_json(request, bodies.SampleBody.model_validate_json)
-    except ValidationError as error:
-        # For bodies that it parses itself, FastAPI prefixes locations with "body".
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(problems) from error
-    if body.sampling_session_id is None or body.seq_id is None:
-        raise DataValidationError(
-            "asample: got no sampling_session_id and seq_id; expected both, from "
-            "create_sampling_session"
-        )
-    session, sampler = state.sampler(owner, body.sampling_session_id)
-    request_id = f"{sampler.sampler_id}:{body.seq_id}"
-    client = sampler.client
-    if client is None:  # it was evicted
-        load = _load_client, state, owner, sampler.model_path, sampler.base_model
-        client = sampler.client = await asyncio.to_thread(*load)
-
-    def sample() -> Future[Any]:
-        target = body.target_prompt_logprobs
-        budget = wire.SparseBudget(request.app.state.max_request_bytes)
-        return client.sample(
-            types.ModelInput.from_ints(wire.prompt_tokens(body.prompt, "prompt")),
-            body.num_samples,
-            types.SamplingParams(**body.sampling_params.model_dump()),
-            include_prompt_logprobs=bool(body.prompt_logprobs),
-            topk_prompt_logprobs=body.topk_prompt_logprobs,
-            topk_sample_logprobs=body.topk_sample_logprobs,
-            target_prompt_logprobs=None if target is None else wire.tensor_of(target, budget),
-            prompt_alt_tokens_k=body.prompt_alt_tokens_k,
-            prompt_logprobs_last_n=body.prompt_logprobs_last_n,
-        ).future()
-
-    # Clients repeat a request if its acknowledgement was lost.
-    if request_id not in state.requests:
-        size, quota = body.num_samples, state.sample_quota(owner)
-        # Acquire before registering the request: a refused request is repeated and must run then.
-        quota.acquire(size)
-        pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
-        # Release also if the request fails or is cancelled.
-        pending.future.add_done_callback(lambda _: quota.release(size))
-        state.requests[request_id] = pending
-        pending.start(sample)
-    return {
-        "request_id": request_id,
-        "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
-    }
-
-
-def _load_client(
-    state: ServerState, owner: Owner, model_path: str | None, base_model: str | None
-) -> LocalSamplingClient:
-    """Loads a checkpoint of this owner, or else a base model."""
-    if model_path is not None:
-        # Check before the engine loads it, because the base model may not be served.
-        state.require_model_of(owner, model_path)
-    elif base_model is not None:
-        state.require_model(base_model)
-    else:
-        raise DataValidationError("sampler: got neither base_model nor model_path")
-    return LocalSamplingClient.open(state.engine, owner.store, model_path, base_model)
 
 
 async def skip_refused(request: Request, error: Exception) -> Response:
@@ -250,7 +166,7 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
             return load_state(body.path).future()
 
         target = bodies.Operation(model_id=body.model_id, seq_id=body.seq_id)
-        return _submit(state, owner, target, load, Encoder(type="load_weights"), blocks=True)
+        return _submit(state, owner, target, load, "load_weights", blocks=True)
     if body.session_id is None or body.model_seq_id is None:
         raise DataValidationError(
             "load_weights: got neither model_id nor session_id and model_seq_id; expected one"
@@ -316,9 +232,9 @@ async def _submit_pass(
     # Count now, so that the callback does not keep the data in memory.
     tokens = sum(map(len, batch.data))
 
-    def count(done: Future[Any]) -> None:
+    def count(model: str, done: Future[Any]) -> None:
         if not done.cancelled() and done.exception() is None:
-            state.count_trained(tokens)
+            TRAINING_TOKENS.labels(model, owner.name).inc(tokens)
 
     def run(client: LocalTrainingClient) -> Future[Any]:
         # The engine records the failed pass, so that the next optimizer step fails too.
@@ -327,10 +243,13 @@ async def _submit_pass(
         submitted = client.run_pass(
             lambda: batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
         ).future()
-        submitted.add_done_callback(count)
+        submitted.add_done_callback(partial(count, client.base_model))
         return submitted
 
-    return _submit(state, owner, batch, run, wire.PassEncoder())
+    _, model = state.model(owner, batch.model_id)
+    request.state.usage = Usage(model.base_model, tokens_in=tokens)
+    name = "forward_backward" if batch.backward else "forward"
+    return _submit(state, owner, batch, run, name, wire.PassEncoder())
 
 
 @router.post("/optim_step")
@@ -351,7 +270,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
             )
         return client.optim_step(types.AdamParams(**body.adam_params)).future()
 
-    return _submit(state, owner, body, step, Encoder(type="optim_step"))
+    return _submit(state, owner, body, step, "optim_step")
 
 
 @router.post("/save_weights")
@@ -398,8 +317,8 @@ async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: Stat
 
     if body.path is None and kind == "save_weights_for_sampler":
         encoder = Encoder(type=kind, sampling_session_id=sampler_id)
-        return _submit(state, owner, body, snapshot, encoder)
-    return _submit(state, owner, body, save_checkpoint, Encoder(type=kind))
+        return _submit(state, owner, body, snapshot, kind, encoder)
+    return _submit(state, owner, body, save_checkpoint, kind)
 
 
 def _create(
@@ -414,11 +333,11 @@ def _create(
     # If the acknowledgement was lost, the client repeats the request, and the model exists.
     if model_id not in session.models:
         model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
-        pending = PendingRequest(request_id, session.session_id, encoder)
-        state.requests[request_id] = pending
+        pending = _register(state, session, model, request_id, "create_model", encoder)
 
         def begin() -> Future[Any]:
             model.client = create()
+            model.base_model = model.client.base_model
             # The result must not be the client: a retained result would keep its weights in memory.
             created = model.client.future()
             return chain(created, lambda: created, lambda _: None)
@@ -435,7 +354,8 @@ def _submit(
     owner: Owner,
     body: bodies.Operation | wire.PassRequest,
     operation: Callable[[LocalTrainingClient], Future[Any]],
-    encoder: Encoder,
+    name: str,
+    encoder: Encoder | None = None,
     *,
     blocks: bool = False,
 ) -> Json:
@@ -450,11 +370,31 @@ def _submit(
     request_id = f"{body.model_id}:{body.seq_id}"
     # Clients repeat a request if its acknowledgement was lost.
     if request_id not in state.requests:
-        pending = PendingRequest(request_id, session.session_id, encoder)
-        state.requests[request_id] = pending
+        encoder = encoder or Encoder(type=name)
+        pending = _register(state, session, model, request_id, name, encoder)
         begin = partial(pending.start, lambda: operation(_client(model, state)))
         model.dispatcher.add(body.seq_id, begin, blocks=blocks)
     return {"request_id": request_id, "model_id": body.model_id}
+
+
+def _register(
+    state: ServerState,
+    session: Session,
+    model: Model,
+    request_id: str,
+    name: str,
+    encoder: Encoder,
+) -> PendingRequest:
+    """Adds a request of a model; its end is counted."""
+    pending = state.requests[request_id] = PendingRequest(request_id, session.session_id, encoder)
+    started, owner = time.monotonic(), session.owner.name
+
+    def ended(done: Future[Any]) -> None:
+        pending.usage.model = model.base_model
+        count_operation(name, model.base_model or "", owner, started, done)
+
+    pending.future.add_done_callback(ended)
+    return pending
 
 
 def _client(model: Model, state: ServerState) -> LocalTrainingClient:

@@ -13,6 +13,7 @@ from typing import Any
 from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError
 from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_full_message
+from tinker_cookbook.server.metrics import count_error
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,15 @@ class Encoder:
         return None
 
 
+@dataclass
+class Usage:
+    """Base model and tokens of a request: routes set ``request.state.usage`` for the access log."""
+
+    model: str | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+
+
 @dataclass(eq=False)
 class PendingRequest:
     """Acknowledged request with its result or error, kept until the client has fetched it."""
@@ -44,6 +54,7 @@ class PendingRequest:
     request_id: str
     session_id: str
     encoder: Encoder
+    usage: Usage = field(default_factory=Usage)
     future: Future[Any] = field(default_factory=Future)
     fetched_at: float | None = None
     work: Future[Any] | None = None
@@ -80,8 +91,11 @@ class PendingRequest:
             self.future.cancel()
             return
         # The client shows user errors; only server errors need the server's log.
-        if error is not None and not _is_user_error(error):
-            logger.error("%s failed", self.request_id, exc_info=error)
+        if error is not None:
+            by_user = _is_user_error(error)
+            count_error(error, "user" if by_user else "server")
+            if not by_user:
+                logger.error("%s failed", self.request_id, exc_info=error)
         # Another thread may have cancelled it; setting a second result would raise.
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             if error is None:

@@ -6,21 +6,18 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Body as BodyField
 from fastapi.responses import FileResponse, RedirectResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic import AwareDatetime, Field
 
 from tinker_cookbook.backends.local_rest import LocalRestClient
-from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.server import bodies
+from tinker_cookbook.server import bodies, metrics
 from tinker_cookbook.server.access import OwnerDep, StateDep, key_of
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
@@ -375,47 +372,9 @@ async def own_key(owner: OwnerDep) -> Json:
     }
 
 
-async def metrics(owner: OwnerDep, state: StateDep) -> Response:
+def server_metrics(owner: OwnerDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
-    # A new registry per request: the collector reads the current state.
-    registry = CollectorRegistry()
-    registry.register(_Collector(state))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-class _Collector:
-    """Prometheus collector of the server's state."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        state, sessions = self._state, self._state.sessions()
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        running = sum(not pending.future.done() for pending in state.requests.values())
-        free = free_memory_bytes(state.engine.choice.device)
-        for kind, name, text, value in (
-            (gauge, "sessions", "Open sessions", len(sessions)),
-            (gauge, "runs", "Runs in memory", sum(len(one.models) for one in sessions)),
-            (gauge, "samplers", "Open samplers", sum(len(one.samplers) for one in sessions)),
-            (gauge, "requests_running", "Requests that have not ended", running),
-            (
-                gauge,
-                "samples_waiting",
-                "Requested samples that have not ended",
-                state.samples_waiting(),
-            ),
-            (gauge, "free_memory_bytes", "Free memory of the device", free),
-            (gauge, "uptime_seconds", "Seconds since the start", time.time() - state.started_at),
-            (counter, "trained_tokens", "Tokens of forward passes", state.trained_tokens),
-            (
-                counter,
-                "sampled_tokens",
-                "Sampled tokens, including those of cancelled requests",
-                state.engine.sampled_tokens,
-            ),
-        ):
-            yield kind(f"tinker_cookbook_{name}", text, value)
+    return metrics.exposition(state)
 
 
 # Error messages by method and path, for routes of the hosted service that are not supported.

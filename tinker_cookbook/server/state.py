@@ -8,7 +8,6 @@ import hmac
 import json
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +42,8 @@ class Model:
     dispatcher: OrderedDispatcher
     client: LocalTrainingClient | None = None
     """None until the first operation has created it."""
+    base_model: str | None = None
+    """Name of its base model; None like ``client``."""
 
 
 @dataclass(eq=False)
@@ -123,9 +124,7 @@ class ServerState:
         self._max_queued_samples = max_queued_samples
         self._sample_quotas: dict[str, SampleQuota] = {}
         self.stopping = asyncio.Event()
-        self.trained_tokens = 0
         self.started_at = time.time()
-        self._token_lock = threading.Lock()
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
         self._url_secret = secrets.token_bytes(32)
@@ -232,15 +231,6 @@ class ServerState:
     def sample_quota(self, owner: Owner) -> SampleQuota:
         """Returns the quota of an owner, which does not depend on other owners. Thread-safe."""
         return self._sample_quotas.setdefault(owner.name, SampleQuota(self._max_queued_samples))
-
-    def samples_waiting(self) -> int:
-        """Returns the number of unfinished samples of all owners."""
-        return sum(quota.count for quota in list(self._sample_quotas.values()))
-
-    def count_trained(self, tokens: int) -> None:
-        """Adds to the counter of trained tokens. Thread-safe."""
-        with self._token_lock:
-            self.trained_tokens += tokens
 
     def end_session(self, session: Session, reason: str) -> None:
         """Ends a session and frees its models; keeps its checkpoints."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from pathlib import Path
@@ -142,13 +143,66 @@ def test_bodies_that_lack_something_are_no_fault_of_the_server(caller, path, bod
     assert said["detail"]
 
 
-def test_metrics_count_what_was_done(serving, caller, stories_model):
-    mine = caller("ann")
+def test_each_request_is_counted_and_has_a_line_without_texts_ids_and_keys(
+    serving, caller, stories_model
+):
+    mine, key = caller("ann"), serving.key("ann")
+    log, before = serving.root / "server" / "access.log", serving.metrics()
     model = mine.model(stories_model)
     mine.result(mine.train(model, 1))
-    values = serving.metrics("ann")
-    assert values["tinker_cookbook_trained_tokens_total"] >= 3
-    assert values["tinker_cookbook_runs"] >= 1
+    ask = {"model": stories_model, "prompt": "Once upon", "max_tokens": 5, "seed": 0}
+    url = f"{serving.url}/v1/completions"
+    for more in ({}, {"stream": True}, {"model": "tml-not-served"}):
+        httpx.post(url, json={**ask, **more}, headers={"X-API-Key": key})
+    for path in ("/v1/completions", "/api/v1/samplers/tml-secret", "/tml-secret"):
+        httpx.get(serving.url + path)
+    at, made, token = "/api/v1/", (stories_model, None, None), (stories_model, 2, 5)
+    expected = [
+        ("ann", "POST", f"{at}create_session", 200, None, None, None),
+        ("ann", "POST", f"{at}create_model", 200, None, None, None),
+        ("ann", "POST", f"{at}retrieve_future", 200, *made),
+        ("ann", "POST", f"{at}forward_backward", 200, stories_model, 3, None),
+        ("ann", "POST", f"{at}retrieve_future", 200, *made),
+        ("ann", "POST", "/v1/completions", 200, *token),
+        ("ann", "POST", "/v1/completions", 200, *token),
+        ("ann", "POST", "/v1/completions", 404, None, None, None),
+        (None, "GET", "/v1/completions", 401, None, None, None),
+        (None, "GET", f"{at}samplers/{{sampler_id}}", 401, None, None, None),
+        (None, "GET", "unknown", 401, None, None, None),
+    ]
+    names = ("owner", "method", "route", "status", "model", "tokens_in", "tokens_out")
+    until = time.monotonic() + 10
+    lines: list[bytes] = []
+    while len(lines) < len(expected) and time.monotonic() < until:
+        time.sleep(0.1)
+        lines = log.read_bytes().rpartition(b'"/metrics"')[2].splitlines()[1:]
+    rows = [json.loads(line) for line in lines]
+    assert [tuple(row[name] for name in names) for row in rows] == expected
+    assert {(row["client"], row["ms"] > 0) for row in rows} == {("127.0.0.1", True)}
+    for hidden in (key, "tml-secret", "Once", model, "tml-not-served"):
+        assert hidden.encode() not in b"".join(lines), hidden
+    text = httpx.get(f"{serving.url}/metrics", headers={"X-API-Key": key}).text
+    after = serving.metrics()
+    grown = {name: after[name] - before.get(name, 0) for name in after if "process" not in name}
+    for name, value in {
+        "training_tokens_total": 3,
+        "prompt_tokens_total": 4,
+        "generation_tokens_total": 10,
+        "request_success_total": 2,
+        "time_to_first_token_seconds_count": 2,
+        "request_queue_time_seconds_count": 2,
+        "e2e_request_latency_seconds_count": 2,
+        "request_time_per_output_token_seconds_count": 2,
+        "operations_total": 2,
+        "operation_duration_seconds_count": 2,
+        "runs": 1,
+    }.items():
+        assert grown[f"tinker_cookbook_{name}"] == value, name
+    assert grown["tinker_cookbook_http_requests_total"] >= len(expected)
+    assert grown["tinker_cookbook_errors_total"] >= 4
+    for label in ('status="404"', 'owner="ann"', f'model="{stories_model}"', 'error="ModelNotFoundError"'):
+        assert label in text
+    assert "secret" not in text
 
 
 def test_files_are_fetched_by_signed_addresses_alone(serving, caller, stories_model):

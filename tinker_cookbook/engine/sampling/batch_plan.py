@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, Run
@@ -86,3 +87,25 @@ class BatchPlan:
         self.tokens += tokens
         self.positions += positions
         self.owners += [owner] * len(tokens)
+
+
+def halves_of(
+    rows: Mapping[BlockTable, SampledSequence], prefills: Sequence[Prefill]
+) -> list[tuple[dict[BlockTable, SampledSequence], list[Prefill]]]:
+    """Splits a step by samplers, or the only sampler by requests; empty for a single request."""
+    by_sampler: tuple[Callable[[SampledSequence], Any], Callable[[Prefill], Any]]
+    by_sampler = (lambda row: row.request.sampler), (lambda prefill: prefill.sampler)
+    by_request = (lambda row: row.request), (lambda prefill: prefill)
+    for of_row, of_prefill in (by_sampler, by_request):
+        keys = [*map(of_row, rows.values()), *map(of_prefill, prefills)]
+        kinds = list(dict.fromkeys(keys))
+        if len(kinds) > 1:
+            first = set(kinds[: len(kinds) // 2])
+            return [
+                (
+                    {table: row for table, row in rows.items() if (of_row(row) in first) is half},
+                    [prefill for prefill in prefills if (of_prefill(prefill) in first) is half],
+                )
+                for half in (True, False)
+            ]
+    return []

@@ -8,6 +8,7 @@ sample of another owner.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -92,9 +93,10 @@ class Shares:
 
 
 class FairQueue:
-    """Waiting requests, by owner and by sampler."""
+    """Waiting requests, by owner and by sampler. Any thread may read ``num_samples``."""
 
     def __init__(self) -> None:
+        self.num_samples = 0
         # Owners in the order of their last service, which breaks ties between equal shares.
         self._owners: dict[Hashable, dict[Sampler, deque[WaitingRequest]]] = {}
 
@@ -108,6 +110,7 @@ class FairQueue:
 
     def add(self, waiting: WaitingRequest, *, first: bool = False) -> None:
         """Appends the entry to the sampler's queue, or prepends it."""
+        self.num_samples += len(waiting.rows)
         runs = self._owners.setdefault(owner_of(waiting.request), {})
         queue = runs.setdefault(waiting.sampler, deque())
         if first:
@@ -134,6 +137,9 @@ class FairQueue:
         """Removes ``count`` samples of a request that is first in its sampler's queue."""
         # Owner and sampler are inserted again at the end: they were served last.
         rows = [waiting.rows.popleft() for _ in range(count)]
+        self.num_samples -= count
+        if (stats := waiting.request.stats).started_at is None:
+            stats.started_at = time.monotonic()
         owner = owner_of(waiting.request)
         runs = self._owners.pop(owner)
         queue = runs.pop(waiting.sampler)
@@ -151,6 +157,6 @@ class FairQueue:
         if len(kept) == sum(1 for _ in self):
             return
         # Rebuild in the same order, so that each keeps its turn.
-        self._owners = {}
+        self._owners, self.num_samples = {}, 0
         for waiting in kept:
             self.add(waiting)

@@ -32,6 +32,11 @@ class FallbackSampler:
         """Whether a step has work to do."""
         return bool(self._running or self._waiting)
 
+    def load(self) -> tuple[int, int, float | None]:
+        """Returns the running and the waiting samples; its caches have no fixed size."""
+        running = sum(len(request.rows) for request in list(self._running))
+        return running, self._waiting.num_samples, None
+
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
         self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -86,6 +87,20 @@ class Sample:
     """Number of prompt tokens found in the prefix cache or shared with another sample."""
 
 
+@dataclass
+class RequestStats:
+    """Times of a sampling request, in seconds of ``time.monotonic``, and its tokens so far."""
+
+    model: str
+    owner: str | None
+    prompt_tokens: int
+    queued_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    """When its first sample got a row of the batch; None: it never did, or another sampler ran."""
+    first_token_at: float | None = None
+    sampled_tokens: int = 0
+
+
 @dataclass(eq=False)
 class SampleRequest:
     """A checked request: ``prompt`` [T] int64, and at most ``limit`` tokens for each sample."""
@@ -106,6 +121,8 @@ class SampleRequest:
     def __post_init__(self) -> None:
         self.rows = [SampledSequence(self, index) for index in range(self.num_samples)]
         self._running = self.num_samples
+        sampler = self.sampler
+        self.stats = RequestStats(sampler.base.name, sampler.owner, len(self.prompt))
 
     def row_ended(self) -> None:
         """Counts a finished sample; the last one completes the future."""
@@ -188,8 +205,11 @@ class SampledSequence:
 
     def add(self, token: int, logprob: float, top: tuple[np.ndarray, np.ndarray] | None) -> bool:
         """Appends a sampled token; returns whether it was the last."""
-        sample, settings = self.sample, self.request.settings
+        sample, settings, stats = self.sample, self.request.settings, self.request.stats
         sample.tokens.append(token)
+        stats.sampled_tokens += 1
+        if stats.first_token_at is None:
+            stats.first_token_at = time.monotonic()
         sample.logprobs.append(logprob)
         if top is not None:
             sample.topk.append(top)

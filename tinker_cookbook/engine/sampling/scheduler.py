@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from tinker_cookbook.engine.memory import MemoryBudget, out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
-from tinker_cookbook.engine.sampling.batch_plan import BatchPlan
+from tinker_cookbook.engine.sampling.batch_plan import BatchPlan, halves_of
 from tinker_cookbook.engine.sampling.fair_queue import (
     FairQueue,
     Place,
@@ -69,6 +68,15 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether a step has work to do."""
         return bool(self._prefills or self._rows or self._waiting)
+
+    def load(self) -> tuple[int, int, float | None]:
+        """Returns the running samples, the waiting ones, and the used share of the KV cache.
+
+        Any thread may call it.
+        """
+        running = len(self._rows) + sum(len(prefill.rows) for prefill in list(self._prefills))
+        used = self._cache.active_tokens / max(1, self._budget)
+        return running, self._waiting.num_samples, min(1.0, used)
 
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
@@ -141,7 +149,7 @@ class Scheduler:
         except Exception as error:
             if out_of_memory(error):
                 raise  # no request is at fault: the batch is too large
-            halves = _halves(rows, prefills)
+            halves = halves_of(rows, prefills)
             if not halves:
                 _fail([*rows.values(), *(row for p in prefills for row in p.rows)], error)
                 return
@@ -468,28 +476,6 @@ def _blame(rows: Sequence[SampledSequence]) -> Iterator[None]:
             raise
         _fail(rows, error)
         raise _Restart from error
-
-
-def _halves(
-    rows: Mapping[BlockTable, SampledSequence], prefills: Sequence[Prefill]
-) -> list[tuple[dict[BlockTable, SampledSequence], list[Prefill]]]:
-    """Splits a step by samplers, or the only sampler by requests; empty for a single request."""
-    by_sampler: tuple[Callable[[SampledSequence], Any], Callable[[Prefill], Any]]
-    by_sampler = (lambda row: row.request.sampler), (lambda prefill: prefill.sampler)
-    by_request = (lambda row: row.request), (lambda prefill: prefill)
-    for of_row, of_prefill in (by_sampler, by_request):
-        keys = [*map(of_row, rows.values()), *map(of_prefill, prefills)]
-        kinds = list(dict.fromkeys(keys))
-        if len(kinds) > 1:
-            first = set(kinds[: len(kinds) // 2])
-            return [
-                (
-                    {table: row for table, row in rows.items() if (of_row(row) in first) is half},
-                    [prefill for prefill in prefills if (of_prefill(prefill) in first) is half],
-                )
-                for half in (True, False)
-            ]
-    return []
 
 
 def _count_cached(rows: Iterable[SampledSequence], tokens: int) -> None:

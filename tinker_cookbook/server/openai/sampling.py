@@ -33,7 +33,7 @@ from tinker_cookbook.server.openai.protocol import (
     as_api_error,
 )
 from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken
-from tinker_cookbook.server.requests import SampleQuota
+from tinker_cookbook.server.requests import SampleQuota, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -320,6 +320,7 @@ class ResponseWriter:
     """Fields of the response that are only in the first chunk of a stream."""
 
     def __post_init__(self) -> None:
+        self._used = Usage(self.samples.options.model.base_model)
         options = self.body.stream_options
         self._include_usage = options is not None and options.include_usage
         self._envelope = {
@@ -335,6 +336,8 @@ class ResponseWriter:
     async def respond(self, request: Request) -> Response:
         """Samples and returns the response."""
         samples = self.samples
+        # The tokens are added at the end, which for a stream is after this method.
+        request.state.usage = self._used
         try:
             await samples.start(streamed=bool(self.body.stream))
             if self.body.stream:
@@ -428,8 +431,9 @@ class ResponseWriter:
             for choice, sequence in self._sequences(responses):
                 for chunk in choice.end(sequence.stop_reason):
                     yield chunk_event([chunk])
+            usage = self._usage(responses)
             if self._include_usage:
-                yield chunk_event([], self._usage(responses))
+                yield chunk_event([], usage)
         except Exception as error:
             # The status was already sent, so report the error in the stream.
             logger.exception("a stream ends with an error")
@@ -441,6 +445,7 @@ class ResponseWriter:
         prompt = sum(map(len, self.samples.prompts))
         sampled = sum(len(one.tokens) for response in responses for one in response.sequences)
         sampled = 0 if self.discard_tokens else sampled
+        self._used.tokens_in, self._used.tokens_out = prompt, sampled
         cached = sum(response.prompt_cache_hit_tokens or 0 for response in responses)
         return {
             "prompt_tokens": prompt,

@@ -259,7 +259,7 @@ def test_stop_tokens_that_the_model_does_not_have(checkpoint, stories_model, her
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_is_drawn_is_counted(oai, oai_serving, stories_model, stream):
     def count() -> float:
-        return oai_serving.metrics()["tinker_cookbook_sampled_tokens_total"]
+        return oai_serving.metrics()["tinker_cookbook_generation_tokens_total"]
 
     before = count()
     asked = {"model": stories_model, "prompt": ["Once", "The"], "max_tokens": 5, "n": 2, "seed": 0}

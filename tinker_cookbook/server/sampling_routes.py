@@ -1,0 +1,120 @@
+"""Routes for sampling; results are fetched by ``retrieve_future``."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from tinker import types
+
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.server import bodies, wire
+from tinker_cookbook.server.access import OwnerDep, StateDep
+from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.requests import PendingRequest, Usage
+from tinker_cookbook.server.state import OpenSampler, ServerState
+
+router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=JsonRoute)
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    body: bodies.CreateSampler, owner: OwnerDep, state: StateDep
+) -> Json:
+    """Creates a sampler of a base model or a checkpoint."""
+    session = state.session(owner, body.session_id)
+    sampler_id = session.sampler_id(body.sampling_session_seq_id)
+    # The id is derived from the client's number, so a repeated request finds the same sampler.
+    if sampler_id not in session.samplers:
+        # In a thread, because reading weights must not block the event loop.
+        client = await asyncio.to_thread(
+            _load_client, state, owner, body.model_path, body.base_model
+        )
+        session.samplers[sampler_id] = OpenSampler(
+            sampler_id, client, client.get_base_model(), body.model_path
+        )
+    return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+
+@router.post("/asample", openapi_extra=json_body_schema(bodies.SampleBody))
+async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
+    """Submits a sampling request; 429 if too many samples are queued."""
+    try:
+        # Validate the bytes directly, which is three times as fast as parsing first.
+        body = await bodies.read_json(request, bodies.SampleBody.model_validate_json)
+    except ValidationError as error:
+        # For bodies that it parses itself, FastAPI prefixes locations with "body".
+        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(problems) from error
+    if body.sampling_session_id is None or body.seq_id is None:
+        raise DataValidationError(
+            "asample: got no sampling_session_id and seq_id; expected both, from "
+            "create_sampling_session"
+        )
+    session, sampler = state.sampler(owner, body.sampling_session_id)
+    request_id = f"{sampler.sampler_id}:{body.seq_id}"
+    client = sampler.client
+    if client is None:  # it was evicted
+        load = _load_client, state, owner, sampler.model_path, sampler.base_model
+        client = sampler.client = await asyncio.to_thread(*load)
+
+    def sample() -> Future[Any]:
+        target = body.target_prompt_logprobs
+        budget = wire.SparseBudget(request.app.state.max_request_bytes)
+        return client.sample(
+            types.ModelInput.from_ints(wire.prompt_tokens(body.prompt, "prompt")),
+            body.num_samples,
+            types.SamplingParams(**body.sampling_params.model_dump()),
+            include_prompt_logprobs=bool(body.prompt_logprobs),
+            topk_prompt_logprobs=body.topk_prompt_logprobs,
+            topk_sample_logprobs=body.topk_sample_logprobs,
+            target_prompt_logprobs=None if target is None else wire.tensor_of(target, budget),
+            prompt_alt_tokens_k=body.prompt_alt_tokens_k,
+            prompt_logprobs_last_n=body.prompt_logprobs_last_n,
+        ).future()
+
+    # Clients repeat a request if its acknowledgement was lost.
+    if request_id not in state.requests:
+        size, quota = body.num_samples, state.sample_quota(owner)
+        # Acquire before registering the request: a refused request is repeated and must run then.
+        quota.acquire(size)
+        pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
+        pending.usage.model = sampler.base_model
+        state.requests[request_id] = pending
+
+        def ended(done: Future[Any]) -> None:
+            # Release also if the request fails or is cancelled.
+            quota.release(size)
+            if not done.cancelled() and done.exception() is None:
+                sampled = (len(one.tokens_np) for one in done.result().sequences)
+                pending.usage.tokens_out = sum(sampled)
+
+        pending.future.add_done_callback(ended)
+        pending.start(sample)
+    request.state.usage = Usage(
+        sampler.base_model, tokens_in=sum(len(one.tokens) for one in body.prompt.chunks)
+    )
+    return {
+        "request_id": request_id,
+        "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
+    }
+
+
+def _load_client(
+    state: ServerState, owner: Owner, model_path: str | None, base_model: str | None
+) -> LocalSamplingClient:
+    """Loads a checkpoint of this owner, or else a base model."""
+    if model_path is not None:
+        # Check before the engine loads it, because the base model may not be served.
+        state.require_model_of(owner, model_path)
+    elif base_model is not None:
+        state.require_model(base_model)
+    else:
+        raise DataValidationError("sampler: got neither base_model nor model_path")
+    return LocalSamplingClient.open(state.engine, owner.store, model_path, base_model)
