@@ -3,7 +3,7 @@
     python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B
     python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B port=8001 owners=ann,bob
 
-The first start prints the API key.
+The first start creates the API keys; ``python -m tinker_cookbook.server.keys`` prints one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import socket
 import sys
 from functools import partial
@@ -27,6 +28,7 @@ from tinker_cookbook.exceptions import BackendError, ConfigurationError, install
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
+    from tinker_cookbook.server.keys import KeyFile
     from tinker_cookbook.server.state import ServerState
 
 
@@ -46,8 +48,11 @@ class Config(SamplerOptions, ShardOptions):
         "sees only their own checkpoints; 'local' owns the runs on this machine",
     )
     key_file: str | None = chz.field(
-        default=None, doc="File of the API keys; default: server_keys.json in root"
+        default=None,
+        doc="File of the API keys; default: server_keys.json in root. A changed file is read "
+        "again. TINKER_COOKBOOK_SERVER_KEYS=OWNER=KEY,… replaces it",
     )
+    print_keys: bool = chz.field(default=False, doc="Print the keys at the start")
     root: str | None = chz.field(
         default=None, doc="Folder of checkpoints; default: TINKER_COOKBOOK_HOME"
     )
@@ -114,7 +119,7 @@ async def main(config: Config) -> None:
         from tinker_cookbook.engine.model.loading import size_text, weights_bytes
         from tinker_cookbook.engine.vllm.choice import use_sampler
         from tinker_cookbook.server.app import make_app, serve
-        from tinker_cookbook.server.keys import KeyFile
+        from tinker_cookbook.server.keys import KEYS_FILE, KeyFile, keys_of_environment
         from tinker_cookbook.server.metrics import count_sample
         from tinker_cookbook.server.request_log import AccessLog
         from tinker_cookbook.server.state import ServerState
@@ -127,8 +132,9 @@ async def main(config: Config) -> None:
     root = home_dir() if config.root is None else Path(config.root).expanduser()
     # Bind the port before models are loaded, to report a port in use immediately.
     listener = _listen(config.host, config.port)
-    keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
-    new_keys = keys.ensure(config.owner_names)
+    key_file = Path(config.key_file or root / KEYS_FILE).expanduser()
+    keys = KeyFile(key_file, root, keys_of_environment())
+    new_owners = list(keys.ensure(config.owner_names))
     engine = Engine(
         config.device,
         config.dtype,
@@ -152,7 +158,7 @@ async def main(config: Config) -> None:
             config.max_request_mb << 20,
             AccessLog(config.access_log, folder / "access.log"),
         )
-        print_start = partial(_print_start, config, listener, state, sizes, new_keys, sampler)
+        print_start = partial(_print_start, config, listener, state, sizes, new_owners, sampler)
         await serve(app, state, listener, print_start)
     finally:
         engine.close()
@@ -184,15 +190,14 @@ def _print_start(
     listener: socket.socket,
     state: ServerState,
     sizes: dict[str, str],
-    new_keys: dict[str, str],
+    new_owners: list[str],
     sampler: str,
 ) -> None:
     from tinker_cookbook.engine.devices import free_memory_bytes
 
     address, port = listener.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-    choice, path, home = state.engine.choice, state.keys.path, Path.home()
-    shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    choice, keys = state.engine.choice, state.keys
     # The URL shows the port that was bound, since port=0 lets the system choose one. Sweeps parse
     # the lines ``serving``, ``keys`` and ``device``.
     lines = [f"serving      {url}"]
@@ -201,16 +206,11 @@ def _print_start(
         f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
         f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
         f"sampler      {sampler.removeprefix('sampler: ')}",
-        f"keys         {shown} ({', '.join(state.keys.names)}), for your user only "
-        "(mode 600); a key is renewed by deleting it there and starting again",
+        *_key_lines(config, keys, new_owners, url),
     ]
     if (count := state.engine.processes) > 1:
         lines.append(f"processes    {count} of torchrun; each trains a part of every batch")
     lines.append(f"chat page    {url}/")
-    # A key is printed only once, when it is created: later starts print the path of its file.
-    for owner, key in new_keys.items():
-        lines += [f"new key      of {owner}, now in that file:"]
-        lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
     # Runs that the last process had in memory when it crashed; a normal stop empties the list.
     if interrupted := state.interrupted:
         lines += [
@@ -221,6 +221,35 @@ def _print_start(
     if config.host not in ("127.0.0.1", "::1", "localhost"):
         lines += ["open         to other machines, unencrypted: put a TLS proxy in front"]
     print("\n".join(lines), flush=True)
+
+
+def _key_lines(config: Config, keys: KeyFile, new_owners: list[str], url: str) -> list[str]:
+    """Returns the lines about the keys: where they are, and how a client gets one.
+
+    Output often becomes a log that others read, so the keys are in it only on request.
+    """
+    from tinker_cookbook.server.keys import ENVIRONMENT
+
+    names, where = ", ".join(keys.names), ENVIRONMENT
+    if keys.fixed is None:
+        path, home = keys.path, Path.home()
+        where = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+        where += ", for your user only (mode 600); a key is renewed by deleting it there"
+    lines = [f"keys         of {names} in {where}"]
+    if new_owners:
+        lines.append(f"new keys     of {', '.join(new_owners)}")
+    if config.print_keys:
+        found = {name: keys.key_of(name) for name in keys.names}
+    elif keys.fixed is None:
+        name, python = keys.names[0], getattr(sys, "orig_argv", ["python"])[0]
+        command = [python, "-m", "tinker_cookbook.server.keys", f"owner={name}"]
+        if config.key_file or config.root:
+            command.append(f"key_file={keys.path.absolute()}")
+        found = {name: f"$({shlex.join(command)})"}
+    else:
+        found = {}
+    lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}" for key in found.values()]
+    return lines
 
 
 if __name__ == "__main__":

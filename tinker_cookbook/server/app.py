@@ -54,7 +54,7 @@ def make_app(state: ServerState, max_request_bytes: int, log: AccessLog | None =
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # kept by FastAPI; the first request that needs it would wait for it
-        loops = state.sweep_forever(), state.expire_forever()
+        loops = state.sweep_forever(), state.expire_forever(), state.watch_keys_forever()
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:

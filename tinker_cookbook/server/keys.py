@@ -17,15 +17,23 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import chz
 import jwt
 from filelock import FileLock
 
-from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
-from tinker_cookbook.engine.checkpoints.store import check_name
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.engine.home import home_dir
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+
+if TYPE_CHECKING:
+    # Imported where it is needed: to print a key must not take the seconds of loading torch.
+    from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
 
 FIRST_OWNER = "local"
+KEYS_FILE = "server_keys.json"
+ENVIRONMENT = "TINKER_COOKBOOK_SERVER_KEYS"
 TOKEN_SECONDS = 12 * 3600
 # Every JSON web token starts with this; no key does.
 TOKEN_PREFIX = "eyJ"
@@ -91,21 +99,36 @@ class KeyFile:
     """API keys in a JSON file of mode 600: ``{"OWNER": "tml-KEY", …}``.
 
     The file is created with the first key. ``root`` is the checkpoint folder of the first owner.
+    With ``fixed`` keys, as of ``keys_of_environment``, no file is read or written.
     """
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path, self._root = path, root
-        self._set_keys(self._read() if path.exists() else {})
+    def __init__(self, path: Path, root: Path, fixed: dict[str, str] | None = None) -> None:
+        self.path, self._root, self.fixed = path, root, fixed
+        self._names: list[str] = []
+        self._owners: dict[str, Owner] = {}
+        self._stamp = self._file_stamp()
+        self._set_keys(read_keys(path) if fixed is None and path.exists() else fixed or {})
 
     def ensure(self, names: list[str]) -> dict[str, str]:
         """Creates a key for each owner without one; returns the new keys by owner."""
+        from tinker_cookbook.engine.checkpoints.store import check_name
+
         # Names become folder names, so validate them before a key is written.
         for name in names:
             check_name(name, "owner")
+        self._names, new = names, dict[str, str]()
+        # A complete file may be in a folder that cannot be written, such as a mounted secret.
+        if self.fixed is None and not self._keys.keys() >= set(names):
+            new = self._create(names)
+        with contextlib.suppress(FileNotFoundError):
+            (self._root / "owners").chmod(0o700)  # older servers created it readable for others
+        return new
+
+    def _create(self, names: list[str]) -> dict[str, str]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):  # two servers may start at the same time
             # Read again under the lock: another server may have written keys.
-            keys = self._read() if self.path.exists() else self._keys
+            keys = read_keys(self.path) if self.path.exists() else self._keys
             missing = [name for name in names if name not in keys]
             new = {name: _KEY_PREFIX + secrets.token_urlsafe(32) for name in missing}
             self._set_keys(keys | new)
@@ -121,18 +144,46 @@ class KeyFile:
                     os.fsync(file.fileno())
                 # Flush before the rename: a crash leaves either the old keys or the new ones.
                 part.replace(self.path)
-        with contextlib.suppress(FileNotFoundError):
-            (self._root / "owners").chmod(0o700)  # older servers created it readable for others
+            self._stamp = self._file_stamp()
         return new
 
+    def refresh(self) -> list[str]:
+        """Reads a changed file again; returns the owners with a new key and those without one.
+
+        An owner of ``ensure`` without an entry gets a new key. A damaged file raises
+        ConfigurationError once, and the keys stay as they were.
+        """
+        stamp = self._file_stamp()
+        # A file that is missing may be in the middle of being replaced.
+        if self.fixed is not None or stamp in (None, self._stamp):
+            return []
+        self._stamp, before = stamp, self._keys
+        self._set_keys(read_keys(self.path))
+        self.ensure(self._names)
+        return sorted({name for name, _ in before.items() ^ self._keys.items()})
+
+    def _file_stamp(self) -> tuple[int, ...] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
     def _set_keys(self, keys: dict[str, str]) -> None:
-        self._keys, self._owners = keys, dict[str, Owner]()
+        from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
+
+        # An owner keeps its sessions when its key changes, so the object stays. Those without a
+        # key stay too, for requests that run in this moment.
+        owners = dict(self._owners)
         for name in keys:
-            root = self._root if name == FIRST_OWNER else self._root / "owners" / name
-            self._owners[name] = Owner(name, OwnerStore(root, owner=name))
+            if name not in owners:
+                root = self._root if name == FIRST_OWNER else self._root / "owners" / name
+                owners[name] = Owner(name, OwnerStore(root, owner=name))
         # Each store also reads checkpoints that other owners have published.
-        for owner in self._owners.values():
-            owner.store.others = [o.store for o in self._owners.values() if o is not owner]
+        for owner in owners.values():
+            owner.store.others = [owners[name].store for name in keys if name != owner.name]
+        # In this order: other threads look for the owners of known keys.
+        self._owners, self._keys = owners, keys
 
     def owner_of(self, key: str) -> Owner | None:
         """Returns the owner of a key or token; None if it is invalid."""
@@ -152,6 +203,10 @@ class KeyFile:
         """Returns the owner with this name."""
         return self._owners[name]
 
+    def key_of(self, name: str) -> str:
+        """Returns the key of an owner."""
+        return self._keys[name]
+
     def token_of(self, owner: Owner) -> str:
         """Returns a new token for an owner."""
         return issue_token(owner.name, self._keys[owner.name])
@@ -161,24 +216,76 @@ class KeyFile:
         """Names of the owners."""
         return list(self._keys)
 
-    def _read(self) -> dict[str, str]:
-        # Others may already have read the keys in such a file, so none of them is accepted.
-        mode = stat.S_IMODE(self.path.stat().st_mode)
-        if mode & 0o077:
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Returns the keys in a file by owner; raises ConfigurationError."""
+    from tinker_cookbook.engine.checkpoints.store import check_name
+
+    # Others may already have read the keys in such a file, so none of them is accepted.
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"{path}: got mode {mode:o}, expected 600: others on this machine can read the keys. "
+            f"Run `chmod 600 {path}`, or delete it for new keys"
+        )
+    try:
+        keys = json.loads(path.read_bytes())
+        if not isinstance(keys, dict) or not all(
+            isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
+        ):
+            raise ValueError('expected an object of "OWNER": "tml-…"')
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path}: cannot be read as a file of keys ({error}). Delete it for new keys"
+        ) from error
+    for name in keys:
+        check_name(name, f"{path}: owner")
+    return keys
+
+
+def keys_of_environment() -> dict[str, str] | None:
+    """Returns the keys in ``TINKER_COOKBOOK_SERVER_KEYS`` (``OWNER=KEY,…``); None if it is not set.
+
+    Raises ConfigurationError, whose message has no key.
+    """
+    text = os.environ.get(ENVIRONMENT)
+    if not text:
+        return None
+    keys: dict[str, str] = {}
+    for number, part in enumerate(text.split(","), 1):
+        name, _, key = part.strip().partition("=")
+        if not name or name in keys or not key.startswith(_KEY_PREFIX):
             raise ConfigurationError(
-                f"{self.path}: got mode {mode:o}, expected 600: others on this machine can read "
-                f"the keys. Run `chmod 600 {self.path}`, or delete it for new keys"
+                f"{ENVIRONMENT}: entry {number} is not OWNER={_KEY_PREFIX}KEY with a new owner; "
+                "expected entries like local=tml-…,ann=tml-…"
             )
-        try:
-            keys = json.loads(self.path.read_bytes())
-            if not isinstance(keys, dict) or not all(
-                isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
-            ):
-                raise ValueError('expected an object of "OWNER": "tml-…"')
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{self.path}: cannot be read as a file of keys ({error}). Delete it for new keys"
-            ) from error
-        for name in keys:
-            check_name(name, f"{self.path}: owner")
-        return keys
+        keys[name] = key
+    return keys
+
+
+@chz.chz
+class ShowConfig:
+    """Which key is shown."""
+
+    owner: str = chz.field(default="local", doc="Owner of the key")
+    key_file: str | None = chz.field(
+        default=None, doc="File of the API keys; default: server_keys.json in TINKER_COOKBOOK_HOME"
+    )
+
+
+def show(config: ShowConfig) -> None:
+    """Prints an owner's key: ``export TINKER_API_KEY=$(python -m tinker_cookbook.server.keys)``."""
+    path = Path(config.key_file or home_dir() / KEYS_FILE).expanduser()
+    if not path.exists():
+        raise ConfigurationError(f"key_file: {path} does not exist; the first start creates it")
+    keys = read_keys(path)
+    if config.owner not in keys:
+        raise ConfigurationError(
+            f"owner: got {config.owner!r}, expected one of {', '.join(keys)}"
+            f"{nearest(config.owner, keys)}"
+        )
+    print(keys[config.owner])
+
+
+if __name__ == "__main__":
+    run_entrypoint(show)

@@ -30,6 +30,8 @@ MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
 # Seconds that a fetched result is kept, because the response may have been lost.
 RETENTION_SECONDS = 60.0
+# Seconds between two looks at the file of keys.
+KEY_SECONDS = 2.0
 # Seconds between two searches for expired checkpoints.
 EXPIRE_SECONDS = 300.0
 
@@ -287,6 +289,18 @@ class ServerState:
                     await asyncio.to_thread(self.keys.owner(name).store.expire)
                 except Exception:  # an error such as a full disk must not end the loop
                     logger.exception("%s: expired checkpoints could not be deleted", name)
+
+    async def watch_keys_forever(self) -> None:
+        """Reads the file of keys again when it has changed."""
+        while True:
+            await asyncio.sleep(KEY_SECONDS)
+            try:
+                changed = await asyncio.to_thread(self.keys.refresh)
+            except Exception as error:  # a damaged file must not end the loop
+                logger.error("the keys stay as they were: %s", error)
+                continue
+            if changed:
+                logger.info("keys read again; changed: %s", ", ".join(changed))
 
     def close(self) -> None:
         """Ends all sessions; the running operation finishes."""

@@ -253,12 +253,12 @@ def started_server(
     words = ["port=0", f"model_name={','.join(models)}", f"root={root}"]
     words += [f"{key}={value}" for key, value in settings.items()]
     log = log_dir / "server.log"
-    # A new file, since old output would contain the port of an earlier server. The first start of a
-    # server prints its new key, so only the user may read it.
+    # A new file, since old output would contain the port of an earlier server.
     log.unlink(missing_ok=True)
     log.touch(mode=0o600)
     with log.open("wb") as file:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # Empty: the sweep's server has its keys in a file, not in the environment.
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TINKER_COOKBOOK_SERVER_KEYS": ""}
         module = "tinker_cookbook.server"
         process = start_child(module, words, signal.SIGTERM, stdout=file, env=environment)
     server, started = Server(process=process, log=log), dict[str, str]()
@@ -270,7 +270,6 @@ def started_server(
             lines = [line.split() for line in log.read_text("utf-8", "replace").splitlines()]
             started = {words[0]: words[1] for words in lines if len(words) > 1}
         server.url, server.on_cpu = started["serving"], started["device"].startswith("cpu")
-        # Read from the key file: only the first start prints the key.
         server.key = json.loads((root / "server_keys.json").read_bytes())["local"]
         yield server
     finally:

@@ -200,7 +200,12 @@ def test_each_request_is_counted_and_has_a_line_without_texts_ids_and_keys(
         assert grown[f"tinker_cookbook_{name}"] == value, name
     assert grown["tinker_cookbook_http_requests_total"] >= len(expected)
     assert grown["tinker_cookbook_errors_total"] >= 4
-    for label in ('status="404"', 'owner="ann"', f'model="{stories_model}"', 'error="ModelNotFoundError"'):
+    for label in (
+        'status="404"',
+        'owner="ann"',
+        f'model="{stories_model}"',
+        'error="ModelNotFoundError"',
+    ):
         assert label in text
     assert "secret" not in text
 

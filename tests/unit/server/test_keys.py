@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.server import keys as keys_module
 from tinker_cookbook.server.keys import KeyFile
 
 
@@ -73,3 +76,83 @@ def test_a_file_may_name_no_path_as_owner(tmp_path):
     path.chmod(0o600)
     with pytest.raises(CheckpointError, match="owner"):
         KeyFile(path, tmp_path)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = tmp_path / "keys.json"
+    keys = KeyFile(path, tmp_path)
+    made = keys.ensure(["local", "ann"])
+    ann = keys.owner_of(made["ann"])
+    assert keys.refresh() == []
+
+    def write(text: str) -> None:
+        path.with_suffix(".new").touch(0o600)
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").replace(path)
+
+    # Ann's key is renewed by its deletion, bob is new; the damaged file changes nothing.
+    write(json.dumps({"local": made["local"], "bob": "tml-bob"}))
+    assert keys.refresh() == ["ann", "bob"]
+    renewed = json.loads(path.read_bytes())["ann"]
+    assert keys.owner_of(made["ann"]) is None
+    assert keys.owner_of(renewed) is ann  # with the open sessions
+    assert keys.owner_of("tml-bob") is not None
+    write("{")
+    with pytest.raises(ConfigurationError, match=r"keys\.json"):
+        keys.refresh()
+    path.unlink()
+    assert keys.refresh() == []
+    assert keys.owner_of(renewed) is ann
+    write(json.dumps({"local": made["local"], "ann": renewed}))
+    assert keys.refresh() == ["bob"]
+    assert keys.owner_of("tml-bob") is None
+    assert keys.names == ["local", "ann"]
+
+
+def test_a_complete_file_needs_no_folder_to_write_to(tmp_path, monkeypatch):
+    path = tmp_path / "keys.json"
+    made = KeyFile(path, tmp_path).ensure(["local"])
+    monkeypatch.setattr(keys_module, "FileLock", None)  # what a read-only folder does not allow
+    assert KeyFile(path, tmp_path).ensure(["local"]) == {}
+    assert keys_module.read_keys(path) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", None),
+        ("local=tml-a, ann=tml-b=", {"local": "tml-a", "ann": "tml-b="}),
+        ("local=tml-a,ann=secret", "entry 2"),
+        ("tml-secret", "entry 1"),
+        ("ann=tml-secret,ann=tml-b", "entry 2"),
+    ],
+)
+def test_keys_may_be_in_the_environment(tmp_path, monkeypatch, text, found):
+    monkeypatch.setenv(keys_module.ENVIRONMENT, text)
+    if isinstance(found, str):
+        with pytest.raises(ConfigurationError, match=found) as error:
+            keys_module.keys_of_environment()
+        assert "secret" not in str(error.value)
+        return
+    assert keys_module.keys_of_environment() == found
+    if found:
+        keys = KeyFile(tmp_path / "keys.json", tmp_path, found)
+        assert keys.ensure(["local"]) == {}
+        assert keys.owner_of("tml-b=") is keys.owner("ann")
+        assert not keys.path.exists()
+
+
+def test_a_key_is_shown_on_request_alone(serving, caller):
+    printed = "\n".join(serving.said)
+    assert "tml-" not in printed
+    (command,) = [line.split("$(")[1][:-1] for line in serving.said if "TINKER_API_KEY=" in line]
+    shown = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert shown.stdout.strip() == serving.key("local"), shown.stderr
+    # Renewed while the server runs.
+    old, path = serving.key("ann"), serving.root / "server_keys.json"
+    path.write_text(json.dumps({"local": serving.key("local")}))
+    until = time.monotonic() + 30
+    while caller(key=old).get("sessions")[0] != 401 or "ann" not in path.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert caller("ann").get("sessions")[0] == 200
