@@ -79,6 +79,11 @@ class Config(SamplerOptions, ShardOptions):
         doc="Maximum queued samples of an owner; further requests get status 429 and are retried",
     )
 
+    disk_quota_gb: float | None = chz.field(
+        default=None,
+        doc="Most GiB of each owner's runs on disk; a checkpoint that would exceed it is refused; "
+        "default: no limit",
+    )
     access_log: str = chz.field(
         default="auto",
         doc="One JSON line for each request: auto (server/access.log in root), stdout, none or a "
@@ -95,6 +100,10 @@ class Config(SamplerOptions, ShardOptions):
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected a number above 0"
                 )
+        if self.disk_quota_gb is not None and not self.disk_quota_gb > 0:
+            raise ConfigurationError(
+                f"disk_quota_gb: got {self.disk_quota_gb}, expected a number above 0"
+            )
         SamplerSettings.of(self).check()
         if not 0 <= self.port < 65536:
             raise ConfigurationError(f"port: got {self.port}, expected 0 to 65535")
@@ -133,7 +142,8 @@ async def main(config: Config) -> None:
     # Bind the port before models are loaded, to report a port in use immediately.
     listener = _listen(config.host, config.port)
     key_file = Path(config.key_file or root / KEYS_FILE).expanduser()
-    keys = KeyFile(key_file, root, keys_of_environment())
+    quota = None if config.disk_quota_gb is None else int(config.disk_quota_gb * 2**30)
+    keys = KeyFile(key_file, root, keys_of_environment(), quota)
     new_owners = list(keys.ensure(config.owner_names))
     engine = Engine(
         config.device,

@@ -99,11 +99,18 @@ class KeyFile:
     """API keys in a JSON file of mode 600: ``{"OWNER": "tml-KEY", …}``.
 
     The file is created with the first key. ``root`` is the checkpoint folder of the first owner.
-    With ``fixed`` keys, as of ``keys_of_environment``, no file is read or written.
+    With ``fixed`` keys, as of ``keys_of_environment``, no file is read or written. Each owner's
+    runs may have ``quota_bytes`` on disk; None: no limit.
     """
 
-    def __init__(self, path: Path, root: Path, fixed: dict[str, str] | None = None) -> None:
-        self.path, self._root, self.fixed = path, root, fixed
+    def __init__(
+        self,
+        path: Path,
+        root: Path,
+        fixed: dict[str, str] | None = None,
+        quota_bytes: int | None = None,
+    ) -> None:
+        self.path, self.root, self.fixed, self.quota_bytes = path, root, fixed, quota_bytes
         self._names: list[str] = []
         self._owners: dict[str, Owner] = {}
         self._stamp = self._file_stamp()
@@ -121,7 +128,7 @@ class KeyFile:
         if self.fixed is None and not self._keys.keys() >= set(names):
             new = self._create(names)
         with contextlib.suppress(FileNotFoundError):
-            (self._root / "owners").chmod(0o700)  # older servers created it readable for others
+            (self.root / "owners").chmod(0o700)  # older servers created it readable for others
         return new
 
     def _create(self, names: list[str]) -> dict[str, str]:
@@ -177,8 +184,9 @@ class KeyFile:
         owners = dict(self._owners)
         for name in keys:
             if name not in owners:
-                root = self._root if name == FIRST_OWNER else self._root / "owners" / name
+                root = self.root if name == FIRST_OWNER else self.root / "owners" / name
                 owners[name] = Owner(name, OwnerStore(root, owner=name))
+                owners[name].store.quota_bytes = self.quota_bytes
         # Each store also reads checkpoints that other owners have published.
         for owner in owners.values():
             owner.store.others = [owners[name].store for name in keys if name != owner.name]

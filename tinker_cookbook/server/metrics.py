@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from math import inf
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Response
@@ -147,8 +149,16 @@ class _Gauges(Collector):
                 "Free memory of the device",
                 free_memory_bytes(state.engine.choice.device),
             ),
+            ("disk_free_bytes", "Free space for checkpoints", disk_usage(state.keys.root).free),
+            ("disk_quota_bytes", "Quota of each owner; +Inf: none", state.keys.quota_bytes or inf),
         ):
             yield GaugeMetricFamily(_PREFIX + name, text, value)
+        disk = GaugeMetricFamily(
+            _PREFIX + "disk_used_bytes", "Files of an owner's runs", labels=["owner"]
+        )
+        for name in state.keys.names:
+            disk.add_metric([name], state.keys.owner(name).store.used_bytes())
+        yield disk
         load = {
             "num_requests_running": "Samples that are being generated",
             "num_requests_waiting": "Samples that wait for a row of the batch",

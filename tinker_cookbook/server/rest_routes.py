@@ -76,9 +76,13 @@ async def list_checkpoints(run_id: str, client: ClientDep) -> Json:
 
 
 @router.get("/checkpoints")
-async def list_all(client: ClientDep, limit: Limit = 100, offset: Offset = 0) -> Json:
-    """Lists the checkpoints of all runs, newest first."""
-    return (await client.list_user_checkpoints(limit, offset)).model_dump(mode="json")
+async def list_all(
+    client: ClientDep, owner: OwnerDep, limit: Limit = 100, offset: Offset = 0
+) -> Json:
+    """Lists the checkpoints of all runs, newest first, and what all files of the runs use."""
+    listed = (await client.list_user_checkpoints(limit, offset)).model_dump(mode="json")
+    used = await asyncio.to_thread(owner.store.used_bytes)
+    return listed | {"storage": {"used_bytes": used, "quota_bytes": owner.store.quota_bytes}}
 
 
 @router.post("/weights_info")
@@ -393,7 +397,8 @@ REFUSED = {
     "GET audit": "audit log: this server has none; its output shows the operations",
     "GET billing/usage/events": "billing: this server does not bill; /metrics counts the tokens",
     "GET billing/usage/checkpoints/current": (
-        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes"
+        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes, and "
+        "GET checkpoints the sum and the quota"
     ),
     "DELETE auth/apikey/me": (
         "deleting a key: remove it from the server's file of keys and restart the server"

@@ -30,6 +30,30 @@ def owners(tmp_path):
     return ann, bob
 
 
+def test_a_save_above_the_quota_is_refused_before_it_is_written(owners):
+    ann, bob = owners
+
+    def save(name: str, numbers: int, store=ann, **more) -> str:
+        adapter = {"w": torch.ones(numbers)}
+        return store.write_checkpoint(
+            "r", "weights", name, adapter=adapter, adapter_config={}, **more
+        )
+
+    largest = save("large", 5000)
+    ann.quota_bytes = ann.used_bytes() + 2000
+    before = sorted(ann.root.rglob("*")), ann.used_bytes()
+    said = rf"'ann' already uses .* of .*disk_quota_gb.* delete {largest} \(0\.0 MiB\)"
+    with pytest.raises(CheckpointError, match=said):
+        save("another", 5000)
+    assert (sorted(ann.root.rglob("*")), ann.used_bytes()) == before
+    save("small", 1)
+    save("large", 5000, overwrite=True)
+    bob.create_run("r", RunInfo("m", 4))
+    save("large", 9000, bob)  # each owner has a quota
+    ann.delete_checkpoint(largest)
+    save("another", 5000)
+
+
 def reads(store, path: str) -> bool:
     """Whether an owner can read a checkpoint in every way, or in none."""
     ways = [

@@ -3,13 +3,17 @@ others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import files
-from tinker_cookbook.engine.checkpoints.format import TinkerPath
+from tinker_cookbook.engine.checkpoints.format import Kind, TinkerPath
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointInfo,
     CheckpointStore,
@@ -17,6 +21,7 @@ from tinker_cookbook.engine.checkpoints.store import (
     RunInfo,
     RunRecord,
 )
+from tinker_cookbook.engine.model.loading import size_text
 from tinker_cookbook.exceptions import CheckpointError
 
 _SHOWN_METADATA = ("renderer_name", "recipe")
@@ -32,6 +37,47 @@ class OwnerStore(CheckpointStore):
 
     others: Sequence[OwnerStore] = ()
     """Stores of the other owners."""
+    quota_bytes: int | None = None
+    """Most bytes on disk of this owner's runs; None: no limit."""
+
+    def used_bytes(self) -> int:
+        """Returns the size of all files of this owner's runs."""
+        used = 0
+        for folder, _, names in os.walk(self.root / "runs"):
+            for name in names:
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    used += os.stat(os.path.join(folder, name)).st_size
+        return used
+
+    def write_checkpoint(self, run_id: str, kind: Kind, name: str, **content: Any) -> str:
+        """Saves a checkpoint; see ``CheckpointStore.write_checkpoint``.
+
+        Raises ``CheckpointError`` before anything is written if it would exceed the quota.
+        """
+        if self.quota_bytes is not None:
+            tensors = {**content["adapter"], **(content.get("optimizer") or {})}
+            self._check_quota(TinkerPath(run_id, kind, name), self.quota_bytes, tensors)
+        return super().write_checkpoint(run_id, kind, name, **content)
+
+    def _check_quota(self, path: TinkerPath, quota: int, tensors: Mapping[str, Tensor]) -> None:
+        needed, used = sum(tensor.nbytes for tensor in tensors.values()), self.used_bytes()
+        if used + needed <= quota:
+            return
+        self.expire()
+        listed = super().list_checkpoints
+        found = [one for run in self.run_ids() for one in listed(run)]
+        # A checkpoint of the same name is replaced.
+        used = self.used_bytes() - sum(one.size_bytes for one in found if one.path == path)
+        if used + needed <= quota:
+            return
+        largest = max(found, key=lambda one: one.size_bytes, default=None)
+        example = "" if largest is None else f" {largest.path} ({size_text(largest.size_bytes)})"
+        raise CheckpointError(
+            f"saving {path}: needs {size_text(needed)}, and {self.owner!r} already uses "
+            f"{size_text(used)} of {size_text(quota)} on this server's disk (its operator's "
+            "disk_quota_gb=). Delete checkpoints that you no longer need, for example `tinker "
+            f"checkpoint delete{example}`; `tinker checkpoint list` shows all"
+        )
 
     def get_run(self, run_id: str) -> RunRecord:
         """Returns a run of this owner, or one with a published checkpoint."""
