@@ -125,10 +125,11 @@ class Browser:
         fields = {
             "key": key,
             "code": key,
-            "windowsVirtualKeyCode": {"Enter": 13}[key],
+            "windowsVirtualKeyCode": {"Enter": 13, "Escape": 27}[key],
             "modifiers": 8 if shift else 0,
         }
-        self.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **fields)
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **text, **fields)
         self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
 
     def hover(self, selector: str) -> None:

@@ -397,8 +397,7 @@ REFUSED = {
     "GET audit": "audit log: this server has none; its output shows the operations",
     "GET billing/usage/events": "billing: this server does not bill; /metrics counts the tokens",
     "GET billing/usage/checkpoints/current": (
-        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes, and "
-        "GET checkpoints the sum and the quota"
+        "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes"
     ),
     "DELETE auth/apikey/me": (
         "deleting a key: remove it from the server's file of keys and restart the server"

@@ -53,6 +53,7 @@ async function loadModels() {
     const { data } = await (await api("models")).json();
     fillModels(data);
     notice("");
+    return true;
   } catch (error) {
     notice(error.message);
   }
@@ -361,6 +362,11 @@ function notice(text) {
   $("notice").hidden = !text;
 }
 
+function closeSettings() {
+  $("settings").open = false;
+  $("message").focus();
+}
+
 // --- actions -------------------------------------------------------------------------------------
 
 async function send() {
@@ -433,7 +439,9 @@ for (const [name, value] of Object.entries({ ...SETTINGS, key: "" })) {
   $(name).value = sessionStorage.getItem(name) ?? value;
   $(name).addEventListener("change", remember);
 }
-$("key").addEventListener("change", loadModels);
+$("key").addEventListener("change", async () => {
+  if (await loadModels()) closeSettings();
+});
 for (const side of [0, 1]) $(`model-${side}`).addEventListener("change", remember);
 $("send").addEventListener("click", send);
 $("message").addEventListener("input", fitMessage);
@@ -453,6 +461,12 @@ $("new").addEventListener("click", () => {
 $("save").addEventListener("click", save);
 $("copy").addEventListener("click", () => (turns.length ? copy(rows()) : notice("The chat is empty.")));
 $("theme").addEventListener("click", switchTheme);
+document.addEventListener("keydown", (event) => {
+  // Escape also ends the composition of a character.
+  if (event.key !== "Escape" || event.isComposing) return;
+  if ($("settings").open) closeSettings();
+  else if (running) running.abort();
+});
 document.addEventListener("click", (event) => {
   // A click elsewhere closes the settings. A removed element is nowhere.
   if (event.target.isConnected && !$("settings").contains(event.target)) $("settings").open = false;

@@ -71,6 +71,20 @@ def test_a_person_chats_on_the_page(
     browser.fill("#key", oai_serving.key())
     names = browser.wait("[...document.querySelectorAll('#model-0 option')].map(o => o.text)")
     assert "stories260k" in names
+    # A right key closes the settings; the message has the focus. Escape closes them too.
+    at_message = "document.activeElement.id == 'message' && !document.querySelector('[open]')"
+    browser.wait(at_message)
+    browser.run("document.querySelector('#settings').open = true, 1")
+    browser.press("Escape")
+    assert browser.run(at_message)
+    # From a small window on, the header is one row.
+    for width in (1200, 1100, 900):
+        browser.size(width, 800)
+        parts = "[...document.querySelectorAll('header > :not(.grow)')]"
+        boxes = browser.run(f"{parts}.map(e => [e.offsetTop, e.offsetTop + e.offsetHeight])")
+        assert max(top for top, _ in boxes) < min(bottom for _, bottom in boxes), width
+        assert browser.run("document.documentElement.scrollWidth") == width
+    browser.size(1200, 800)
     assert browser.run("sessionStorage.getItem('key')") == oai_serving.key()
     assert browser.run("localStorage.length") == 0
 
@@ -104,14 +118,19 @@ def test_a_person_chats_on_the_page(
         "system,user,assistant,user,assistant"
     )
 
-    # Text arrives in pieces, and Stop keeps what has come.
+    # Text arrives in pieces, and Stop or Escape keeps what has come.
     browser.fill("#max_tokens", "480")
-    browser.run("document.querySelector('#new').click(), 1")
-    send("Once upon a time")
-    browser.wait(f"{answers}.length && {answers}[0].querySelector('.text').textContent.length > 9")
-    browser.run("document.querySelector('#send').click(), 1")
-    browser.wait(done)
-    assert "[stopped]" in browser.run(f"{answers}[0].innerText")
+    some = f"{answers}.length && {answers}[0].querySelector('.text').textContent.length > 9"
+    for stop in (
+        lambda: browser.run("document.querySelector('#send').click(), 1"),
+        lambda: browser.press("Escape"),
+    ):
+        browser.run("document.querySelector('#new').click(), 1")
+        send("Once upon a time")
+        browser.wait(some)
+        stop()
+        browser.wait(done)
+        assert "[stopped]" in browser.run(f"{answers}[0].innerText")
     browser.fill("#max_tokens", "30")
 
     # Two models side by side; each row of the file is the conversation of one.
