@@ -49,8 +49,12 @@ class Connection:
     @property
     def is_hosted_service(self) -> bool:
         """Whether it is the hosted Tinker service, which bills tokens, and no server like it."""
-        url = self.target[1] or os.environ.get("TINKER_BASE_URL")
-        return self.kind == "tinker" and (url is None or "thinkingmachines.ai" in url)
+        return self.kind == "tinker" and (self.url is None or "thinkingmachines.ai" in self.url)
+
+    @property
+    def url(self) -> str | None:
+        """Address of the server; None for the local engine, and for the hosted service's own."""
+        return _address(self.kind, self.target[1])
 
     def describe(self) -> str:
         """Returns the choice in one line."""
@@ -243,6 +247,22 @@ def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
         if config not in made:
             made[config] = make(connection.service)
         return made[config]
+
+
+def server_url(settings: Any) -> str | None:
+    """Returns the ``Connection.url`` that a program's options lead to."""
+    return _address(*check_backend(settings.backend, settings.base_url)[:2])
+
+
+def forget_kept(settings: Any) -> None:
+    """Drops the connection that ``make_once`` keeps for these options, for one that is broken."""
+    kind, url, _ = check_backend(settings.backend, settings.base_url)
+    with _making:
+        _kept.pop(_target(kind, url, settings.device, settings.dtype), None)
+
+
+def _address(kind: str, url: str | None) -> str | None:
+    return url or os.environ.get("TINKER_BASE_URL") if kind == "tinker" else None
 
 
 def _target(

@@ -78,7 +78,7 @@ def connect_hosted(
     if base_url or os.environ.get("TINKER_BASE_URL"):
         _check_url(base_url or os.environ["TINKER_BASE_URL"])
     url = resolve_base_url(base_url)
-    reason = _why_unreachable(url, PROBE_SECONDS)
+    reason = why_unreachable(url, PROBE_SECONDS)
     if reason is not None:
         raise BackendError(
             f"base_url: no answer from {url} ({reason}). Check the network and the address "
@@ -194,7 +194,7 @@ def accept_text_prompts() -> None:
             setattr(SamplingClient, name, adapted(sample))
 
 
-def _why_unreachable(url: str, seconds: float) -> str | None:
+def why_unreachable(url: str, seconds: float) -> str | None:
     """Requests the health of a server; any HTTP response will do. ``None``: it responded."""
     reasons: list[str | None] = []
 
@@ -202,7 +202,7 @@ def _why_unreachable(url: str, seconds: float) -> str | None:
         # Do not verify certificates here: the SDK does, and only a response matters.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        health = f"{url}/api/v1/healthz"
+        health = f"{url.rstrip('/')}/api/v1/healthz"
         try:
             urllib.request.urlopen(health, timeout=seconds, context=context).close()
             reasons.append(None)

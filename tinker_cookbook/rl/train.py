@@ -66,6 +66,7 @@ from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import set_rollout_executor
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
+from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     TrainingSession,
     is_complete,
@@ -141,6 +142,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     await run(config, config.dataset_builder, kl_penalty, rollout_executor)
 
 
+@through_restarts
 async def run(
     config: PolicyTrainingConfig,
     dataset_builder: RLDatasetBuilder,

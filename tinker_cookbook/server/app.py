@@ -30,6 +30,7 @@ from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.errors import (
     SERVER_FAILED,
     NotFoundError,
+    SessionEndedError,
     memory_full_message,
     status_of,
 )
@@ -166,6 +167,8 @@ def error_response(error: Exception, path: str) -> JSONResponse:
         detail = SERVER_FAILED
         logger.error("%s", path, exc_info=error)
     body: Json = {"detail": detail} if api_error is None else api_error.body()
+    if isinstance(error, SessionEndedError):
+        body["code"] = error.code  # a training loop can continue from its last checkpoint
     # Seconds after which a client retries a request that found the queue full.
     headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
     return JSONResponse(body, status, headers)

@@ -22,6 +22,12 @@ class NotFoundError(BackendError):
     """
 
 
+class SessionEndedError(NotFoundError):
+    """A session that is not open, or a request of one: its client has to begin a new session."""
+
+    code = "session_ended"
+
+
 class BusyError(BackendError):
     """Too many queued samples: 429, which clients retry."""
 

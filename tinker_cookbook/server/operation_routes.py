@@ -25,7 +25,7 @@ from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.access import OwnerDep, StateDep, is_same_machine, owner_of, state_of
 from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
-from tinker_cookbook.server.errors import NotFoundError
+from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.metrics import TRAINING_TOKENS, count_operation
 from tinker_cookbook.server.requests import (
@@ -53,7 +53,7 @@ async def retrieve_future(
     """Returns the result or the error of a request; 408 if it is not done."""
     pending = state.request(owner, request_id)
     if pending is None:
-        raise NotFoundError(
+        raise SessionEndedError(
             f"request {request_id!r}: unknown; its session ended, its result was "
             "fetched long ago, or the server restarted"
         )

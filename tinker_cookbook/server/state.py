@@ -20,7 +20,7 @@ from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
-from tinker_cookbook.server.errors import NotFoundError
+from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
 from tinker_cookbook.server.keys import KeyFile, Owner
 from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, SampleQuota
 
@@ -172,7 +172,7 @@ class ServerState:
         session = self._sessions.get(session_id)
         # Another owner's session gives the same error as a missing one.
         if session is None or session.owner is not owner:
-            raise NotFoundError(
+            raise SessionEndedError(
                 f"session {session_id!r}: not open. It ended, sent no heartbeat for "
                 f"{self._session_seconds:g} s, or the server restarted since "
                 f"({time.strftime('%H:%M:%S', time.localtime(self.started_at))}). Checkpoints are "

@@ -37,6 +37,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.training.config import TrainingConfig, number
 from tinker_cookbook.training.estimate import RunEstimate, duration, estimate_run
+from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
@@ -157,6 +158,7 @@ class Schedule:
         return divmod(step, self.num_batches)
 
 
+@through_restarts
 async def train_batches(
     config: BatchConfig,
     make_objective: Callable[[TrainingSession], Awaitable[Objective]],

@@ -77,6 +77,11 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
     A subclass that redefines a number must repeat its bounds with ``number``.
     """
 
+    server_wait: float = number(
+        0,
+        "Seconds to wait for a server that has restarted; the run then continues from its last "
+        "checkpoint. 0: the run ends",
+    )
     load_checkpoint_path: str | None = weights_field(
         "weights", "Weights to start from, with a fresh optimizer"
     )

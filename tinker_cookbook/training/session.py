@@ -41,12 +41,14 @@ from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.data_record import data_record, write_data_record
+from tinker_cookbook.training.restarts import server_is_gone, watch_server
 from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.ml_log import Logger, setup_logging
@@ -138,6 +140,7 @@ class TrainingSession:
         self._finished_any = False
         self.missing_features: frozenset[str] = frozenset()
         """Missing server features with a fallback (see ``server_needs``)."""
+        self._end_watch: Callable[[], None] = lambda: None
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
     async def start(self, total_steps: int) -> TrainingClient:
@@ -166,8 +169,9 @@ class TrainingSession:
             resolved = resolve_model(config.model_name)
             source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
         self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
-        if (url := self.connection.target[1]) is not None:
+        if (url := self.connection.url) is not None:
             activity().place = f"at {url}"
+        self._end_watch = watch_server(self.connection)
         service = self.connection.service
         # Before sampling and training: a missing server feature could otherwise fail after many
         # steps.
@@ -346,6 +350,9 @@ class TrainingSession:
         interrupted = is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
             return []
+        gone = server_is_gone(error)
+        if gone and self.config.server_wait:
+            return []  # the run continues by itself
         # Before the first step these errors come from settings or data, so a retry would fail too.
         if isinstance(error, (ConfigurationError, CheckpointError, DataError)) and (
             not self._finished_any
@@ -353,6 +360,10 @@ class TrainingSession:
             return []
         by = "Ctrl-C" if interrupted else type(error).__name__
         saved = "" if self._saved_any else " before the first checkpoint"
+        if gone:
+            by = "the loss of its server"
+            if program_takes("server_wait"):
+                command += " server_wait=600"
         return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
 
     def summary(self) -> list[str]:
@@ -387,6 +398,7 @@ class TrainingSession:
         """Closes the log and the backend; reports the ``error`` that ended the run."""
         self._trace.close()
         connection: Connection | None = getattr(self, "connection", None)  # none before ``start``
+        self._end_watch()
         if connection is not None:
             connection.close_after(error)
         self._log.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +26,7 @@ from tinker_cookbook.backends.hosted import (
     hosted_requested,
 )
 from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.training import restarts
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 MODELS = {"supported_models": [{"model_name": "org/model", "max_context_length": 128}]}
@@ -272,3 +276,65 @@ def test_a_result_that_is_gone_is_one_sentence():
         wrapped = ValueError(f"Error retrieving result: {gone} for self.request_id='a:1'")
         wrapped.__cause__, gone = gone, wrapped
     assert server_error_message(ValueError("Error retrieving result: without a cause")) is None
+
+
+def _lost(code: str | None, status: int = 404) -> Exception:
+    """The SDK's error for a response, with the wrapper of a result that is gone."""
+    answer = httpx.Response(status, request=httpx.Request("POST", "http://h"))
+    body = {"detail": "session 'x': not open", **({"code": code} if code else {})}
+    error = ValueError("Error retrieving result: ...")
+    error.__cause__ = tinker.NotFoundError("gone", response=answer, body=body)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (_lost("session_ended"), True),
+        (ExceptionGroup("tasks", [ValueError("x"), _lost("session_ended")]), True),
+        (tinker.APIConnectionError(request=httpx.Request("POST", "http://h")), True),
+        (_lost(None), False),  # such as a checkpoint that is missing
+        (_lost("unknown_url"), False),
+        (ConnectionError("of a tool"), False),
+    ],
+)
+def test_errors_after_a_restart_of_the_server_are_known(error, gone):
+    assert restarts.server_is_gone(error) is gone
+
+
+@pytest.mark.parametrize(
+    ("server_wait", "answers", "saved", "runs", "ends"),
+    [
+        (0, True, [5], 1, True),
+        (60, True, [5, 10, 15], 4, False),
+        (60, True, [5, 5, 5, 5, 5], 4, True),  # no progress
+        (1e-9, False, [5], 1, True),
+    ],
+)
+def test_a_run_continues_when_its_server_is_back(
+    monkeypatch, server_wait, answers, saved, runs, ends
+):
+    steps, started = iter([None, *saved]), []
+    monkeypatch.setattr(restarts, "_last_step", lambda config: next(steps))
+    reason = None if answers else "Connection refused"
+    monkeypatch.setattr(restarts, "why_unreachable", lambda url, seconds: reason)
+    monkeypatch.setattr(restarts, "_LOOK_SECONDS", 0)
+
+    @restarts.through_restarts
+    async def run(config: Any, more: int) -> str:
+        started.append(more)
+        if len(started) <= len(saved):
+            raise _lost("session_ended")
+        return "done"
+
+    config: Any = SimpleNamespace(
+        server_wait=server_wait, backend="http://127.0.0.1:9", base_url=None, device="auto",
+        dtype="auto", log_path="",
+    )  # fmt: skip
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    if ends:
+        with pytest.raises(ValueError, match="retrieving"):
+            asyncio.run(run(config, 3))
+    else:
+        assert asyncio.run(run(config, 3)) == "done"
+    assert started == [3] * runs

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 # What the SDK wraps around the message of a request that failed later.
 _WRAPPED = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
+# The SDK's errors for a server that does not answer.
+UNREACHABLE = ("APIConnectionError", "APITimeoutError")
 _INTERRUPTED = 130  # the exit status that shells use after Ctrl-C
 
 
@@ -49,6 +51,8 @@ def server_error_message(error: BaseException) -> str | None:
         error = error.__cause__
     if type(error).__module__.partition(".")[0] != "tinker":
         return None
+    if type(error).__name__ in UNREACHABLE:
+        return "the server does not answer, after retries for minutes"
     # Statuses 4xx are refusals whose message is for the user; others keep their traceback.
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
