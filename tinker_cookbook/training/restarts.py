@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tinker_cookbook.backends.connect import Connection, forget_kept, server_url
 from tinker_cookbook.backends.hosted import PROBE_SECONDS, why_unreachable
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+from tinker_cookbook.training.commands import continue_command
 from tinker_cookbook.utils.command_line.entrypoint import UNREACHABLE
 from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.terminal import get_console
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 _LOOK_SECONDS = 5.0
+_REPEATED = ("Session heartbeat failed", "Dropping telemetry batch")
 # A run that is interrupted again and again without a new checkpoint would never end.
 _MOST_WITHOUT_PROGRESS = 3
 
@@ -51,10 +53,17 @@ def watch_server(connection: Connection) -> Callable[[], None]:
     """Prints when a connection's server stops answering and when it answers again; returns a
     function that ends this."""
     stop = threading.Event()
+    for name in ("telemetry", "internal_client_holder"):
+        logging.getLogger(f"tinker.lib.{name}").addFilter(_not_repeated)
     if connection.url is not None and not connection.is_hosted_service:
         given = connection.url, stop
         threading.Thread(target=_watch, args=given, daemon=True, name="server-watch").start()
     return stop.set
+
+
+def _not_repeated(record: logging.LogRecord) -> bool:
+    """Drops messages that the SDK repeats, with tracebacks, while a server does not answer."""
+    return not record.getMessage().startswith(_REPEATED)
 
 
 def _watch(url: str, stop: threading.Event) -> None:
@@ -87,9 +96,9 @@ def through_restarts(run: F) -> F:
                     raise
                 step = _last_step(config)
                 tries, saved = (0 if step != saved else tries + 1), step
-                if tries >= _MOST_WITHOUT_PROGRESS:
-                    raise
-                if not await _server_is_back(config):
+                if tries >= _MOST_WITHOUT_PROGRESS or not await _server_is_back(config):
+                    if command := continue_command(config.log_path):
+                        _print(f"continue with:\n  {command}")
                     raise
             forget_kept(config)
 

@@ -338,3 +338,25 @@ def test_a_run_continues_when_its_server_is_back(
     else:
         assert asyncio.run(run(config, 3)) == "done"
     assert started == [3] * runs
+
+
+def test_an_outage_of_the_server_is_one_line_and_its_end_another(monkeypatch):
+    reasons, printed, stop = iter([None, "refused", "refused", "refused", None]), [], []
+
+    def look(url: str, seconds: float) -> str | None:
+        if (reason := next(reasons, "end")) == "end":
+            stop.append(True)
+            return None
+        return reason
+
+    monkeypatch.setattr(restarts, "why_unreachable", look)
+    monkeypatch.setattr(restarts, "_print", printed.append)
+    ended = SimpleNamespace(wait=lambda seconds: bool(stop), is_set=lambda: bool(stop))
+    restarts._watch("http://h", ended)  # type: ignore[arg-type]
+    assert [line.split(":", 2)[0] for line in printed] == [
+        "waiting for the server at http",
+        "the server at http",
+    ]
+    assert "no answer since" in printed[0]
+    assert "(refused)" in printed[0]
+    assert "answers again, after 0 s" in printed[1]

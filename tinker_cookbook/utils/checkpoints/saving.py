@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 from tinker_cookbook.utils.run_folder.paths import local_path
 
@@ -183,9 +184,10 @@ class PendingCheckpoint:
             try:
                 paths[key] = (yield future).path
             except Exception as error:
+                reason = server_error_message(error) or str(error)
                 raise CheckpointError(
                     f"checkpoint {self.name}: its {key.removesuffix('_path')} could not be saved: "
-                    f"{str(error).rstrip('.')}. The checkpoints listed in "
+                    f"{reason.rstrip('.')}. The checkpoints listed in "
                     f"{self.log_path / CHECKPOINTS_FILE} are intact"
                 ) from error
         record = CheckpointRecord.from_dict({"name": self.name, **self.loop_state, **paths})
