@@ -20,9 +20,10 @@ from tinker_cookbook.rl.rollouts.limits import check_range
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.sandbox import SandboxBackend, available_tier
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
+@also_named(log_dir="log_path")
 @chz.chz
 class CLIConfig(RLSettings):
     """Settings of the recipe, in addition to those of every RL recipe."""

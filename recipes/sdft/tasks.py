@@ -38,7 +38,7 @@ class TaskSettings(sdft.SDFTSettings, RecipeSettings):
     data_dir: str = chz.field(
         default="~/Repos/Self-Distillation/data",
         doc="Folder of the paper's data: science_data and tooluse_data, each with train_data and "
-        "eval_data (JSONL, parquet, or what Dataset.save_to_disk writes)"
+        "eval_data (JSONL, parquet, or what Dataset.save_to_disk writes)",
     )
     thinking_format: bool = chz.field(
         default=False, doc="science: reasoning as thinking, for models that think"

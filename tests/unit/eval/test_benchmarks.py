@@ -45,6 +45,7 @@ FORMATS = [
     ("gsm8k", "test.jsonl", {"question": "1+1?", "answer": "1+1=<<1+1=2>>2\n#### 2"}, "2", "3"),
     ("math500", "math500.jsonl", {"problem": "p", "answer": "x^2"}, r"\boxed{x^2}", r"\boxed{x}"),
     ("aime", "aime_2025.jsonl", {"problem": "p", "answer": "073"}, "73", "37"),
+    ("aime_2024", "aime_2024.jsonl", {"problem": "p", "answer": 204}, "204", "240"),
     ("aime_2026", "aime_2026.jsonl", {"problem": "p", "answer": 204}, r"\boxed{204}", "2"),
     (
         "hmmt_feb_2025",

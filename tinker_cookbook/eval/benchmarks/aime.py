@@ -75,7 +75,7 @@ class AIMEMessageEnv(ExampleMessageEnv):
         )
 
 
-register(AIMEBenchmarkBuilder("2025", "aime_2025"))
-register(AIMEBenchmarkBuilder("2026", "aime_2026"))
+for _year in ("2024", "2025", "2026"):
+    register(AIMEBenchmarkBuilder(_year, f"aime_{_year}"))
 # The official name without a year is 2025.
 register(AIMEBenchmarkBuilder("2025", "aime"))

@@ -1,0 +1,1 @@
+"""Speech: grading of transcripts, and preparation of data."""
