@@ -1,13 +1,17 @@
 """Tokenizers by model name, loaded once and checked.
 
 ``get_tokenizer`` accepts a local folder, a Hub name that is cached or can be downloaded, or a name
-registered with ``register_tokenizer``.
+registered with ``register_tokenizer``. The package tml-renderers has the tokenizer of Inkling, and
+those of other hosted models, which are used where the Hub cannot be reached.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,7 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from tinker_cookbook._process import importing_libraries
-from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
+from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, install_command
+from tinker_cookbook.tml_tokenizers import SupportsTmlTokenizer as SupportsTmlTokenizer
+from tinker_cookbook.tml_tokenizers import TmlHubTokenizer, TmlRenderersTokenizerAdapter
+from tinker_cookbook.tml_tokenizers import TmlTokenizer as TmlTokenizer
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -28,8 +35,35 @@ logger = logging.getLogger(__name__)
 
 TokenizerFactory: TypeAlias = Callable[[], "Tokenizer"]
 
-# Prefixes of models that the tml-renderers package tokenizes.
-_TML_PREFIXES = ("thinkingmachines/Inkling", "moonshotai/Kimi-K3.1-Pro")
+TmlTokenizerFamily: TypeAlias = Literal["o200k_base_chat", "h200k_base_chat", "kimi_k3"]
+# Models that only tml-renderers tokenizes, by the start of the name; the longest comes first.
+_TML_FAMILIES: dict[str, TmlTokenizerFamily] = {
+    "thinkingmachines/Inkling-2-Small": "h200k_base_chat",
+    "thinkingmachines/Inkling": "o200k_base_chat",
+    "moonshotai/Kimi-K3.1-Pro": "kimi_k3",
+}
+_TML_CLASSES: dict[TmlTokenizerFamily, str] = {
+    "h200k_base_chat": "H200kBaseChatTokenizer",
+    "o200k_base_chat": "O200kBaseChatTokenizer",
+    "kimi_k3": "KimiK3Tokenizer",
+}
+# Models of the Hub whose tokenizer tml-renderers has as well.
+_TML_COPIES = {
+    r"deepseek-ai/DeepSeek-V3\.1": "DeepSeekV31Tokenizer",
+    r"deepseek-ai/DeepSeek-V4\.1-Flash(-1017)?": "DeepSeekV41Tokenizer",
+    r"zai-org/GLM-5\.3(-Flash)?": "GlmTokenizer",
+    r"moonshotai/Kimi-K2-Thinking": "KimiK2ThinkingTokenizer",
+    r"moonshotai/Kimi-K2\.5": "KimiK25Tokenizer",
+    r"moonshotai/Kimi-K2\.6": "KimiK26Tokenizer",
+    r"nvidia/NVIDIA-Nemotron-3-.*": "Nemotron3Tokenizer",
+    r"openai/gpt-oss-.*": "HarmonyTokenizer",
+    r"Qwen/Qwen3-(VL-)?\d.*": "Qwen3Tokenizer",
+    r"Qwen/Qwen3\.[58]-.*": "Qwen35Tokenizer",
+}
+
+
+class _PackageNotFoundError(ConfigurationError, ModuleNotFoundError):
+    """An optional package is not installed."""
 
 
 @runtime_checkable
@@ -41,9 +75,47 @@ class SupportsEncodeOrdinary(Protocol):
         ...
 
 
+def ensure_tml_renderers_importable() -> None:
+    """Makes ``tml_renderers`` importable, also from the folder ``TML_RENDERERS_SOURCE_DIR``.
+
+    Raises a ConfigurationError that is also a ModuleNotFoundError where it cannot be found.
+    """
+    folder = os.environ.get("TML_RENDERERS_SOURCE_DIR")
+    for path in ("", folder and str(Path(folder).expanduser())):
+        if path is None:
+            continue
+        if added := bool(path) and path not in sys.path:
+            sys.path.insert(0, path)
+        if importlib.util.find_spec("tml_renderers") is not None:
+            return
+        if added:
+            sys.path.remove(path)
+    raise _PackageNotFoundError(
+        f"the package tml-renderers is not installed: {install_command('tml')}"
+    )
+
+
+def _tml_family(model_name: str) -> TmlTokenizerFamily | None:
+    name = str(model_name)
+    return next((f for start, f in _TML_FAMILIES.items() if name.startswith(start)), None)
+
+
 def is_tml_renderers_model(model_name: str) -> bool:
     """Returns whether the tml-renderers package tokenizes this model, not transformers."""
-    return str(model_name).startswith(_TML_PREFIXES)
+    return _tml_family(model_name) is not None
+
+
+def _tml_tokenizer(model_name: str, class_name: str) -> TmlTokenizer:
+    ensure_tml_renderers_importable()
+    tokenizers = importlib.import_module("tml_renderers.tokenizers")
+    found = getattr(tokenizers, class_name, None)
+    if found is None:
+        raise ModelNotFoundError(
+            f"model_name: got {model_name!r}, whose tokenizer {class_name} the installed "
+            "tml-renderers does not have; expected version 0.4.1 or later: "
+            "pip install -U tml-renderers (PyPI's newest was 0.2.1 in November 2026)"
+        )
+    return found()
 
 
 # Llama 3 repositories are gated; their tokenizer is published without a gate under this name.
@@ -130,6 +202,8 @@ def encode_without_added_tokens(tokenizer: Tokenizer, text: str) -> list[int] | 
 
     None if the tokenizer does not support it.
     """
+    if isinstance(tokenizer, SupportsTmlTokenizer):
+        return list(tokenizer.tml_tokenizer.encode_ordinary(text))
     backend = _plain_backend(tokenizer)
     if backend is None or backend.pre_tokenizer is None:
         return None
@@ -184,8 +258,14 @@ def _load(name: str) -> Tokenizer:
     from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 
     source = base_name(name).strip()
+    if family := _tml_family(source):
+        adapter = TmlRenderersTokenizerAdapter(name, _tml_tokenizer(source, _TML_CLASSES[family]))
+        return cast("Tokenizer", adapter)
     if not source.startswith(_LLAMA3_PREFIXES) or Path(source).is_dir():
-        return _load_checked(resolve_model(source, need="tokenizer").folder)
+        try:
+            return _load_checked(resolve_model(source, need="tokenizer").folder)
+        except ModelNotFoundError as error:
+            return _tml_copy(source, error)
     try:
         # Only a local copy, because a download from the gated repository needs a token.
         found = resolve_model(source, allow_download=False, need="tokenizer")
@@ -200,6 +280,27 @@ def _load(name: str) -> Tokenizer:
                 f"{not_here}\n{error}"
             ) from error
     return _load_checked(found.folder)
+
+
+def _tml_copy(model_name: str, not_here: ModelNotFoundError) -> Tokenizer:
+    """Returns tml-renderers' copy of a tokenizer that cannot be loaded from the Hub."""
+    copies = (kind for name, kind in _TML_COPIES.items() if re.fullmatch(name, model_name))
+    # A base model of a family may have another EOS token.
+    kind = None if "Base" in model_name else next(copies, None)
+    if kind is None:
+        raise not_here
+    try:
+        copy = TmlHubTokenizer(model_name, _tml_tokenizer(model_name, kind))
+    except _PackageNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{not_here}\nThe package tml-renderers has this tokenizer: {install_command('tml')}"
+        ) from error
+    logger.warning(
+        "%s: neither a copy on this machine nor the Hub could be reached; its tokenizer was taken "
+        "from the package tml-renderers, which has no chat template",
+        model_name,
+    )
+    return cast("Tokenizer", copy)
 
 
 def _load_checked(folder: Path) -> Tokenizer:

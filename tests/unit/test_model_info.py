@@ -123,6 +123,11 @@ def test_every_recommended_renderer_exists(name: str):
     assert attributes.organization == name.partition("/")[0]
 
 
+def test_hosted_models_have_their_recommended_renderer():
+    lacking = [name for name, row in LINEUP.items() if row.renderers[0] in UNAVAILABLE]
+    assert (len(LINEUP), lacking) == (46, ["moonshotai/Kimi-K3.1-Pro"])
+
+
 def test_the_getters_hold_the_whole_lineup():
     getters = ("llama", "qwen", "deepseek", "gpt_oss", "moonshot", "zai", "nvidia")
     found = {}
@@ -161,7 +166,7 @@ def test_the_date_of_a_run_stands_in_its_configuration(tmp_path: Path):
 
 def test_a_model_without_a_written_renderer_says_that_its_template_is_used(caplog):
     with caplog.at_level(logging.WARNING):
-        name, reason = resolve_renderer_name("zai-org/GLM-5.3", None)
+        name, reason = resolve_renderer_name("moonshotai/Kimi-K3.1-Pro", None)
         assert not warn_if_renderer_not_recommended("Qwen/Qwen3-8B", "template")
         assert not warn_if_renderer_not_recommended(
             "Qwen/Qwen3-8B", "qwen3?strip_thinking_from_history=false"

@@ -30,6 +30,7 @@ _USES = {
     "search-embeddings": "search with embeddings",
     "server": "the HTTP server",
     "structured": "output that follows a JSON schema",
+    "tml": "the renderer of Inkling, tokenizers without the Hub",
     "vector-search": "search in a Chroma server",
     "verifiers": "environments of verifiers",
     "verifiers-legacy": "environments of older versions of verifiers",

@@ -34,8 +34,19 @@ from tinker_cookbook.renderers.deepseek_v3 import (
     make_deepseek_v3_thinking,
 )
 from tinker_cookbook.renderers.deepseek_v3_2 import DeepSeekV32Renderer, DeepSeekV32ThinkingRenderer
+from tinker_cookbook.renderers.deepseek_v4_1 import (
+    DeepSeekV4_1DisableThinkingRenderer,
+    DeepSeekV4_1LowReasoningRenderer,
+    DeepSeekV4_1MaxReasoningRenderer,
+    DeepSeekV4_1Renderer,
+)
 from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
 from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
+from tinker_cookbook.renderers.glm5_3 import (
+    Glm5_3HighReasoningRenderer,
+    Glm5_3LowReasoningRenderer,
+    Glm5_3Renderer,
+)
 from tinker_cookbook.renderers.gpt_oss import GptOssRenderer as GptOssRenderer
 from tinker_cookbook.renderers.gpt_oss import make_gpt_oss
 from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
@@ -140,10 +151,13 @@ def get_renderer(
     qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
     qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking,
     deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
-    deepseekv3_2_thinking, kimi_k2, kimi_k2_instruct, kimi_k25, kimi_k25_disable_thinking,
-    kimi_k26, kimi_k26_disable_thinking, kimi_k26_preserve_thinking,
+    deepseekv3_2_thinking, deepseekv4_1, deepseekv4_1_low_reasoning, deepseekv4_1_max_reasoning,
+    deepseekv4_1_disable_thinking, deepseekv4_1_preserve_thinking, kimi_k2, kimi_k2_instruct,
+    kimi_k25, kimi_k25_disable_thinking, kimi_k26, kimi_k26_disable_thinking,
+    kimi_k26_preserve_thinking,
     gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
-    gpt_oss_high_reasoning, glm4_6, glm4_6_disable_thinking,
+    gpt_oss_high_reasoning, glm4_6, glm4_6_disable_thinking, glm5_3_max_reasoning,
+    glm5_3_high_reasoning, glm5_3_low_reasoning, tml_v0,
     nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
     nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
     nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
@@ -171,18 +185,12 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
     base, _, query = name.partition("?")
     # A registered name takes precedence, so that users can replace a built-in renderer.
     factory = _registered.get(base) or BUILT_IN.get(base)
-    if factory is None and base == "tml_v0":
-        raise ConfigurationError(
-            "renderer_name: got 'tml_v0', the format of Inkling, which the package tml-renderers "
-            "(0.4.1 or later) writes; it cannot be installed here, so this name is not offered. "
-            "Use 'template' with the model's own tokenizer"
-        )
     if factory is None and base in UNAVAILABLE:
         raise ConfigurationError(
-            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}: no renderer of it "
-            "has been checked against the model's own chat template yet, so none is offered. Use "
-            "'template', which takes the format from the template that comes with the model's "
-            "tokenizer"
+            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}: its tokenizer and "
+            "format are in tml-renderers 0.4.1 and later, and PyPI has 0.2.1, so no renderer of it "
+            "could be checked and none is offered. Use 'template', which takes the format from "
+            "the template that comes with the model's tokenizer"
         )
     if factory is None:
         raise ConfigurationError(
@@ -238,6 +246,13 @@ def _value(where: str, value: Any, default: Any) -> Any:
     return value
 
 
+def _make_tml_v0(tokenizer: Tokenizer, image_processor: Any = None) -> Renderer:
+    # Imported here, because it needs torch.
+    from tinker_cookbook.renderers.tml_v0 import TmlV0Renderer
+
+    return TmlV0Renderer(tokenizer, image_processor)
+
+
 RendererFactory: TypeAlias = Callable[..., Renderer]
 """``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
 
@@ -256,6 +271,13 @@ BUILT_IN: dict[str, RendererFactory] = {
     "deepseekv3_thinking": make_deepseek_v3_thinking,
     "deepseekv3_2": DeepSeekV32Renderer,
     "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
+    "deepseekv4_1": DeepSeekV4_1Renderer,
+    "deepseekv4_1_low_reasoning": DeepSeekV4_1LowReasoningRenderer,
+    "deepseekv4_1_max_reasoning": DeepSeekV4_1MaxReasoningRenderer,
+    "deepseekv4_1_disable_thinking": DeepSeekV4_1DisableThinkingRenderer,
+    "deepseekv4_1_preserve_thinking": partial(
+        DeepSeekV4_1Renderer, strip_thinking_from_history=False
+    ),
     "kimi_k2": KimiK2Renderer,
     "kimi_k2_instruct": KimiK2InstructRenderer,
     "kimi_k25": KimiK25Renderer,
@@ -266,6 +288,9 @@ BUILT_IN: dict[str, RendererFactory] = {
     "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,
     "glm4_6": Glm46Renderer,
     "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
+    "glm5_3_max_reasoning": Glm5_3Renderer,
+    "glm5_3_high_reasoning": Glm5_3HighReasoningRenderer,
+    "glm5_3_low_reasoning": Glm5_3LowReasoningRenderer,
     "nemotron3": Nemotron3Renderer,
     "nemotron3_low_thinking": Nemotron3LowThinkingRenderer,
     "nemotron3_preserve_thinking": Nemotron3PreserveThinkingRenderer,
@@ -291,17 +316,13 @@ BUILT_IN: dict[str, RendererFactory] = {
     "qwen3_8_medium_reasoning": partial(Qwen3_8Renderer, reasoning_effort="medium"),
     "qwen3_8_low_reasoning": partial(Qwen3_8Renderer, reasoning_effort="low"),
     "qwen3_8_disable_thinking": Qwen3_8DisableThinkingRenderer,
+    "tml_v0": _make_tml_v0,
 }
 
 _LEVELS = ("max_reasoning", "high_reasoning", "low_reasoning")
-_V4_1 = ("low_reasoning", "max_reasoning", "disable_thinking", "preserve_thinking")
 UNAVAILABLE: dict[str, str] = {
-    "deepseekv4_1": "DeepSeek V4.1",
-    **{f"deepseekv4_1_{kind}": "DeepSeek V4.1" for kind in _V4_1},
-    **{f"kimi_k31_pro_{kind}": "Kimi K3.1-Pro" for kind in (*_LEVELS, "disable_thinking")},
-    "kimi_k31_pro_no_reasoning_effort": "Kimi K3.1-Pro",
-    **{f"glm5_3_{kind}": "GLM-5.3" for kind in _LEVELS},
-    "tml_v0": "Inkling",
+    f"kimi_k31_pro_{kind}": "Kimi K3.1-Pro"
+    for kind in (*_LEVELS, "disable_thinking", "no_reasoning_effort")
 }
-"""Public names without a renderer, with their model: no renderer of them has been compared with the
-model's chat template, which is not available for most of them."""
+"""Public names without a renderer, with their model, whose tokenizer only versions of tml-renderers
+have that are not on PyPI."""

@@ -1,4 +1,5 @@
-"""GLM-4.6: ``<|user|>``, a line break, the text, and no token that ends a message.
+"""GLM-4.6: ``<|user|>``, a line break, the text, and no token that ends a message. GLM-5.3, which
+writes no line breaks, is in ``glm5_3``.
 
 A message ends where the next one begins, so the model samples the next role's token: an answer ends
 with ``<|user|>``, or with ``<|observation|>`` if it calls tools. A supervised example whose last
@@ -39,14 +40,21 @@ from tinker_cookbook.renderers.core.tool_calls import (
 
 _USER, _ASSISTANT, _RESULTS = "<|user|>", "<|assistant|>", "<|observation|>"
 _OPENINGS = {"system": "<|system|>", "user": _USER, "assistant": _ASSISTANT, "tool": _RESULTS}
-_DECLARATION = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-    "{tools}\n</tools>\n\nFor each function call, output the function name and arguments within "
-    "the following XML format:\n<tool_call>{{function-name}}\n<arg_key>{{arg-key-1}}</arg_key>\n"
-    "<arg_value>{{arg-value-1}}</arg_value>\n<arg_key>{{arg-key-2}}</arg_key>\n"
-    "<arg_value>{{arg-value-2}}</arg_value>\n...\n</tool_call>"
-)
+
+
+def declare_tools(functions: str, gap: str) -> str:
+    """Returns the system text that declares ``functions``, JSON lines, with ``gap`` as in calls."""
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        f"{functions}\n</tools>\n\nFor each function call, output the function name and arguments "
+        f"within the following XML format:\n<tool_call>{{function-name}}{gap}"
+        f"<arg_key>{{arg-key-1}}</arg_key>{gap}<arg_value>{{arg-value-1}}</arg_value>{gap}"
+        f"<arg_key>{{arg-key-2}}</arg_key>{gap}<arg_value>{{arg-value-2}}</arg_value>{gap}"
+        f"...{gap}</tool_call>"
+    )
+
+
 # A value ends at the first closing tag that another argument or the end of the call follows.
 _ARGUMENT = re.compile(
     r"\s*+<arg_key>(?>(?P<name>.*?)</arg_key>)\s*+<arg_value>(?P<value>.*?)</arg_value>"
@@ -55,20 +63,22 @@ _ARGUMENT = re.compile(
 )
 
 
-_CALL_FORM = CallForm(
-    before="<tool_call>",
-    between="\n",
-    after="</tool_call>",
-    separator="\n",
-    arguments=ArgumentForm(
-        before="<arg_key>",
-        between="</arg_key>\n<arg_value>",
-        after="</arg_value>\n",
-        marks=("</arg_value>", "</tool_call>"),
-        string_between="</arg_key>\n<arg_value>",
-    ),
-    marker="<tool_call>",
-)
+def _call_form(gap: str) -> CallForm:
+    """Returns the form of a call with ``gap`` between its parts."""
+    return CallForm(
+        before="<tool_call>",
+        between=gap,
+        after="</tool_call>",
+        separator=gap,
+        arguments=ArgumentForm(
+            before="<arg_key>",
+            between=f"</arg_key>{gap}<arg_value>",
+            after=f"</arg_value>{gap}",
+            marks=("</arg_value>", "</tool_call>"),
+            string_between=f"</arg_key>{gap}<arg_value>",
+        ),
+        marker="<tool_call>",
+    )
 
 
 def _read_call(body: str) -> list[ToolCall]:
@@ -78,6 +88,18 @@ def _read_call(body: str) -> list[ToolCall]:
         raise ValueError(f"tool call: expected a name on the first line, got {name[:100]!r}")
     expected = "<arg_key>…</arg_key> and <arg_value>…</arg_value>"
     return [tool_call(name.strip(), read_bare_arguments(opened + rest, _ARGUMENT, expected))]
+
+
+def calls_block(gap: str) -> Block:
+    """Returns the block of a call with ``gap`` around it."""
+    return Block(
+        "<tool_call>",
+        "</tool_call>",
+        read=_read_call,
+        before=(gap,) if gap else (),
+        after=gap,
+        find_end=tags_end("</tool_call>", ("<arg_value>", "</arg_value>")),
+    )
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -98,17 +120,9 @@ class Glm46Renderer(LeadingThinking):
     _roles = tuple(_OPENINGS)
     _answer_parts = TEXT_AND_THINKING
     # The line breaks around blocks belong to the format.
-    _blocks = (
-        Block("<think>", "</think>", trim="\n", after="\n"),
-        Block(
-            "<tool_call>",
-            "</tool_call>",
-            read=_read_call,
-            before=("\n",),
-            after="\n",
-            find_end=tags_end("</tool_call>", ("<arg_value>", "</arg_value>")),
-        ),
-    )
+    _blocks = (Block("<think>", "</think>", trim="\n", after="\n"), calls_block("\n"))
+    _gap = "\n"
+    """Text between the parts of a message."""
     _question_end = ""
     """Text that ends every question."""
 
@@ -126,15 +140,15 @@ class Glm46Renderer(LeadingThinking):
         if role == "user" and not text.endswith(self._question_end):
             text += self._question_end  # the template does not add it twice
         elif role == "tool":
-            text = f"<tool_response>\n{text}\n</tool_response>"
+            text = f"<tool_response>{self._gap}{text}{self._gap}</tool_response>"
             header = "" if ctx.prev_role == "tool" else header
         return RenderedMessage(
-            header=self.codec.constant(header), output=[self.codec.encode(f"\n{text}")]
+            header=self.codec.constant(header), output=[self.codec.encode(f"{self._gap}{text}")]
         )
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a separate system message before that of ``system_prompt``."""
-        declaration = _DECLARATION.format(tools=json_tools(tools)) if tools else ""
+        declaration = declare_tools(json_tools(tools), self._gap) if tools else ""
         return [*system_message(declaration), *system_message(system_prompt)]
 
     def _header(self, role: Role) -> str:
@@ -142,25 +156,27 @@ class Glm46Renderer(LeadingThinking):
 
     def _reader(self) -> MessageReader:
         # The format has a line break before the first block or the text.
-        return BlockReader(self._blocks, skip="\n")
+        return BlockReader(self._blocks, self._inside, skip=self._gap)
 
     def answer_form(self) -> AnswerForm:
         """Returns the form, whose parts begin with a line break."""
-        form = replace(super().answer_form(), leading="\n", calls=_CALL_FORM)
+        gap = self._gap
+        form = replace(super().answer_form(), leading=gap, calls=_call_form(gap))
         if form.thinking is None:
             return form
         opening, closing = form.thinking
-        return replace(form, thinking=(f"\n{opening}", closing))
+        return replace(form, thinking=(f"{gap}{opening}", closing))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
-        thinking, text = split_thinking(message, keeps)
+        thinking, text = self._thinking_and_text(message, keeps)
         # The template empties the block of answers before the last question.
         thinking = thinking if keeps else ""
+        gap = self._gap
         calls = [
-            f"<tool_call>{call.function.name}\n"
+            f"<tool_call>{call.function.name}{gap}"
             + "".join(
-                f"<arg_key>{key}</arg_key>\n<arg_value>{_spell(value)}</arg_value>\n"
+                f"<arg_key>{key}</arg_key>{gap}<arg_value>{_spell(value)}</arg_value>{gap}"
                 for key, value in arguments.items()
             )
             + "</tool_call>"
@@ -168,8 +184,8 @@ class Glm46Renderer(LeadingThinking):
         ]
         # Unparsed calls are verbatim, because the model sampled them.
         calls += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
-        block = self._thinking_block(thinking.strip())
-        answer = "".join(f"\n{part}" for part in (text.strip(), *calls) if part)
+        block = self._thinking_block(thinking)
+        answer = "".join(f"{gap}{part}" for part in (text.strip(), *calls) if part)
         # The model ends a call with the token of the results that it expects.
         waits = ctx.next_role == "tool" or (ctx.next_role is None and calls)
         return RenderedMessage(
@@ -181,7 +197,11 @@ class Glm46Renderer(LeadingThinking):
         )
 
     def _thinking_of(self, message: Message) -> str:
-        return split_thinking(message)[0]
+        return self._thinking_and_text(message)[0]
+
+    def _thinking_and_text(self, message: Message, keeps: bool = True) -> tuple[str, str]:
+        thinking, text = split_thinking(message, keeps)
+        return thinking.strip(), text
 
     def _thinking_block(self, thinking: str) -> str:
         """Returns the thinking block that the model writes."""

@@ -7,9 +7,11 @@ declared in a message of role ``tool_declare`` before the system message.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tinker_cookbook.renderers.core.answer_form import CallForm
 from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
@@ -91,6 +93,7 @@ class KimiK2InstructRenderer(Renderer):
         end=_END_CALLS,
         marker=_CALLS,
     )
+    _tools_json = staticmethod(to_json)
     _after_default = "\n"
     """Text after the default system message."""
 
@@ -100,7 +103,7 @@ class KimiK2InstructRenderer(Renderer):
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a separate message, as the template does with ``tools=``."""
-        declared = to_json([as_openai_tool(tool) for tool in tools])
+        declared = self._tools_json([as_openai_tool(tool) for tool in tools])
         messages = [Message(role=DECLARE, content=declared)] if tools else []
         return messages + system_message(system_prompt)
 
@@ -180,6 +183,10 @@ class KimiK2Renderer(LeadingThinking, KimiK2InstructRenderer):
     _history_as_sampled = False
     _answer_parts = TEXT_AND_THINKING
     _blocks = (KIMI_THINKING, KIMI_CALLS)
+    # The tokenizer's own apply_chat_template sorts declarations, and writes no white space.
+    _tools_json = staticmethod(
+        partial(json.dumps, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    )
     _after_default = ""
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:

@@ -184,8 +184,8 @@ def test_tools_are_refused_where_there_are_none(make_renderer):
         renderer.create_conversation_prefix_with_tools([], "")
 
 
-def test_names_without_a_template_say_so():
-    for name in ("kimi_k31_pro_low_reasoning", "deepseekv4_1_low_reasoning", "tml_v0"):
+def test_names_without_a_renderer_say_so():
+    for name in renderers.UNAVAILABLE:
         with pytest.raises(
             ConfigurationError, match=f"(?i)'{name}', the format of .* use 'template'"
         ):

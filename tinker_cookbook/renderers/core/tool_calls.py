@@ -272,6 +272,27 @@ def calls_with_arguments(message: Message, idx: int) -> Iterator[tuple[ToolCall,
         yield call, read_json(checked_arguments(call.function.arguments, where))
 
 
+def results_in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the results of an answer's calls in the order of the calls.
+
+    Results whose ids do not identify the calls keep their order.
+    """
+    ordered = list(messages)
+    calls: list[str | None] = []
+    start = 0
+    for i, message in enumerate([*messages, None]):
+        if message is not None and message["role"] == "tool":
+            continue
+        results = ordered[start:i]
+        ids = [result.get("tool_call_id") for result in results]
+        # Every id is given once, and is that of a call.
+        if len({*calls}) == len(calls) and len({*ids}) == len(ids) and {*ids} <= {*calls} - {None}:
+            ordered[start:i] = sorted(results, key=lambda r: calls.index(r.get("tool_call_id")))
+        calls = [call.id for call in message.get("tool_calls", [])] if message else []
+        start = i + 1
+    return ordered
+
+
 def read_xml_call(body: str) -> list[ToolCall]:
     """Returns the call in a block of XML; raises ValueError for anything else."""
     function = _FUNCTION.fullmatch(body)

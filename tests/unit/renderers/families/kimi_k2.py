@@ -1,8 +1,9 @@
 """Kimi K2 Thinking and Kimi K2 Instruct, on another vocabulary: Kimi's own could not be had.
 
-Three things are put right in the copies of the templates. Two change nothing that they say: they
-collect ids with ``append`` and ``pop``, which the sandbox of ``apply_chat_template`` forbids. The
-third is in K2 Thinking: its comment says that it looks for the last answer without tool calls, and
+Four things are put right in the copies of the templates. Two change nothing that they say: they
+collect ids with ``append`` and ``pop``, which the sandbox of ``apply_chat_template`` forbids.
+Tools of K2 Thinking are written as its tokenizer hands them to the template: sorted, without white
+space. The last is in K2 Thinking: its comment says that it looks for the last answer without tool calls, and
 the loop, which runs backwards, goes on to the first where a ``break`` has been left out. One case
 reads the loop as it is, in conversations with one such answer.
 """
@@ -30,6 +31,7 @@ LISTS = {
         "{%- set tool_response_queue.ids = tool_response_queue.ids[1:] -%}"
     ),
 }
+TOOLS = {"tools | tojson": "tools | tojson(separators=(',', ':'), sort_keys=true)"}
 BREAK = {
     "set ns.last_non_tool_call_assistant_msg = idx -%}": (
         "set ns.last_non_tool_call_assistant_msg = idx -%}{%- break -%}"
@@ -126,7 +128,7 @@ CASES = [
         tokenizer="qwen3",
         added_tokens=TOKENS,
         template="templates_only/Kimi-K2-Thinking.jinja",
-        corrections=LISTS | BREAK,
+        corrections=LISTS | BREAK | TOOLS,
         conversations=conversations(thinking=True).map(answered_without_thinking),
         answers=numbered_answers(),
         as_template=named,
@@ -139,7 +141,7 @@ CASES = [
         tokenizer="qwen3",
         added_tokens=TOKENS,
         template="templates_only/Kimi-K2-Thinking.jinja",
-        corrections=LISTS,
+        corrections=LISTS | TOOLS,
         conversations=conversations(thinking=True).map(one_answer).map(answered_without_thinking),
         answers=numbered_answers(),
         as_template=named,
