@@ -119,7 +119,7 @@ class TmlRenderersRenderer(Renderer):
 
         A response that tml-renderers cannot parse is text, and MALFORMED.
         """
-        text = Message(role="assistant", content=self.tokenizer.decode(list(response)))
+        text = Message(role="assistant", content=self.codec.decode(list(response)))
         try:
             parsed = self._completion_parser().parse_tokens(list(response))
             kind = import_module("tml_renderers.chat").ModelEndSampling
@@ -265,9 +265,9 @@ def _native_messages(messages: TmlRenderInput) -> list[tml_chat.Message]:
     """Returns the messages with ``ModelEndSampling`` behind each answer, which trains the model to
     end it."""
     chat = import_module("tml_renderers.chat")
-    source = messages.messages if isinstance(messages, chat.MessageList) else messages
+    given = cast(Any, messages)
     native: list[Any] = []
-    for message in cast("Sequence[Any]", source):
+    for message in given.messages if isinstance(given, chat.MessageList) else given:
         native += message.to_messages() if isinstance(message, chat.OpenAIMessage) else [message]
     model, ended = chat.AuthorKind.Model, []
     for i, message in enumerate(native):

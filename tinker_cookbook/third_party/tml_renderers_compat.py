@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from tinker_cookbook.audio_processing_utils import audio_part_to_input_audio
 from tinker_cookbook.image_processing_utils import image_to_data_uri
 from tinker_cookbook.renderers.base import Message, Role, ToolCall, TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import ensure_tml_renderers_importable
@@ -113,8 +114,6 @@ def _openai_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
     if part["type"] == "image":
         return {"type": "image_url", "image_url": {"url": image_to_data_uri(part["image"])}}
     if part["type"] == "audio":
-        from tinker_cookbook.audio_processing_utils import audio_part_to_input_audio
-
         return {"type": "input_audio", "input_audio": audio_part_to_input_audio(cast(Any, part))}
     return part
 
@@ -178,7 +177,7 @@ def _part(content: Any) -> Any:
     return {**part, "num_frames": content.num_frames, "sample_rate": content.sample_rate}
 
 
-def _tool_call(call: tml_chat.InvokeTool) -> ToolCall:
+def _tool_call(call: Any) -> ToolCall:
     if call.text is not None:
         raise ValueError("content: got a text tool call, expected one with a name and arguments")
     arguments = json.dumps({argument.name: json.loads(argument.value) for argument in call.args})

@@ -1,4 +1,4 @@
-"""Renderers against those of the package tml-renderers, token by token, on the models' vocabularies.
+"""Renderers against those of the package tml-renderers, on the models' own vocabularies.
 
 tml-renderers joins neighbouring messages of one role, and writes tags of thinking in text as text:
 these conversations have neither.

@@ -3,9 +3,9 @@
 Four things are put right in the copies of the templates. Two change nothing that they say: they
 collect ids with ``append`` and ``pop``, which the sandbox of ``apply_chat_template`` forbids.
 Tools of K2 Thinking are written as its tokenizer hands them to the template: sorted, without white
-space. The last is in K2 Thinking: its comment says that it looks for the last answer without tool calls, and
-the loop, which runs backwards, goes on to the first where a ``break`` has been left out. One case
-reads the loop as it is, in conversations with one such answer.
+space. The last is in K2 Thinking: its comment says that it looks for the last answer without tool
+calls, and the loop, which runs backwards, goes on to the first where a ``break`` has been left out.
+One case reads the loop as it is, in conversations with one such answer.
 """
 
 from __future__ import annotations
