@@ -1,4 +1,7 @@
-"""The training runs in folders of this machine and in cloud storage."""
+"""The training runs in folders of this machine and in cloud storage.
+
+``tinker_cookbook.runs`` says more about runs on this machine.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
-from tinker_cookbook.stores.training_store import (
-    CONFIG,
-    ITERATION,
-    METRICS,
-    TIMING,
-    TrainingRunStore,
-)
+from tinker_cookbook.stores.training_store import ITERATION, TrainingRunStore
+from tinker_cookbook.training.tracing import SPANS_FILE
+from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 from tinker_cookbook.utils.run_folder.lock import lock_holder
 
 if TYPE_CHECKING:
@@ -138,29 +138,30 @@ def _runs_of(storage: Storage) -> Iterator[tuple[RunInfo, TrainingRunStore]]:
 
 
 def _is_run(names: list[str]) -> bool:
-    return METRICS in names or CONFIG in names
+    return METRICS_FILE in names or CONFIG_FILE in names
 
 
 def _run_info(
     storage: Storage, run_id: str, prefix: str, names: list[str]
 ) -> tuple[RunInfo, TrainingRunStore]:
     store = TrainingRunStore(storage, prefix)
-    stat = storage.stat(storage_join(prefix, METRICS))
+    stat = storage.stat(storage_join(prefix, METRICS_FILE))
     last_updated = None if stat is None else stat.mtime
     settings: Mapping[str, Any] = {}
     completed = False
     try:
         settings = store.read_config() or {}
-        completed = any(row.get("final") for row in store.read_checkpoints())
+        # A finished run that was continued has other checkpoints behind its final one.
+        completed = any(row.get("final") for row in store.read_checkpoints()[-1:])
     except DataFormatError as error:  # the other runs are listed nevertheless
         logger.warning("%s", error)
     info = RunInfo(
         run_id=run_id,
         prefix=prefix,
-        has_config=CONFIG in names,
-        has_metrics=METRICS in names,
+        has_config=CONFIG_FILE in names,
+        has_metrics=METRICS_FILE in names,
         has_checkpoints=CHECKPOINTS_FILE in names,
-        has_timing=TIMING in names,
+        has_timing=SPANS_FILE in names,
         iteration_count=sum(ITERATION.fullmatch(name) is not None for name in names),
         status=_status(store, last_updated, completed),
         last_updated=last_updated,

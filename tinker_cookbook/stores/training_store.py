@@ -13,10 +13,12 @@ from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, CheckpointRecord
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.stores._incremental import IncrementalReader
 from tinker_cookbook.stores.storage import Storage, storage_join
+from tinker_cookbook.training.tracing import SPANS_FILE
+from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 from tinker_cookbook.utils.run_folder.jsonl import encode_row, parse_lines, select_rows
 
 ITERATION = re.compile(r"iteration_(\d+)")
-METRICS, CONFIG, TIMING = "metrics.jsonl", "config.json", "timing_spans.jsonl"
 _ROLLOUTS, _LOGTREE = "_rollout_summaries.jsonl", "_logtree.json"
 
 
@@ -45,8 +47,8 @@ class TrainingRunStore:
 
     def __init__(self, storage: Storage, prefix: str = "") -> None:
         self.storage, self.prefix = storage, prefix
-        self._metrics = IncrementalReader(storage, self._path(METRICS))
-        self._timing = IncrementalReader(storage, self._path(TIMING))
+        self._metrics = IncrementalReader(storage, self._path(METRICS_FILE))
+        self._timing = IncrementalReader(storage, self._path(SPANS_FILE))
         self._config: dict[str, Any] | None = None
         self._rollouts: dict[str, list[dict[str, Any]]] = {}
 
@@ -81,7 +83,7 @@ class TrainingRunStore:
     def read_config(self) -> dict[str, Any] | None:
         """Returns the settings, which are read once."""
         if self._config is None:
-            self._config = self._read_json(self._path(CONFIG))
+            self._config = self._read_json(self._path(CONFIG_FILE))
         return self._config
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -159,13 +161,13 @@ class TrainingRunStore:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Writes the settings."""
-        self._write_json(self._path(CONFIG), config)
+        self._write_json(self._path(CONFIG_FILE), config)
         self._config = config
 
     def write_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Appends a row of metrics; ``step`` is its first entry."""
         row = metrics if step is None else {"step": step, **metrics}
-        self.storage.append(self._path(METRICS), encode_row(row))
+        self.storage.append(self._path(METRICS_FILE), encode_row(row))
 
     def truncate_metrics(self, from_step: int) -> int:
         """Drops rows of metrics with ``step >= from_step``, which a continued run writes again.
@@ -176,7 +178,7 @@ class TrainingRunStore:
         Returns:
             The number of rows dropped.
         """
-        path = self._path(METRICS)
+        path = self._path(METRICS_FILE)
         if not self.storage.exists(path):
             return 0
         content = self.storage.read(path)
@@ -198,7 +200,7 @@ class TrainingRunStore:
         A span has ``name``, ``duration``, ``wall_start`` and ``wall_end`` in seconds.
         """
         if spans:
-            self.storage.append(self._path(TIMING), encode_row({"step": step, "spans": spans}))
+            self.storage.append(self._path(SPANS_FILE), encode_row({"step": step, "spans": spans}))
 
     def write_checkpoint(self, record: dict[str, Any]) -> None:
         """Appends a row to ``checkpoints.jsonl``; it needs a ``name``."""
