@@ -113,7 +113,8 @@ def test_an_environment_of_messages_grades_as_its_benchmark(path, arguments, rig
     kind = getattr(importlib.import_module(f"tinker_cookbook.eval.benchmarks.{module}"), name)
 
     async def check() -> None:
-        for answer, reward in ((right, 1.0), (f"<think>{right}</think>{wrong}", 0.0)):
+        thought = f"<think>{wrong}</think>{right}"
+        for answer, reward in ((thought, 1.0), (f"<think>{right}</think>{wrong}", 0.0)):
             env = kind(*arguments, example_id="mine")
             assert (await env.initial_observation())[-1]["content"] in ("p", "1+1?")
             result = await env.step({"role": "assistant", "content": answer})
