@@ -43,7 +43,7 @@ def refusal(config_class, *arguments):
 def test_no_loop_loses_the_bounds_of_a_common_setting(loop):
     fields = chz.chz_fields(loop.Config)
     common = chz.chz_fields(TrainingConfig)
-    assert sum(bool(field._validator) for field in common.values()) == 20
+    assert sum(bool(field._validator) for field in common.values()) == 21
     assert not [n for n, f in common.items() if f._validator and not fields[n]._validator]
 
 
