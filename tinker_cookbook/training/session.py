@@ -51,7 +51,7 @@ from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.ml_log import Logger, setup_logging
+from tinker_cookbook.utils.ml_log import LOG_FILE, Logger, setup_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
 from tinker_cookbook.utils.run_folder.current import evaluation_at_step, run_in_folder
@@ -109,9 +109,11 @@ async def training_session(
             yield session
         # BaseException, so that the command to continue is printed after Ctrl-C too.
         except BaseException as error:
-            session.print(*session.continue_lines(error))
             # The terminal may be closed when the cause is looked for.
             logger.error(RUN_STOPPED, exc_info=error, extra=only_to_file())
+            session.print(*session.continue_lines(error))
+            if not (is_interruption(error) or isinstance(error, ConfigurationError)):
+                session.print(f"traceback: {local_path(config.log_path) / LOG_FILE}")
             session.close(error)
             raise
         session.close()
@@ -453,11 +455,11 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
 
 
 def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:
-    """Returns a line if ``max_steps`` takes the run beyond the epochs of the settings."""
-    epochs = num_batches * config.num_epochs
-    if config.max_steps is None or total_steps <= epochs:
+    """Returns a line if ``max_steps`` takes the run beyond one epoch."""
+    if config.max_steps is None or total_steps <= num_batches:
         return []
+    epochs = total_steps / num_batches
     return [
-        f"max_steps={config.max_steps} is more than the {epochs} steps of num_epochs="
-        f"{config.num_epochs}: the run goes through the data {total_steps / num_batches:.1f} times"
+        f"max_steps={config.max_steps}: the run goes through the data {epochs:.1f} times "
+        f"({num_batches} steps an epoch; max_steps overrides num_epochs)"
     ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sysconfig
+import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +19,31 @@ RUN_STOPPED = "the run stopped"
 def only_to_file(yes: bool = True) -> dict[str, bool]:
     """Returns the argument ``extra`` of a log message that ``logs.log`` gets, but no console."""
     return {FILE_ONLY: yes}
+
+
+class FewOfAKind(logging.Filter):
+    """Filter of a console: of messages of one kind, three in ten seconds are shown.
+
+    A kind is the logger and the message before its arguments are filled in. ``logs.log`` has all.
+    """
+
+    _SHOWN, _SECONDS = 3, 10.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str], deque[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether the console shows the message."""
+        if getattr(record, FILE_ONLY, False):
+            return False
+        now = self._clock()
+        seen = self._seen.setdefault((record.name, str(record.msg)), deque(maxlen=self._SHOWN))
+        if len(seen) == self._SHOWN and now - seen[0] < self._SECONDS:
+            return False
+        seen.append(now)
+        return True
 
 
 def where_raised(error: BaseException) -> str:

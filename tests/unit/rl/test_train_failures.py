@@ -12,7 +12,7 @@ from typing import Any
 import animal_stories
 import pytest
 import tinker
-from animal_stories import StoryGroupBuilder, story_config
+from animal_stories import StoryDataset, StoryEnv, StoryGroupBuilder, story_config
 from rollout_samples import Group, Steps, hang
 from train_runs import adapter, run
 from trajectory_samples import group_of_rewards
@@ -34,8 +34,10 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutWorker,
     problem_batches,
 )
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.hooks import _takes_extra
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig
@@ -50,12 +52,55 @@ def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, t
         run(story_config(stories_model, tmp_path, {"reward_for": "nan"}))
 
 
-def test_an_environment_that_raises_is_named(stories_model, tmp_path):
-    with pytest.raises(
-        TinkerCookbookError, match=r"batch 0, group \d: StoryEnv.*the judge is away"
-    ):
-        run(story_config(stories_model, tmp_path, {"reward_for": "error"}))
-    assert "Traceback (most recent call last)" in (tmp_path / "logs.log").read_text()
+def broken(*_, **__):
+    return json.loads("x")
+
+
+async def broken_async(*_, **__):
+    await asyncio.sleep(0)
+    return json.loads("x")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault", "named"),
+    [
+        (
+            StoryEnv,
+            "initial_observation",
+            broken_async,
+            r"test set, group \d: .* before its first",
+        ),
+        (StoryEnv, "step", broken_async, r"test set, group \d: StoryEnv, member \d, turn 0: JSON"),
+        (StoryGroupBuilder, "make_envs", broken_async, r"batch 0, group \d: make_envs of StoryG"),
+        (StoryGroupBuilder, "reward", broken, r"batch 0, group \d: StoryEnv, member \d, turn 0"),
+        (StoryGroupBuilder, "logging_tags", broken, "Expecting value"),
+        (StoryDataset, "get_batch", broken, "Expecting value"),
+        (RLTestSetEvaluator, "observe", broken, "Expecting value"),
+    ],
+)
+def test_what_ended_a_run_names_the_line_of_the_user_and_its_log_has_the_traceback(
+    stories_model, tmp_path, monkeypatch, capsys, owner, method, fault, named
+):
+    # Errors during the evaluation before training are named as those of training are.
+    tests = {"test_groups": 1} if owner in (StoryEnv, RLTestSetEvaluator) else {}
+    config = story_config(stories_model, tmp_path, {"num_batches": 2, **tests})
+    _takes_extra.cache_clear()
+    original = getattr(owner, method)
+
+    def later(self, index):  # the first batch is built before the run begins
+        return original(self, index) if index == 0 else fault()
+
+    monkeypatch.setattr(owner, method, later if method == "get_batch" else fault)
+    with pytest.raises((TinkerCookbookError, json.JSONDecodeError), match=named) as raised:
+        run(config)
+    place = "test_train_failures.py"
+    if isinstance(raised.value, TinkerCookbookError):
+        assert f"{place}:" in str(raised.value)
+        assert "rollout_error_tolerance=true" in str(raised.value)
+    log = (tmp_path / "logs.log").read_text()
+    assert log.count("Traceback (most recent call last)") >= 1
+    assert f'{place}", line' in log
+    assert f"traceback: {tmp_path}/logs.log" in capsys.readouterr().out
 
 
 def test_prompts_that_fill_the_context_end_their_episodes(stories_model, tmp_path, monkeypatch):

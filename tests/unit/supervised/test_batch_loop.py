@@ -78,7 +78,7 @@ def test_max_steps_beyond_the_data_goes_through_it_again(stories_model, tmp_path
     assert found[5]["learning_rate"] == pytest.approx(0.01 * (1 - 5 / 10))
     assert [row["progress"] for row in found] == pytest.approx([k / 10 for k in range(1, 11)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "max_steps=10 is more than the 4 steps of num_epochs=1: the run goes through" in said
+    assert "max_steps=10: the run goes through the data 2.5 times (4 steps an epoch" in said
     assert "2.5 times" in said
 
 

@@ -70,6 +70,7 @@ class Run:
     ) -> None:
         self.builder, self.source, self.config = builder, source, config
         self._progress = progress
+        self._logged: set[type[Exception]] = set()
         self._timeout = max(config.timeout_seconds, builder.recommended_timeout)
         self._failed = 0
         self._succeeded = False
@@ -244,7 +245,11 @@ class ExampleRun(Run):
         except ConfigurationError:
             raise  # a missing package affects all answers
         except Exception as error:
-            logger.warning("%s/%s: %s", row.benchmark, row.example_id, error, exc_info=True)
+            # Each answer may fail in the same way; the rows of the results have all errors.
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                place = f"{row.benchmark}/{row.example_id}"
+                logger.warning("%s: %s", place, error, exc_info=True)
             row.reward, row.error = 0.0, f"{_GRADING}{type(error).__name__}: {error}"
         else:
             row.reward = float(grade.reward)

@@ -32,7 +32,7 @@ from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
-from tinker_cookbook.rl.rollouts.errors import errors_of_group, original
+from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RolloutStrategy, skips_group
@@ -234,7 +234,8 @@ class RolloutWorker:
         except Exception as error:
             # A tolerant strategy skips the group; other errors end the run.
             if not skips_group(self._strategy, error):
-                self._add_group(error, group)
+                place = f"batch {group.batch}, group {group.index}"
+                add_group(error, place, isinstance(self._strategy, FailFast))
                 raise
             self._errors += errors_of_group(error)
             message = "group %d of batch %d is skipped: %s"
@@ -248,15 +249,6 @@ class RolloutWorker:
         group.group.sampling_client_step = snapshot.step
         group.seconds = time.monotonic() - began
         return group
-
-    def _add_group(self, error: Exception, group: RolloutGroup) -> None:
-        """Adds the group, and the setting that would skip it, to the message of a rollout."""
-        fails_fast = isinstance(self._strategy, FailFast)
-        if fails_fast and original(error) is not error and error.args == (str(error),):
-            error.args = (
-                f"batch {group.batch}, group {group.index}: {error}; rollout_error_tolerance=true "
-                "retries rollouts and skips groups that keep failing",
-            )
 
     def take_errors(self) -> list[RolloutError]:
         """Returns the errors of the groups that were skipped since the last call."""

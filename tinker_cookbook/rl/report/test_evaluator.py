@@ -20,7 +20,7 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     metrics_of_totals,
 )
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.errors import errors_of_group
+from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.place import at_place, current_place
@@ -151,7 +151,10 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                         )
                 except Exception as error:
                     # The other groups still give a measurement.
-                    if not skips_group(self._strategy or FailFast(), error):
+                    strategy = self._strategy or FailFast()
+                    if not skips_group(strategy, error):
+                        where = f"{self.name} set, group {index}"
+                        add_group(error, where, isinstance(strategy, FailFast))
                         raise
                     skipped.append(error)
                     continue

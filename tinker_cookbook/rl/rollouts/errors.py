@@ -93,6 +93,15 @@ def original(error: BaseException) -> BaseException:
     return error.__cause__ if getattr(error, "_located", False) and error.__cause__ else error
 
 
+def add_group(error: Exception, place: str, fails_fast: bool) -> None:
+    """Adds the group to the message of a rollout's error, and the setting that would skip it."""
+    if fails_fast and original(error) is not error and error.args == (str(error),):
+        error.args = (
+            f"{place}: {error}; rollout_error_tolerance=true retries rollouts and skips groups "
+            "that keep failing",
+        )
+
+
 def error_record(error: BaseException) -> RolloutError:
     """Returns an entry of ``TrajectoryGroup.rollout_errors``: original type and one-line message.
 

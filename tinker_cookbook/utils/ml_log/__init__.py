@@ -22,7 +22,7 @@ from typing import Any
 from rich.logging import RichHandler
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.error_logs import FILE_ONLY
+from tinker_cookbook.utils.error_logs import FewOfAKind
 from tinker_cookbook.utils.ml_log.base import Logger, MultiplexLogger
 from tinker_cookbook.utils.ml_log.json_logger import JsonLogger
 from tinker_cookbook.utils.ml_log.other_loggers import NeptuneLogger, TrackioLogger
@@ -136,7 +136,7 @@ def configure_logging_module(
     else:
         to_person = logging.StreamHandler(sys.stderr)
         to_person.setFormatter(plain)
-    to_person.addFilter(lambda record: not getattr(record, FILE_ONLY, False))
+    to_person.addFilter(FewOfAKind())
     for handler in (to_file, to_person):
         setattr(handler, _OURS, True)
         root.addHandler(handler)
