@@ -73,7 +73,9 @@ class CLIConfig(RecipeSettings, DataReportOptions):
         default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
     )
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
-    save_every: int = chz.field(default=15, doc="Steps between checkpoints")
+    save_every: int | None = chz.field(
+        default=None, doc="Steps between checkpoints; default: 15, or a 20th of a longer run"
+    )
     async_periodic_saves: bool = chz.field(
         default=False, doc="Has no effect: saves never block submitted steps"
     )

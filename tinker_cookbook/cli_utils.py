@@ -134,7 +134,11 @@ def _ask(path: Path) -> LogdirBehavior:
             f"{_CHOICES}"
         )
     while True:
-        answer = input(f"{path} already holds a run. [r]esume, [d]elete or [q]uit? ").strip()
+        question = f"{path} already holds a run. [r]esume, [d]elete or [q]uit? "
+        # A question in a pipe, as of `… | tail`, would not be seen.
+        seen = sys.stdout if sys.stdout.isatty() else sys.stderr
+        print(question, end="", file=seen, flush=True)
+        answer = input().strip()
         if answer in ("r", "resume"):
             return "resume"
         if answer in ("d", "delete"):

@@ -25,12 +25,14 @@ def recipe_runs(tmp_path_factory, stories_model):
     return place
 
 
-def interrupt(place, name: str, rows: int, *extra: str) -> subprocess.CompletedProcess[str]:
-    """Starts a run, sends Ctrl-C after so many rows; gives what it left within a minute."""
+def interrupt(
+    place, name: str, rows: int, *extra: str, by: signal.Signals = signal.SIGINT
+) -> subprocess.CompletedProcess[str]:
+    """Starts a run, sends a signal after so many rows; gives what it left within a minute."""
     process = place.start(place.command(name, "raise", *LONG, *extra))
     metrics = place.folder / name / "metrics.jsonl"
     wait_for(lambda: count_lines(metrics) >= rows, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     return finish(process, 60)
 
 
@@ -54,10 +56,10 @@ def test_ctrl_c_prints_the_command_that_continues(recipe_runs):
     assert recipe_runs.adapter("ctrl-c") == recipe_runs.adapter("straight")
 
 
-def test_ctrl_c_before_the_first_checkpoint(recipe_runs):
+def test_sigterm_before_the_first_checkpoint(recipe_runs):
     # No step of the run saves, however late the signal comes.
-    stopped = interrupt(recipe_runs, "early", 1, "save_every=100")
-    assert stopped.returncode == 130
+    stopped = interrupt(recipe_runs, "early", 1, "save_every=100", by=signal.SIGTERM)
+    assert stopped.returncode == 143
     assert "before the first checkpoint" in stopped.stdout
     assert count_lines(recipe_runs.folder / "early" / "checkpoints.jsonl") == 0
     continued = finish(recipe_runs.start(printed_command(stopped.stdout)))

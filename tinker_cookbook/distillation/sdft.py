@@ -158,7 +158,7 @@ class Config(SDFTSettings, BatchConfig):
         check_demo_template(self.demo_template)
         # A resumed run loads the teacher from a checkpoint of the run, so one must exist.
         every = self.teacher_sync_every
-        if every is not None and (every < 1 or self.save_every < 1 or every % self.save_every):
+        if every is not None and (every < 1 or not self.save_every or every % self.save_every):
             raise ConfigurationError(
                 f"teacher_sync_every: got {every}, expected a multiple of save_every "
                 f"({self.save_every}): a resumed run loads the teacher from the checkpoint "

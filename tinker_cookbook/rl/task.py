@@ -167,7 +167,7 @@ async def run_async(
         env=env,
         # The config is written to a file, where a long list would only add clutter.
         problems=_Problems(problems),
-        test_problems=_Problems(test_problems),
+        test_problems=_Problems(test_problems) if len(test_problems) else (),
         model_name_for_tokenizer=resolved.model_name,
         renderer_name=resolved.renderer,
         groups_per_batch=resolved.groups_per_batch,

@@ -18,7 +18,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.supervised.data_report import make_report
+from tinker_cookbook.supervised.held_out_answers import show_answers
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import (
@@ -35,8 +36,13 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
-from tinker_cookbook.training.config import TrainingConfig, number
-from tinker_cookbook.training.estimate import RunEstimate, duration, estimate_run
+from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, number
+from tinker_cookbook.training.estimate import (
+    RunEstimate,
+    duration,
+    estimate_run,
+    periodic_checkpoints,
+)
 from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     Metrics,
@@ -50,7 +56,6 @@ from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.paths import local_path
-from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
@@ -58,7 +63,6 @@ if TYPE_CHECKING:
     from tinker import types
 
     from tinker_cookbook.backends import Future, TrainingClient
-    from tinker_cookbook.renderers import Message
     from tinker_cookbook.tokenizer_utils import Tokenizer
 else:
     tinker = lazy_module("tinker")
@@ -214,37 +218,6 @@ async def train_batches(
         if schedule.total_steps:
             await show_answers(session, config, prompts, "after training")
         session.print(*train_set.report(), *loop.report(), *session.summary())
-
-
-async def show_answers(
-    session: TrainingSession, config: BatchConfig, prompts: Sequence[list[Message]], when: str
-) -> None:
-    """Prints the last message of each prompt and the greedy answer of the current weights."""
-    from rich.panel import Panel
-    from rich.text import Text
-
-    if not prompts or not isinstance(config.dataset_builder, ChatDatasetBuilder):
-        return
-    renderer = config.dataset_builder.renderer
-    client = await session.sampling_client()
-    # Greedy, so that answers differ only through training.
-    params = tinker.SamplingParams(
-        max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
-    )
-    futures = [
-        # All are submitted before the first is awaited, so that the backend batches them.
-        client.sample(renderer.build_generation_prompt(prompt), 1, params)
-        for prompt in prompts
-    ]
-    for prompt, future in zip(prompts, futures, strict=True):
-        with activity().phase("answering held-out prompts"):
-            sampled = (await future).sequences[0]
-        answer, _ = renderer.parse_response(sampled.tokens)
-        text = str(answer["content"]).strip() or "(nothing)"
-        if sampled.stop_reason == "length":
-            text += f" … (cut off at {config.sample_max_tokens} tokens)"
-        body = Text.assemble((f"{prompt[-1]['content']}\n", "bold"), text)
-        get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
 
 
 def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
@@ -452,8 +425,13 @@ class _Loop:
             session.eval_seconds_after(step) + 2 * self.sample_seconds,
             local=local,
             rates=rates,
+            checkpoints=self._checkpoints(steps) if local else (0, 0),
         )
         session.print(self._estimate.line())
+
+    def _checkpoints(self, steps: int) -> tuple[int, int]:
+        every = checkpoint_interval(self._config, self._schedule.total_steps)
+        return periodic_checkpoints(self._config, steps, every)
 
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""

@@ -17,17 +17,34 @@ _BEHAVIOR = "behavior_if_log_dir_exists="
 
 def continue_command(log_path: str) -> str | None:
     """Returns the command line that resumes this run; None for a script."""
-    started = started_as()
-    if started is None:
+    words = _program_without(_BEHAVIOR, "log_path=")
+    if words is None:
         return None
-    words, given = started
-    # Both keys are set below.
-    words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
     # The library's loops have no such option: they always resume the run in log_path.
     if program_takes(_BEHAVIOR.rstrip("=")):
         words.append(f"{_BEHAVIOR}resume")
     return shlex.join(words)
+
+
+def own_evaluation(log_path: str, state_path: str | None) -> str | None:
+    """Returns a line with the command that evaluates saved weights on the run's held-out data."""
+    keys = ("max_steps=", "load_checkpoint_path=", "log_path=")
+    words = _program_without(_BEHAVIOR, *keys)
+    if words is None or state_path is None or not all(program_takes(k[:-1]) for k in keys):
+        return None
+    values = ("0", state_path, f"{log_path.rstrip('/')}-eval")
+    words += [f"{key}{value}" for key, value in zip(keys, values, strict=True)]
+    return f"evaluate     {shlex.join(words)}"
+
+
+def _program_without(*keys: str) -> list[str] | None:
+    """Returns the words of the running command without these keys; None for a script."""
+    started = started_as()
+    if started is None:
+        return None
+    words, given = started
+    return words + [w for w in given if not w.removeprefix("--").startswith(keys)]
 
 
 def plot_command(log_path: str) -> str:

@@ -108,7 +108,9 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
         default=False, doc="Continue a run although settings changed that affect training steps"
     )
 
-    save_every: int = number(20, "Steps between checkpoints; 0: never")
+    save_every: int | None = number(
+        20, "Steps between checkpoints; 0: never; None: 15, or a 20th of a longer run"
+    )
     save_every_tokens: int = number(0, "Trained tokens between checkpoints")
     save_every_seconds: float = number(0, "Seconds between checkpoints")
     rolling_save_every: int = number(
@@ -227,3 +229,18 @@ class TrainingConfig(RunSettings):
             weight_decay=self.weight_decay,
             grad_clip_norm=self.grad_clip_norm,
         )
+
+
+def checkpoint_interval(config: TrainingConfig, total_steps: int) -> int:
+    """Returns ``save_every``, or by default an interval that does not fill the disk."""
+    if config.save_every is not None:
+        return config.save_every
+    return max(15, math.ceil(total_steps / 20))
+
+
+def recorded_renderer(config: TrainingConfig) -> str | None:
+    """Returns the chat format of a run: its own setting, or that of its dataset builder."""
+    builder = getattr(config, "dataset_builder", None)
+    common = getattr(builder, "common_config", None)
+    names = (getattr(one, "renderer_name", None) for one in (config, builder, common))
+    return next((name for name in names if isinstance(name, str)), None)

@@ -6,7 +6,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.hyperparam_utils import get_lora_param_count
+
 if TYPE_CHECKING:
+    from tinker_cookbook.training.config import TrainingConfig
     from tinker_cookbook.utils.cost_estimation import TokenCostRates
 
 
@@ -21,6 +25,7 @@ class RunEstimate:
         peak_bytes: Peak memory of the process so far, ``None`` if unknown.
         memory: Kind of memory: ``RAM`` or ``GPU``.
         cost_usd: Cost at a hosted backend, ``None`` without a price.
+        checkpoints: Checkpoints that these steps save at intervals, and their bytes on this disk.
     """
 
     steps: int
@@ -29,6 +34,7 @@ class RunEstimate:
     peak_bytes: int | None = None
     memory: str = ""
     cost_usd: float | None = None
+    checkpoints: tuple[int, int] = (0, 0)
 
     def line(self) -> str:
         """Returns the estimate as one line."""
@@ -36,6 +42,10 @@ class RunEstimate:
         parts.append(f"about {duration(self.seconds)}")
         if self.peak_bytes is not None:
             parts.append(f"peak {self.peak_bytes / 1e9:.1f} GB {self.memory}")
+        count, disk = self.checkpoints
+        if disk:
+            size = f"{disk / 1e9:.1f} GB" if disk >= 1e9 else f"{disk / 1e6:.0f} MB"
+            parts.append(f"{size} of disk for {count} checkpoints")
         if self.cost_usd is not None:
             parts.append(f"about ${self.cost_usd:.2f} for training tokens")
         return f"estimate: {', '.join(parts)}"
@@ -52,6 +62,7 @@ def estimate_run(
     *,
     local: bool,
     rates: TokenCostRates | None = None,
+    checkpoints: tuple[int, int] = (0, 0),
 ) -> RunEstimate:
     """Returns the estimate from one timed step.
 
@@ -62,7 +73,25 @@ def estimate_run(
     left = max(tokens - done_tokens, 0) * step_seconds / max(step_tokens, 1)
     peak, memory = peak_memory() if local else (None, "")
     cost = None if rates is None else tokens * rates.train_usd_per_million / 1e6
-    return RunEstimate(steps, tokens, done_seconds + left + other_seconds, peak, memory, cost)
+    seconds = done_seconds + left + other_seconds
+    return RunEstimate(steps, tokens, seconds, peak, memory, cost, checkpoints)
+
+
+def periodic_checkpoints(config: TrainingConfig, steps: int, interval: int) -> tuple[int, int]:
+    """Returns how many checkpoints ``steps`` steps save, one per interval, and their bytes."""
+    count = (steps - 1) // interval if interval else 0
+    try:
+        parameters = get_lora_param_count(
+            config.model_name,
+            config.lora_rank,
+            config.train_mlp,
+            config.train_attn,
+            config.train_unembed,
+        )
+    except TinkerCookbookError:  # a model of an unknown form
+        return 0, 0
+    # The adapter, and two moments of the optimizer, in float32.
+    return count, count * parameters * 12
 
 
 def peak_memory() -> tuple[int | None, str]:
@@ -97,3 +126,8 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def lifetime(seconds: float) -> str:
+    """Returns ``7 days``, or a shorter time as :func:`duration` does."""
+    return duration(seconds) if seconds < 2 * 86400 else f"{seconds / 86400:.3g} days"

@@ -38,9 +38,15 @@ from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.training.best import BestEvaluation
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
-from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.commands import (
+    continue_command,
+    own_evaluation,
+    plot_command,
+    use_lines,
+)
+from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
 from tinker_cookbook.training.data_record import data_record, write_data_record
+from tinker_cookbook.training.estimate import lifetime
 from tinker_cookbook.training.restarts import server_is_gone, watch_server
 from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
@@ -48,7 +54,7 @@ from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.activity import activity
-from tinker_cookbook.utils.command_line.entrypoint import program_takes
+from tinker_cookbook.utils.command_line.entrypoint import program_takes, terminated
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.ml_log import LOG_FILE, Logger, setup_logging
@@ -157,8 +163,14 @@ class TrainingSession:
             "log_path": str(local_path(config.log_path).resolve()),
             "host": socket.gethostname(),
         }
-        if config.renderer_name is not None:
-            metadata["renderer_name"] = config.renderer_name
+        renderer_name = recorded_renderer(config)
+        if renderer_name is not None:
+            metadata["renderer_name"] = renderer_name
+        else:
+            self.print(
+                "renderer_name is not set, so no chat format is recorded: chat, eval and exports "
+                "will take the one that is recommended for the model"
+            )
         if config.session_name is not None:
             metadata["session_name"] = config.session_name
         with activity().phase("connecting"):
@@ -194,7 +206,7 @@ class TrainingSession:
             self.client,
             config.log_path,
             SavePolicy(
-                save_every=config.save_every,
+                save_every=checkpoint_interval(config, total_steps),
                 save_every_tokens=config.save_every_tokens,
                 save_every_seconds=config.save_every_seconds,
                 rolling_save_every=config.rolling_save_every,
@@ -360,7 +372,9 @@ class TrainingSession:
             not self._finished_any
         ):
             return []
-        by = "Ctrl-C" if interrupted else type(error).__name__
+        by = type(error).__name__
+        if interrupted:
+            by = "SIGTERM" if terminated() else "Ctrl-C"
         saved = "" if self._saved_any else " before the first checkpoint"
         if gone:
             by = "the loss of its server"
@@ -379,6 +393,10 @@ class TrainingSession:
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
                 lines += use_lines(self.config, final.sampler_path)
+                tested = self.evaluators or self.infrequent_evaluators
+                own = own_evaluation(log_path, final.state_path) if tested else None
+                # The run's own held-out data say more than a benchmark of other questions.
+                lines = [own if own and x.startswith("evaluate ") else x for x in lines]
         listed = load_checkpoints_file(log_path)
         for record in [record for record in listed if record.extra.get("best")][-1:]:
             lines.append(
@@ -389,7 +407,7 @@ class TrainingSession:
         if seconds is not None and periodic:
             lines.append(
                 f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
-                f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
+                f"{lifetime(seconds)} after it was saved (ttl_seconds); the final one stays"
             )
         command = continue_command(log_path)
         if command is not None:
@@ -419,6 +437,7 @@ async def run_evaluators(
     snapshot: SamplingClient | None = None
     for evaluator in evaluators:
         begun = time.monotonic()
+        activity().details["evaluating"] = ""  # what the one before said
         if isinstance(evaluator, TrainingClientEvaluator):
             metrics.update(await evaluator(client))
         else:
@@ -461,5 +480,5 @@ def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> 
     epochs = total_steps / num_batches
     return [
         f"max_steps={config.max_steps}: the run goes through the data {epochs:.1f} times "
-        f"({num_batches} steps an epoch; max_steps overrides num_epochs)"
+        f"(epochs of {num_batches} steps; max_steps overrides num_epochs)"
     ]

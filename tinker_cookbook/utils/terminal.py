@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,8 +42,17 @@ class SharedConsole(Console):
 @cache
 def get_console() -> SharedConsole:
     """Returns the console on standard output; it follows changes of ``sys.stdout``."""
-    # In a notebook as text too: rich's HTML would be an output cell for each line.
-    return SharedConsole(soft_wrap=False, highlight=False, emoji=False, force_jupyter=False)
+    # A notebook gets plain text, which it joins to one output: rich's HTML would be an output for
+    # each line, and a notebook does not move the cursor.
+    terminal = False if in_notebook() else None
+    return SharedConsole(
+        soft_wrap=False, highlight=False, emoji=False, force_jupyter=False, force_terminal=terminal
+    )
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules
 
 
 def print_line(text: str) -> None:
@@ -119,6 +129,7 @@ class ProgressDisplay:
         self._status = f"step {initial_step}/{total_steps}"
         self._printed_at: float | None = None
         self._live: Live | None = None
+        self._cell: Any = None
         self._activity = activity()
 
     def start(self) -> None:
@@ -153,6 +164,9 @@ class ProgressDisplay:
         # The live display renders by itself a few times a second.
         if self._live is not None:
             return
+        if in_notebook():
+            self._update_cell(f"{status}  {details}".rstrip())
+            return
         now = self.clock()
         # A file with a line for each of many short steps would be hard to read.
         waited = self._printed_at is None or now - self._printed_at >= self._interval
@@ -160,6 +174,16 @@ class ProgressDisplay:
             self._printed_at = now
             line = "  ".join(part for part in (status, details) if part)
             self.console.print(f"{self._description}: {line}", markup=False, soft_wrap=True)
+
+    def _update_cell(self, line: str) -> None:
+        """Shows the line in one output of the cell, which is replaced at each update."""
+        from IPython.display import display
+
+        data = {"text/plain": f"{self._description}: {line}"}
+        if self._cell is None:
+            self._cell = display(data, raw=True, display_id=True)
+        else:
+            self._cell.update(data, raw=True)
 
     def _render(self) -> RenderableType:
         width = self.console.width

@@ -15,8 +15,10 @@ from loop_runs import config_of, rows, run
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError
+from tinker_cookbook.hyperparam_utils import get_lora_param_count
 from tinker_cookbook.supervised.batch_loop import Batch
 from tinker_cookbook.supervised.train import CrossEntropy
+from tinker_cookbook.training.config import checkpoint_interval
 from tinker_cookbook.weights.__main__ import main as weights_main
 
 
@@ -78,7 +80,7 @@ def test_max_steps_beyond_the_data_goes_through_it_again(stories_model, tmp_path
     assert found[5]["learning_rate"] == pytest.approx(0.01 * (1 - 5 / 10))
     assert [row["progress"] for row in found] == pytest.approx([k / 10 for k in range(1, 11)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "max_steps=10: the run goes through the data 2.5 times (4 steps an epoch" in said
+    assert "max_steps=10: the run goes through the data 2.5 times (epochs of 4 steps" in said
     assert "2.5 times" in said
 
 
@@ -266,6 +268,23 @@ def stop_at(monkeypatch, step: int) -> None:
         return submit(self, client, batch)
 
     monkeypatch.setattr(CrossEntropy, "submit", counted)
+
+
+def test_a_run_prints_the_settings_that_are_changed_and_the_disk_it_needs(
+    stories_model, tmp_path, capsys
+):
+    config = config_of(stories_model, tmp_path, count=40, save_every=None)
+    run(config)
+    said = capsys.readouterr().out
+    first, *settings = said.split("(all settings")[0].split()
+    assert {"learning_rate=0.01", "lora_rank=4", "save_every=None"} <= {first, *settings}
+    assert "seed=" not in said
+    assert "num_epochs" not in said
+    # Two intervals of 15 steps; 12 bytes for each of the adapter's parameters.
+    size = 2 * 12 * get_lora_param_count(stories_model, 4) / 1e6
+    assert f"{size:.0f} MB of disk for 2 checkpoints" in said
+    assert "renderer_name is not set" in said
+    assert checkpoint_interval(config, 900) == 45
 
 
 def test_counts_are_shown_with_three_digits():

@@ -75,7 +75,10 @@ def test_what_the_chosen_class_misses():
     [
         (f"dataset_builder={FILE}s", ["no attribute", "mean 'FromConversationFileBuilder'"]),
         ("dataset_builder=no.such:Thing", ["module:Class", "No module named 'no'"]),
-        ("dataset_builder=tinker_cookbook.rl.train:Config", ["to be a subtype of"]),
+        (
+            "dataset_builder=tinker_cookbook.rl.train:Config",
+            ["expected module:Class, a SupervisedDatasetBuilder; Config is none"],
+        ),
     ],
 )
 def test_a_class_that_is_none(argument, words):

@@ -18,6 +18,7 @@ from config_samples import FileBuilder, HubBuilder, Run
 from rich.console import Console
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.utils.error_logs import FewOfAKind, only_to_file
 from tinker_cookbook.utils.ml_log import (
     JsonLogger,
     Logger,
@@ -389,3 +390,20 @@ def test_neptune_and_trackio_get_what_their_clients_take(monkeypatch):
         call().log({"loss": 1.0}, step=3),
         call().finish(),
     ]
+
+
+def test_a_console_shows_few_messages_of_a_kind():
+    now = 0.0
+    console = FewOfAKind(lambda: now)
+
+    def shows(text: str, name: str = "a", **extra: bool) -> bool:
+        record = logging.LogRecord(name, logging.WARNING, "f", 1, text, (), None)
+        record.__dict__.update(extra)
+        return console.filter(record)
+
+    assert [shows("tool %s failed") for _ in range(5)] == [True] * 3 + [False] * 2
+    assert shows("tool %s failed", "b")
+    assert shows("another")
+    assert not shows("only for the file", **only_to_file())
+    now = 11.0
+    assert shows("tool %s failed")

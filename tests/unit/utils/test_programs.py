@@ -13,7 +13,7 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised import train
-from tinker_cookbook.training.commands import continue_command
+from tinker_cookbook.training.commands import continue_command, own_evaluation
 from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of
 from tinker_cookbook.utils.command_line.keys import keys_of
@@ -212,6 +212,17 @@ def test_the_command_to_continue_gives_each_key_once(monkeypatch):
     assert continued == (
         "python -m recipes.sl_basic --lora_rank=4 log_path=/a behavior_if_log_dir_exists=resume"
     )
+
+
+def test_the_command_to_evaluate_has_the_data_of_the_run(monkeypatch):
+    words = ["python", "-m", "recipes.sl_basic", "dataset=my.jsonl", "max_steps=9", "log_path=/a"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert own_evaluation("/a/", "tinker://r/weights/final") == (
+        "evaluate     python -m recipes.sl_basic dataset=my.jsonl max_steps=0 "
+        "load_checkpoint_path=tinker://r/weights/final log_path=/a-eval"
+    )
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "x.json"])
+    assert own_evaluation("/a", "tinker://r/weights/final") is continue_command("/a") is None
 
 
 def test_a_loop_of_the_library_continues_without_a_key(monkeypatch):

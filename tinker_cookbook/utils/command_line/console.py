@@ -74,7 +74,8 @@ def started_as() -> tuple[list[str], list[str]] | None:
         spec = sys.modules["__main__"].__spec__
         return [*_typed, *([short_name(spec.name)] if spec else [])], list(_given)
     program = list(getattr(sys, "orig_argv", sys.argv))
-    if "-m" not in program:
+    # The kernel of a notebook is started with -m too, but it is no program.
+    if "-m" not in program or "ipykernel_launcher" in program:
         return None
     at = program.index("-m") + 2
     return program[:at], program[at:]

@@ -7,7 +7,9 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -37,7 +39,8 @@ T = TypeVar("T")
 _WRAPPED = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
 # The SDK's errors for a server that does not answer.
 UNREACHABLE = ("APIConnectionError", "APITimeoutError")
-_INTERRUPTED = 130  # the exit status that shells use after Ctrl-C
+_INTERRUPTED, _TERMINATED = 130, 143  # the exit statuses that shells use
+_signals: set[int] = set()
 
 
 def server_error_message(error: BaseException) -> str | None:
@@ -69,7 +72,7 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
 
     ``--help`` lists the keys; the error for a misspelt key names the nearest valid one. Errors of
     this package, and requests that a Tinker server refuses, end the program with their message and
-    exit code 1, Ctrl-C with 130; other errors keep their traceback.
+    exit code 1, Ctrl-C with 130, SIGTERM with 143; other errors keep their traceback.
     """
 
     def program() -> Any:
@@ -92,6 +95,7 @@ def run_program(program: Callable[[], Any]) -> None:
     With torchrun, only rank 0 calls it; the other ranks serve its engine.
     """
     try:
+        _end_by_sigterm_as_by_ctrl_c()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from tinker_cookbook.engine.parallel.launch import join
 
@@ -110,7 +114,7 @@ def run_program(program: Callable[[], Any]) -> None:
         # lost; files are as safe as when the process is killed.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_INTERRUPTED)
+        os._exit(_TERMINATED if terminated() else _INTERRUPTED)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and stdout_is_closed():
             sys.exit(1)  # the reader of a pipe has gone, as with `… | head`
@@ -129,6 +133,28 @@ def _flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         stdout_is_closed()
+
+
+def _end_by_sigterm_as_by_ctrl_c() -> None:
+    """Lets schedulers, which send SIGTERM, end a run in an orderly way."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # Python sets handlers of signals only there
+
+    process = os.getpid()
+
+    def handle(*_: object) -> None:
+        if os.getpid() != process:  # a forked child ends as every process does
+            os._exit(_TERMINATED)
+        _signals.add(signal.SIGTERM)
+        # asyncio handles SIGINT by cancelling the main task.
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def terminated() -> bool:
+    """Returns whether this program got SIGTERM."""
+    return signal.SIGTERM in _signals
 
 
 def program_takes(key: str) -> bool:

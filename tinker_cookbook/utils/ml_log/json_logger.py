@@ -133,8 +133,10 @@ def cut_later_rows(log_dir: Path, step: int) -> None:
 
 
 def _warn_of_lost(fields: list[str], path: Path) -> None:
-    for field in fields:
-        message = (
-            "%s cannot be rebuilt from %s: give it as a function or class at the top level of "
+    if fields:
+        logger.warning(
+            "%s cannot be rebuilt from %s, which only load_config needs; a function or class at "
+            "the top level of a module can",
+            ", ".join(fields),
+            path,
         )
-        logger.warning(message + "a module", field, path)

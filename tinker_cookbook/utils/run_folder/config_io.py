@@ -100,6 +100,9 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Any:
 def write_config(path: Path, config: Any) -> list[str]:
     """Writes ``config`` to ``path`` and returns the fields that cannot be rebuilt from it.
 
+    Data that a script passes (they have ``data_sources``) are not among them: they do not belong in
+    a file of settings, and a resumed run compares their content.
+
     Raises:
         OSError: The file cannot be written.
     """
@@ -107,7 +110,14 @@ def write_config(path: Path, config: Any) -> list[str]:
     # allow_nan=False: numbers that are not finite were written as strings, for strict readers.
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
-    return lost_fields(data)
+    return [name for name in lost_fields(data) if not _is_data(config, name)]
+
+
+def _is_data(config: Any, name: str) -> bool:
+    value = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return hasattr(value, "data_sources")
 
 
 def lost_fields(data: Any, where: str = "") -> list[str]:

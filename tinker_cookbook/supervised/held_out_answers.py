@@ -1,0 +1,51 @@
+"""Answers of a run's model to held-out prompts, before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.panel import Panel
+from rich.text import Text
+
+from tinker_cookbook.supervised.types import ChatDatasetBuilder
+from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.terminal import get_console
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.renderers import Message
+    from tinker_cookbook.supervised.batch_loop import BatchConfig
+    from tinker_cookbook.training.session import TrainingSession
+else:
+    tinker = lazy_module("tinker")
+
+
+async def show_answers(
+    session: TrainingSession, config: BatchConfig, prompts: Sequence[list[Message]], when: str
+) -> None:
+    """Prints the last message of each prompt and the greedy answer of the current weights."""
+    if not prompts or not isinstance(config.dataset_builder, ChatDatasetBuilder):
+        return
+    renderer = config.dataset_builder.renderer
+    client = await session.sampling_client()
+    # Greedy, so that answers differ only through training.
+    params = tinker.SamplingParams(
+        max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
+    )
+    futures = [
+        # All are submitted before the first is awaited, so that the backend batches them.
+        client.sample(renderer.build_generation_prompt(prompt), 1, params)
+        for prompt in prompts
+    ]
+    for prompt, future in zip(prompts, futures, strict=True):
+        with activity().phase("answering held-out prompts"):
+            sampled = (await future).sequences[0]
+        answer, _ = renderer.parse_response(sampled.tokens)
+        text = str(answer["content"]).strip() or "(nothing)"
+        if sampled.stop_reason == "length":
+            text += f" … (cut off at {config.sample_max_tokens} tokens)"
+        body = Text.assemble((f"{prompt[-1]['content']}\n", "bold"), text)
+        get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
