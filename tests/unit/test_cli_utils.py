@@ -77,7 +77,8 @@ def test_ask_on_a_real_terminal(run, answer, left):
     out, err = child.communicate(timeout=30)
     os.close(master)
     os.close(slave)
-    assert out.count(b"[r]esume, [d]elete or [q]uit") == 2
+    # The output goes into a pipe, so the question is on standard error.
+    assert err.count(b"[r]esume, [d]elete or [q]uit") == 2
     assert (f"left {left}".encode() in out) == (answer != "q")
     # Nothing took the run's place before the program ended, so it is there again.
     assert len([entry for entry in run.iterdir() if entry.name != ".lock"]) == 3
