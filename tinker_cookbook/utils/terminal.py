@@ -177,7 +177,7 @@ class ProgressDisplay:
 
     def _update_cell(self, line: str) -> None:
         """Shows the line in one output of the cell, which is replaced at each update."""
-        from IPython.display import display
+        from IPython.display import display  # pyright: ignore[reportMissingImports]
 
         data = {"text/plain": f"{self._description}: {line}"}
         if self._cell is None:

@@ -404,6 +404,6 @@ def test_a_console_shows_few_messages_of_a_kind():
     assert [shows("tool %s failed") for _ in range(5)] == [True] * 3 + [False] * 2
     assert shows("tool %s failed", "b")
     assert shows("another")
-    assert not shows("only for the file", **only_to_file())
+    assert not shows("only for the file", "a", **only_to_file())
     now = 11.0
     assert shows("tool %s failed")
