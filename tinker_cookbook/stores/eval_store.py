@@ -36,7 +36,7 @@ from tinker_cookbook.eval.benchmarks._files import (
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
 from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
-from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
+from tinker_cookbook.utils.run_folder.jsonl import append_row
 
 _METADATA = "metadata.json"
 _ID = re.compile(r"[\w][\w.-]*")
@@ -142,10 +142,11 @@ class EvalStore:
         return metadata
 
     def list_runs(self) -> list[RunMetadata]:
-        """Returns all runs except deleted ones, oldest first."""
-        ids = dict.fromkeys(str(row["run_id"]) for row in read_rows(self._local("runs.jsonl")))
+        """Returns all runs, most recent first."""
+        names = self.storage.list_dir(storage_join(self.prefix, "runs"))
+        ids = filter(_ID.fullmatch, names)
         there = [i for i in ids if self.storage.exists(self._path(i, _METADATA))]
-        return [self.read_run(run_id) for run_id in there]
+        return sorted(map(self.read_run, there), key=lambda run: run.timestamp, reverse=True)
 
     def read_run(self, run_id: str) -> RunMetadata:
         """Returns a run's metadata.

@@ -53,6 +53,13 @@ def test_a_run_is_continued_under_its_id(tmp_path):
     (metadata,) = store.list_runs()
     assert metadata.benchmarks == ["gsm8k", "math500"]
     assert len((tmp_path / "evals" / "runs.jsonl").read_text().splitlines()) == 1
+    # Most recent first, whatever the names are.
+    for name, year in (("a", "2001"), ("z", "2000"), ("new", "2100")):
+        store.create_run("model", [], checkpoint_name="step/9", run_id=name)
+        file = tmp_path / "evals" / "runs" / name / "metadata.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "timestamp": year}))
+    assert [run.run_id for run in store.list_runs()] == ["new", "mine", "a", "z"]
+    assert store.create_run("model", [], checkpoint_name="step/9").startswith("step_9-")
 
 
 def test_names_that_cannot_be(tmp_path):
