@@ -137,7 +137,8 @@ class DeepSeekV4_1Renderer(LeadingThinking):  # noqa: N801 - the public name
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Joins turns of the user in their first message, and system prompt and tools; the other
         messages of a turn become empty, so that each keeps its index."""
-        joined = results_in_call_order(super()._normalize(messages))
+        normal = super()._normalize(messages)
+        joined = results_in_call_order(normal, _USER_TURN, known_only=False)
         start = 0
         for i, message in enumerate(joined):
             role, text = message["role"], message["content"]

@@ -20,6 +20,7 @@ from rendering_cases import thought
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, RendererError
 from tinker_cookbook.renderers import ParseTermination, ToolCall, get_renderer
 from tinker_cookbook.renderers.base import system_message
+from tinker_cookbook.renderers.core.tool_calls import results_in_call_order
 from tinker_cookbook.tml_tokenizers import TmlHubTokenizer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -347,6 +348,34 @@ def test_sampled_answers_render_to_the_same_tokens(pair):
             more = result("1") if last.get("tool_calls") else user("x")
             prompt = renderer.build_generation_prompt([*messages, more]).to_ints()
             assert prompt[: len(tokens)] == tokens, name
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "any_order"),
+    [
+        ("ba", "ab", "ab"),
+        ("b?", "b?", "?b"),
+        ("bb", "bb", "bb"),
+        ("bz", "bz", "zb"),
+        ("bUa", "bUa", "aUb"),
+    ],
+)
+def test_results_are_sorted_as_the_templates_sort_them(given, known, any_order):
+    """Ids of results behind an answer that calls a and b; ``?`` has none, and U is a question."""
+    function = ToolCall.FunctionBody(name="f", arguments="{}")
+    calls = {**answer(""), "tool_calls": [ToolCall(id=i, function=function) for i in "ab"]}
+    results = [
+        user(i)
+        if i == "U"
+        else {"role": "tool", "content": i, **({"tool_call_id": i} if i != "?" else {})}
+        for i in given
+    ]
+    for turn, known_only, expected in (
+        (("tool",), True, known),
+        (("user", "tool"), False, any_order),
+    ):
+        _, *ordered = results_in_call_order([calls, *results], turn, known_only=known_only)
+        assert "".join(message["content"] for message in ordered) == expected
 
 
 def test_declared_tools_keep_the_thinking_of_deepseek_v4_1():

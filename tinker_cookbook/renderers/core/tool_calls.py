@@ -19,6 +19,7 @@ from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import (
     ContentPart,
     Message,
+    Role,
     TextPart,
     ThinkingPart,
     ToolCall,
@@ -272,23 +273,33 @@ def calls_with_arguments(message: Message, idx: int) -> Iterator[tuple[ToolCall,
         yield call, read_json(checked_arguments(call.function.arguments, where))
 
 
-def results_in_call_order(messages: Sequence[Message]) -> list[Message]:
+def results_in_call_order(
+    messages: Sequence[Message], turn: Sequence[Role] = ("tool",), *, known_only: bool = True
+) -> list[Message]:
     """Returns the messages with the results of an answer's calls in the order of the calls.
 
-    Results whose ids do not identify the calls keep their order.
+    Results change places within a run of messages of the roles ``turn``. With ``known_only``, they
+    keep their order unless each id is that of another call of the answer before the run; without,
+    an unknown id counts as that of the first call.
     """
     ordered = list(messages)
     calls: list[str | None] = []
     start = 0
     for i, message in enumerate([*messages, None]):
-        if message is not None and message["role"] == "tool":
+        if message is not None and message["role"] in turn:
             continue
-        results = ordered[start:i]
-        ids = [result.get("tool_call_id") for result in results]
-        # Every id is given once, and is that of a call.
-        if len({*calls}) == len(calls) and len({*ids}) == len(ids) and {*ids} <= {*calls} - {None}:
-            ordered[start:i] = sorted(results, key=lambda r: calls.index(r.get("tool_call_id")))
-        calls = [call.id for call in message.get("tool_calls", [])] if message else []
+        slots = [j for j in range(start, i) if ordered[j]["role"] == "tool"]
+        ids = [ordered[j].get("tool_call_id") for j in slots]
+        known = {*ids} <= {*calls} - {None}
+        if not known_only or (known and len({*ids}) == len(ids) and len({*calls}) == len(calls)):
+            order = {call: number for number, call in enumerate(calls) if call}
+            numbers = [order.get(result_id or "", 0) for result_id in ids]
+            results = [ordered[j] for j in slots]
+            by_call = sorted(range(len(ids)), key=numbers.__getitem__)
+            for slot, k in zip(slots, by_call, strict=True):
+                ordered[slot] = results[k]
+        made = [call.id for call in message.get("tool_calls", [])] if message else []
+        calls = made if made or known_only else calls
         start = i + 1
     return ordered
 
