@@ -86,6 +86,8 @@ class SamplingModel:
     renderer_reason: str
     """Why this chat format was chosen."""
     tokenizer: PreTrainedTokenizerBase
+    given: str = ""
+    """The model as the user named it, such as the log folder of a run."""
 
     @property
     def name(self) -> str:
@@ -143,4 +145,5 @@ async def open_sampling_model(
         renderer_name=renderer_name,
         renderer_reason="recorded by the run" if recorded else reason,
         tokenizer=tokenizer,
+        given=getattr(settings, "X_model_path", None) or name,  # as before it was resolved
     )

@@ -274,7 +274,7 @@ async def chat_models(connection: Connection, models: Sequence[SamplingModel]) -
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"model_path: got {name} twice, expected different models")
-    labels = short_names(names)
+    labels = short_names([model.given or model.name for model in models])
     contexts = await _context_lengths(connection)
     streamed: dict[str, Any] | None = None
     if connection.kind == "tinker":

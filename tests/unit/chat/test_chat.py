@@ -336,6 +336,7 @@ def test_labels_are_the_shortest_names_that_differ():
     run = "tinker://20261124-1:train:0/sampler_weights"
     assert short_names([f"{run}/final", "Qwen/Qwen3-8B"]) == ["final", "Qwen3-8B"]
     other = run.replace("-1:", "-2:")
+    assert short_names(["/logs/a", "/logs/a@120"]) == ["a", "a@120"]
     assert short_names([f"{run}/final", f"{other}/final", f"{run}/000005"]) == [
         "20261124-1:train:0/final",
         "20261124-2:train:0/final",
