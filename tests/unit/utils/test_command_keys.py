@@ -18,6 +18,7 @@ from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.help import help_text
 from tinker_cookbook.utils.command_line.keys import also_named, keys_of
+from tinker_cookbook.utils.run_folder.config_io import write_config
 
 FILE = "tinker_cookbook.supervised.conversation_file:FromConversationFileBuilder"
 COMMON = "dataset_builder.common_config"
@@ -144,6 +145,55 @@ def test_the_same_key_twice():
     assert said.startswith("steps: got it twice, with '2' and '3'")
     said = refusal(Named, "groups_per_batch=2", "groups=2")
     assert "groups_per_batch and groups: got it twice, which mean the same key" in said
+
+
+# --- settings from a file ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yaml", "steps: 4\ngroups: 3\n"),
+        ("run.yml", "groups_per_batch: 3\nsteps: 7\n"),
+        ("run.json", '{"groups_per_batch": 3, "async_config": {"steps": 4}}'),
+    ],
+)
+def test_keys_of_a_file(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    config = parse_arguments(Named, [f"config={tmp_path / name}", "steps=4"])
+    assert (config.groups_per_batch, config.steps) == (3, 4)
+
+
+def test_the_recorded_settings_of_a_run(tmp_path):
+    first = parse_arguments(train.Config, [*RUN, *DATA, "learning_rate=0.5", "save_every=7"])
+    write_config(tmp_path / "config.json", first)
+    source = f"config={tmp_path}"
+    assert parse_arguments(train.Config, [source]) == first
+    # The command line comes first, also for a part of a nested object.
+    other = parse_arguments(train.Config, [source, "seed=3", f"{COMMON}.batch_size=8"])
+    assert (other.seed, other.save_every, other.learning_rate) == (3, 7, 0.5)
+    common = other.dataset_builder.common_config
+    assert (common.batch_size, common.renderer_name) == (8, "role_colon")
+    assert other.dataset_builder.file_path == "a.jsonl"
+    said = refusal(Named, source)
+    assert "was written by a tinker_cookbook.supervised.train:Config, expected a Named" in said
+    assert f"-m tinker_cookbook.supervised.train config={tmp_path}" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("a: [", "cannot be read"),
+        ("- 1", "has no keys"),
+        ("stps: 1", "did you mean 'steps'"),
+        ("steps: two", "steps: got 'two', expected a whole number"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "a.yaml").write_text(text)
+    assert said in refusal(Named, f"config={tmp_path / 'a.yaml'}")
 
 
 # --- help --------------------------------------------------------------------------------------

@@ -185,6 +185,18 @@ def test_a_closed_pipe_ends_a_program_without_a_traceback(tmp_path):
     assert (done.stdout, done.stderr) == ("a line 0\n1\n", "")
 
 
+@pytest.mark.parametrize("module", ["recipes.sl_basic", "tinker_cookbook"])
+def test_a_python_without_the_package_is_told_where_one_is(module):
+    # -S leaves the installed packages out.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", module],
+        capture_output=True, text=True, cwd=REPO, env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{sys.executable} does not have tinker_cookbook's dependencies;")
+    assert f"start the program with {REPO}/.venv/bin/python" in done.stderr
+
+
 def test_versions(capsys):
     run_listing(["recipes"], ["--version"])
     assert capsys.readouterr().out == version_line() + "\n"

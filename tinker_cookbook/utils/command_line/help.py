@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+import chz
+
 from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
 from tinker_cookbook.utils.command_line.programs import (
@@ -86,6 +88,11 @@ def help_text(
     examples = examples[:_EXAMPLES]
     lines += ["Examples:" if len(examples) > 1 else "Example:", *(f"  {e}" for e in examples), ""]
     lines += _key_lines(config_class, keys)
+    if "config" not in chz.chz_fields(config_class):
+        lines += [
+            "",
+            "config=FILE: these keys from a YAML or JSON file, or config=LOG_PATH of a run",
+        ]
     return "\n".join(lines)
 
 
