@@ -33,6 +33,7 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
 )
 from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.misc_utils import lookup_func
 
@@ -45,8 +46,8 @@ class CLIConfig(OnPolicyLoopSettings):
     teacher_model: str | None = chz.field(
         default=None, doc="Base model of the teacher; default: the student's"
     )
-    teacher_checkpoint: str | None = chz.field(
-        default=None, doc="tinker:// path of the teacher's own weights on it"
+    teacher_checkpoint: str | None = weights_field(
+        "sampler_weights", "The teacher's own weights on it"
     )
     dataset: str = chz.field(
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"

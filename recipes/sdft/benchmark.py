@@ -18,6 +18,7 @@ from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.sdft.tasks import Task, TaskSettings, evaluate, train_sdft, train_sft
 from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
@@ -32,9 +33,7 @@ class BenchmarkConfig(TaskSettings):
     phase: Phase = chz.field(
         default="all", doc="all, base_eval, sft, sdft or eval_checkpoint, with checkpoint_path"
     )
-    checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the checkpoint to evaluate"
-    )
+    checkpoint_path: str | None = weights_field("sampler_weights", "Checkpoint to evaluate")
     learning_rate: float = chz.field(default=2e-5, doc="Rate of self-distillation")
     groups_per_batch: int = number(32, "Questions per step of self-distillation", low=1)
     sft_learning_rate: float = chz.field(default=2e-5, doc="Rate of supervised training")
