@@ -174,7 +174,7 @@ def _of_log_folder(path: Path, why: str) -> Removal:
 
 def _of_weights(one: Weights, inventory: Inventory) -> Removal:
     owner = inventory.owners.get(one.run_id)
-    why = f"of {owner}" if owner else f"log folder {one.log_path}, not there"
+    why = f"of {owner}" if owner else f"no run in {one.log_path} lists them"
     return Removal("weights", str(one.path), one.size, f"{one.recipe} {why}".strip())
 
 

@@ -130,8 +130,10 @@ def disk_use(settings: DiskSettings) -> None:
     rows = [("log folder", folder_size(run.path), str(run.path)) for run in inventory.runs]
     for one in inventory.weights:
         owner = inventory.owners.get(one.run_id)
-        of = f"of {owner}" if owner else f"log folder {one.log_path or 'not recorded'}, not there"
-        rows.append(("weights", one.size, f"{one.run_id} {of if owner or one.log_path else ''}"))
+        of = f" of {owner}" if owner else ""
+        if not owner and one.log_path:
+            of = f", which no run in {one.log_path} lists"
+        rows.append(("weights", one.size, f"{one.run_id}{of}"))
     if settings.folder is None:
         homes = {"converted models": models_dir(), "kernels": home_dir() / "native"}
         homes |= {"owners of a server": home_dir() / "owners", "server": home_dir() / "server"}
