@@ -22,7 +22,13 @@ _ROUNDING = 5e-7
 
 def compute_advantages(
     trajectory_groups_P: Sequence[TrajectoryGroup],
-    normalization: AdvantageNormalization = "center",
+) -> list[npt.NDArray[np.float64]]:
+    """Returns :func:`normalized_advantages` with ``center``: rewards minus their group's mean."""
+    return normalized_advantages(trajectory_groups_P, "center")
+
+
+def normalized_advantages(
+    trajectory_groups_P: Sequence[TrajectoryGroup], normalization: AdvantageNormalization
 ) -> list[npt.NDArray[np.float64]]:
     """Returns the advantage of each trajectory, [G] for each group, from the total rewards ``r``.
 

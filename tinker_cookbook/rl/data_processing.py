@@ -58,11 +58,7 @@ class DatumOrigin:
 
 
 def trajectory_to_data(
-    traj: Trajectory,
-    traj_advantage: float,
-    include_provenance: bool = True,
-    *,
-    keep_unanswered: bool = True,
+    traj: Trajectory, traj_advantage: float, include_provenance: bool = True
 ) -> list[tinker.Datum]:
     """Returns one datum for each maximal run of turns in which every turn extends the one before.
 
@@ -76,13 +72,19 @@ def trajectory_to_data(
     - ``logprobs`` float32: the sampler's where the mask is 1, otherwise 0
 
     ``include_provenance`` attaches the sampled sequence of each token, which ``stable_reinforce``
-    needs, unless an action has no ``sequence_id``. ``keep_unanswered`` keeps runs of two or more
-    tokens without an action token; its mask is 0.
+    needs, unless an action has no ``sequence_id``. A run of two or more tokens without an action
+    token makes a datum whose mask is 0.
 
     Raises:
         DataValidationError: An action lacks a finite log-probability for each token; an observation
             is empty; an image has no ``expected_tokens``; the advantage is not finite.
     """
+    return _trajectory_data(traj, traj_advantage, include_provenance, keep_unanswered=True)
+
+
+def _trajectory_data(
+    traj: Trajectory, traj_advantage: float, include_provenance: bool, *, keep_unanswered: bool
+) -> list[tinker.Datum]:
     if not np.isfinite(traj_advantage):
         raise DataValidationError(
             f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
@@ -145,7 +147,7 @@ def assemble_training_data(
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
                 # Runs without an action token are left out, because nothing in them is trained.
-                made = trajectory_to_data(
+                made = _trajectory_data(
                     traj, float(advantage), include_provenance, keep_unanswered=False
                 )
             except DataValidationError as error:

@@ -57,7 +57,7 @@ from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.command_line.entrypoint import program_takes, terminated
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.ml_log import LOG_FILE, Logger, setup_logging
+from tinker_cookbook.utils.ml_log import LOG_FILE, Logger, start_logging
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder import replaced_run
 from tinker_cookbook.utils.run_folder.current import evaluation_at_step, run_in_folder
@@ -99,7 +99,7 @@ async def training_session(
             allowed = config.allow_config_change
             changes = check_same_settings(config.log_path, config, allowed, record)
             check_not_passed(last, total_steps)
-        log = setup_logging(
+        log = start_logging(
             config.log_path,
             config.wandb_project,
             config.wandb_name,

@@ -7,7 +7,7 @@ import pytest
 from trajectory_samples import episode, group, group_of_rewards, turn
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.rl.advantages import indices_of_varying_groups
+from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.data_processing import (
     assemble_training_data,
     compute_advantages,
@@ -29,12 +29,12 @@ def test_rewards_of_the_group_count_too():
 def test_std_and_leave_one_out_follow_their_formulas():
     rewards = [0.0, 0.5, 2.0, -1.0]
     groups = [group_of_rewards(*rewards)]
-    by_std = compute_advantages(groups, "std")[0]
+    by_std = normalized_advantages(groups, "std")[0]
     assert by_std == pytest.approx(
         (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-4), abs=1e-15
     )
     others = [np.mean(rewards[:i] + rewards[i + 1 :]) for i in range(4)]
-    by_others = compute_advantages(groups, "leave_one_out")[0]
+    by_others = normalized_advantages(groups, "leave_one_out")[0]
     assert by_others == pytest.approx(np.array(rewards) - others, abs=1e-15)
 
 
@@ -50,7 +50,7 @@ def test_equal_rewards_and_groups_of_one_have_advantage_zero(normalization):
         (float(np.float32(0.1) * np.float32(3)), 0.3),
         (-0.7, -float(np.float32(0.7))),
     ):
-        (advantages,) = compute_advantages([group_of_rewards(*rewards)], normalization)
+        (advantages,) = normalized_advantages([group_of_rewards(*rewards)], normalization)
         assert (advantages == 0).all(), rewards
 
 
@@ -71,10 +71,10 @@ def test_members_without_a_trained_token_have_no_part_in_the_baseline(normalizat
             episode() if kind is None else episode(turn([1], [2], reward, **kind))
             for reward, kind in members
         ]
-        (found,) = compute_advantages([group(*episodes)], normalization)
+        (found,) = normalized_advantages([group(*episodes)], normalization)
         alone = group_of_rewards(*(members[i][0] for i in kept))
         expected = np.zeros(len(members))
-        expected[kept] = compute_advantages([alone], normalization)[0]
+        expected[kept] = normalized_advantages([alone], normalization)[0]
         assert found.tolist() == expected.tolist(), members
         varies = len({members[i][0] for i in kept}) > 1
         assert indices_of_varying_groups([group(*episodes)]) == [0] * varies
@@ -112,4 +112,4 @@ def test_bad_rewards_and_settings_are_named():
     )
     assert all(np.isfinite(datum.loss_fn_inputs["advantages"].to_numpy()).all() for datum in data)
     with pytest.raises(ConfigurationError, match=r"got 'centre', .* did you mean 'center'"):
-        compute_advantages(groups, "centre")  # type: ignore[arg-type]
+        normalized_advantages(groups, "centre")  # type: ignore[arg-type]

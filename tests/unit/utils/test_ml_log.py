@@ -28,7 +28,7 @@ from tinker_cookbook.utils.ml_log import (
     TrackioLogger,
     WandbLogger,
     configure_logging_module,
-    setup_logging,
+    start_logging,
 )
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 from tinker_cookbook.utils.run_folder.config_io import load_config
@@ -40,7 +40,7 @@ def rows(folder: Path) -> list[dict]:
 
 def test_a_run_leaves_its_files(tmp_path, capsys):
     config = Run(learning_rate=3e-3, dataset_builder=FileBuilder())
-    log = setup_logging(tmp_path / "run", config=config)
+    log = start_logging(tmp_path / "run", config=config)
     log.log_metrics({"test/nll": 3.0}, step=0)
     log.log_metrics({"train_mean_nll": 2.5, "progress": 0.5}, step=1)
     log.log_long_text("sample/before", "hello\n")
@@ -68,7 +68,7 @@ def test_a_run_leaves_its_files(tmp_path, capsys):
 
 
 def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
-    log = setup_logging(tmp_path, print_metrics=False)
+    log = start_logging(tmp_path, print_metrics=False)
     for step in range(8):
         log.log_metrics({"loss": step / 7}, step)
     log.close()
@@ -76,7 +76,7 @@ def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
         file.write(b'{"step": 8, "lo')
     whole = (tmp_path / "metrics.jsonl").read_bytes()
 
-    resumed = setup_logging(tmp_path, resume_step=5, print_metrics=False)
+    resumed = start_logging(tmp_path, resume_step=5, print_metrics=False)
     resumed.log_metrics({"loss": 6 / 7}, 6)
     resumed.close()
     assert rows(tmp_path) == [{"step": step, "loss": step / 7} for step in range(7)]
@@ -86,7 +86,7 @@ def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path):
     for _ in range(2):
-        log = setup_logging(tmp_path, resume_step=-1, print_metrics=False)
+        log = start_logging(tmp_path, resume_step=-1, print_metrics=False)
         log.log_metrics({"test/nll": 3.0}, 0)
         log.close()
     assert rows(tmp_path) == [{"step": 0, "test/nll": 3.0}]
@@ -96,7 +96,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path)
 def test_the_configuration_before_is_kept(tmp_path):
     first, second = (Run(dataset_builder=builder()) for builder in (FileBuilder, HubBuilder))
     for config in (first, first, second):
-        setup_logging(tmp_path, config=config).close()
+        start_logging(tmp_path, config=config).close()
     assert load_config(tmp_path) == second
     assert load_config(tmp_path / "config.previous.json") == first
     assert not (tmp_path / "config.previous.json_1").exists()
@@ -104,7 +104,7 @@ def test_the_configuration_before_is_kept(tmp_path):
 
 def test_what_cannot_be_rebuilt_is_said(tmp_path):
     config = Run(dataset_builder=FileBuilder(), map_fn=lambda row: row)
-    setup_logging(tmp_path, config=config).close()
+    start_logging(tmp_path, config=config).close()
     assert "WARNING" in (tmp_path / "logs.log").read_text()
     assert "map_fn cannot be rebuilt" in (tmp_path / "logs.log").read_text()
 
@@ -112,13 +112,13 @@ def test_what_cannot_be_rebuilt_is_said(tmp_path):
 def test_an_unwritable_folder_is_found_first(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"log_path=.*file/run cannot be written"):
-        setup_logging(tmp_path / "file" / "run", wandb_project="never reached")
+        start_logging(tmp_path / "file" / "run", wandb_project="never reached")
 
 
 def test_a_second_setup_replaces_the_handlers(tmp_path):
     before = list(logging.getLogger().handlers)
-    setup_logging(tmp_path / "a")
-    log = setup_logging(tmp_path / "b")
+    start_logging(tmp_path / "a")
+    log = start_logging(tmp_path / "b")
     logging.info("only in b")
     log.close()
     assert "only in b" not in (tmp_path / "a" / "logs.log").read_text()
@@ -198,7 +198,7 @@ def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):
     (repo / "a.py").write_text("x = 2\n")
     (repo / "new.py").write_text("")
     monkeypatch.chdir(repo)
-    setup_logging(tmp_path / "run").close()
+    start_logging(tmp_path / "run").close()
     diff = (tmp_path / "run" / "code.diff").read_text()
     mine = diff[diff.index(f"# checkout: {repo}") :]
     assert "# untracked: new.py" in mine
@@ -267,7 +267,7 @@ def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     ids = []
     for resume_step, steps in ((None, range(3)), (1, range(2, 4))):
-        log = setup_logging(
+        log = start_logging(
             tmp_path, "project", "name", Small(), resume_step=resume_step, print_metrics=False
         )
         for step in steps:
@@ -311,8 +311,8 @@ def logged_steps(file: Path) -> list[int]:
 def test_wandb_without_a_key_says_what_to_do(tmp_path):
     program = (
         "import sys\n"
-        "from tinker_cookbook.utils.ml_log import setup_logging\n"
-        f"setup_logging({str(tmp_path / 'run')!r}, wandb_project='p')\n"
+        "from tinker_cookbook.utils.ml_log import start_logging\n"
+        f"start_logging({str(tmp_path / 'run')!r}, wandb_project='p')\n"
     )
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
-from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
+from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
 from tinker_cookbook.rl.loop.adjuster import (
@@ -256,7 +256,7 @@ class Update:
         """Returns the training data, and whether the rewards of any group differ."""
         config = self._config
         results = [group.group for group in groups]
-        advantages_P = compute_advantages(results, config.advantage_normalization)
+        advantages_P = normalized_advantages(results, config.advantage_normalization)
         for group, advantages in zip(groups, advantages_P, strict=True):
             # Transcripts show the advantages, also those of groups that are dropped below.
             group.advantages = advantages
