@@ -128,7 +128,7 @@ class Config(SDFTSettings, BatchConfig):
     learning_rate: float = peak_rate(2e-5)
     lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
     loss_fn: str = chz.field(
-        default="importance_sampling", doc="Has no effect: it is for topk=0, which is not supported"
+        default="cross_entropy", doc="Has no effect: it is for topk=0, which is not supported"
     )
     eval_every: int = number(20, "Steps between evaluations; 0: never")
 

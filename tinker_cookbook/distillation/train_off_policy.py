@@ -252,6 +252,8 @@ class Config(BatchConfig):
     )
     teacher_concurrency: int = number(64, "Examples that teachers score concurrently", low=1)
     batch_size: int = chz.field(default=64, doc="Examples per step, over all datasets")
+    save_every: int = number(10, "Steps between checkpoints; 0: never")
+    eval_every: int = number(20, "Steps between evaluations; 0: never")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
         default=None,  # type: ignore[arg-type]
         munger=chz.mungers.if_none(_mixture),

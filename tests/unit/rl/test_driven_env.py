@@ -50,7 +50,7 @@ def test_calls_are_turns_and_their_responses_are_what_was_sampled():
     assert [one.logprobs for one in got] == [turn.ac.logprobs for turn in turns]
     assert [one.stop_reason for one in got] == ["length"] * 3
     assert (trajectory.reward, trajectory.stop_reason) == (0.75, "tired")
-    assert turns[-1].metrics == {"calls": 3}
+    assert turns[-1].metrics == {"calls": 3, "stop/tired": 1.0}
     # The call that is not trained is context: its tokens have no weight.
     other = TrajectoryGroup([trajectory], [0.0], [{}])
     data, _ = assemble_training_data([other], [np.array([1.0])])

@@ -127,7 +127,7 @@ def test_a_malformed_answer_ends_the_episode_by_default(renderer):
     assert trajectory.transitions[0].reward == -1.0 + 10.0  # 10 is the grade of the whole
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert env.told == []
-    assert trajectory.transitions[0].metrics == {"parse_error": 1.0}
+    assert trajectory.transitions[0].metrics == {"parse_error": 1.0, "stop/parse_error": 1.0}
     kept = "Echo.step; the reward -1 is failed_parse_reward"
     assert trajectory.transitions[0].logs == {"not_passed_to": kept}
 
@@ -138,7 +138,8 @@ def test_an_answer_that_was_cut_off_ends_the_episode_by_default(renderer):
     assert trajectory.transitions[0].reward == -0.1 + 10.0
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert env.told == []
-    assert trajectory.transitions[0].metrics == {"max_tokens_reached": 1.0}
+    expected = {"max_tokens_reached": 1.0, "stop/max_tokens": 1.0}
+    assert trajectory.transitions[0].metrics == expected
 
 
 def test_a_step_reports_why_the_episode_ended(renderer):

@@ -55,6 +55,7 @@ def play(env, tokenizer, *typed, **options):
             raise EOFError
         return lines.pop(0)
 
+    options = {"multiline": False, **options}
     return asyncio.run(play_env(env, tokenizer, read=read, show=shown.append, **options)), shown
 
 
@@ -105,7 +106,7 @@ def test_an_error_of_the_environment_is_shown(tokenizer):
 
 def test_a_prompt_that_is_not_the_last_one_grown_is_shown_whole(tokenizer):
     shown = []
-    policy = ManualPolicy(tokenizer, read=lambda _: "x", show=shown.append)
+    policy = ManualPolicy(tokenizer, multiline=False, read=lambda _: "x", show=shown.append)
 
     async def run():
         for text in ("abc", "other"):

@@ -98,7 +98,8 @@ def test_without_check_format_the_reward_has_no_format_term(renderer, text, ende
     trajectory = play(Unformatted(renderer), Says(renderer, text, ended))
     (turn,) = trajectory.transitions
     assert turn.reward == reward
-    assert turn.metrics == {"correct": reward}
+    stopped = {} if ended else {"stop/max_tokens": 1.0}
+    assert turn.metrics == {"correct": reward, **stopped}
     assert turn.logs == {"question": "2+3?", "answer": text}
 
 

@@ -18,9 +18,11 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
+from tinker_cookbook.rl.report.rollout_logging import RolloutSummaryExportConfig
 from tinker_cookbook.rl.rollouts.group import do_group_rollout, set_rollout_executor
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
+from tinker_cookbook.stores import LocalStorage, TrainingRunStore
 
 
 class Story(Env):
@@ -217,6 +219,19 @@ def test_the_first_groups_of_the_latest_evaluation_are_kept(sampler):
     none = RLTestSetEvaluator(Stories(1), max_tokens=2, num_groups_to_log=0)
     evaluate(none, sampler)
     assert none.last_groups == []
+
+
+def test_episodes_are_written_to_a_store(sampler, tmp_path):
+    dataset, store = Stories(), TrainingRunStore(LocalStorage(tmp_path))
+    names = RolloutSummaryExportConfig("eval/test", 7, "eval_test", sampling_client_step=3)
+    evaluator = RLTestSetEvaluator(dataset, max_tokens=2, seed=0)
+    metrics = asyncio.run(evaluator(sampler, rollout_summary_export=names, store=store))
+    rows = store.read_rollouts(7, "eval_test")
+    assert [row["group_idx"] for row in rows] == sorted(row["group_idx"] for row in rows)
+    assert {row["sampling_client_step"] for row in rows} == {3}
+    assert metrics["test/env/all/reward/total"] == pytest.approx(
+        np.mean([row["total_reward"] for row in rows])
+    )
 
 
 def test_failures_end_the_evaluation_unless_they_are_tolerated(sampler):

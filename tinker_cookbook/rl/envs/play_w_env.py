@@ -69,7 +69,7 @@ class ManualPolicy(TokenCompleter):
     """
 
     tokenizer: Tokenizer
-    multiline: bool = False
+    multiline: bool = True
     show_observation: bool = True
     read: Callable[[str], str] = input
     show: Callable[[str], None] = print
@@ -123,7 +123,7 @@ class _PrintRewards(RolloutHooks):
 async def play_env(
     env: Env,
     tokenizer: Tokenizer,
-    multiline: bool = False,
+    multiline: bool = True,
     show_observation: bool = True,
     *,
     read: Callable[[str], str] = input,
@@ -178,7 +178,7 @@ async def main(config: Config) -> None:
     try:
         envs = await builder.make_envs()
         _check_index("member", config.member, len(envs))
-        await play_env(envs[config.member], get_tokenizer(config.model_name))
+        await play_env(envs[config.member], get_tokenizer(config.model_name), multiline=False)
     # Also after an error, to release the group's resources.
     finally:
         await builder.cleanup()

@@ -10,7 +10,7 @@ import numpy as np
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.types import RolloutError, TrajectoryGroup
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, RolloutError, TrajectoryGroup
 
 __all__ = [
     "GOOD_REWARD",
@@ -153,7 +153,8 @@ class TrajectoryTotals:
             reports = [metrics, *(turn.metrics for turn in trajectory.transitions)]
             for report in reports:
                 for name, value in report.items():
-                    if name not in _EVENTS:
+                    # Stop reasons are counted once for each trajectory, above.
+                    if name not in _EVENTS and not name.startswith(STOP_METRIC_PREFIX):
                         _add(total.env_sums, name, _number(name, value))
                         total.env_counts[name] += 1
             # Sorted, because the order of strings in a set differs between processes.

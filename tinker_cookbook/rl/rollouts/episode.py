@@ -102,6 +102,9 @@ class _OutOfTimeError(Exception):
     """Raised once ``rollout_timeout_seconds`` are over."""
 
 
+_COMPLETED = f"{STOP_METRIC_PREFIX}{StopReason.COMPLETED}"
+
+
 class Episode:
     """One rollout in one environment.
 
@@ -142,6 +145,7 @@ class Episode:
         """Whether a hook continued the rollout after its timeout."""
         self._first_turn_begun = False
         self._closed = False
+        self._reports_completed = False
 
     def again(self, env: Env, attempt: int) -> Episode:
         """Returns another attempt of the same member, in a new environment."""
@@ -385,6 +389,7 @@ class Episode:
         self._tool_calls += step.metrics.get("tool_calls", 0)
         # A masked turn stays in the sequence as context but is not trained.
         masks = parse_errors is not None and parse_errors.mask_error_turns
+        self._reports_completed = _COMPLETED in step.metrics
         self._turns.append(
             Transition(
                 ob=ob,
@@ -405,6 +410,9 @@ class Episode:
             self._turns[-1].episode_done = True
             self._turns[-1].reward += reward
             reward = 0.0
+            # As in the official cookbook, which has no reason where an environment reports none.
+            if reason != StopReason.COMPLETED or self._reports_completed:
+                self._turns[-1].metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
         if self._config.limits.max_turn_tokens is not None:
             self._metrics[TRUNCATION_METRIC_KEY] = self._truncations
         trajectory = Trajectory(
@@ -488,5 +496,5 @@ def _check_observation(ob: Observation) -> None:
 
 
 def _without_stop_reason(metrics: Metrics) -> Metrics:
-    """Returns the metrics without ``stop/REASON``, which is counted once for each trajectory."""
+    """Returns the metrics without ``stop/REASON``, which only the last turn has."""
     return {k: v for k, v in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}

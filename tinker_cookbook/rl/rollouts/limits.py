@@ -20,10 +20,8 @@ DEFAULT_LIMIT_STOP_REASONS: tuple[str, ...] = (
 )
 """Stop reasons of rollouts that a configured limit ended."""
 
-DEFAULT_RETRY_MESSAGE_TEMPLATE = (
-    "Your last message could not be read. Please write it again in the required format. "
-    "Error: {details}"
-)
+# Part of the prompts of an episode: the words of the official cookbook, so that runs compare.
+DEFAULT_RETRY_MESSAGE_TEMPLATE = "The previous message had a formatting issue.\nError: {details}"
 
 ToolExecution: TypeAlias = Literal["sequential", "parallel", "concurrent_safe"]
 """Execution order of the tool calls of one message.
