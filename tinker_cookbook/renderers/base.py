@@ -1,7 +1,7 @@
 """The renderer: messages to tokens with training weights, sampled tokens back to a message.
 
 A chat format is one subclass with a few hooks. Token ids are those of the model's chat
-template, with two differences:
+template, with three differences:
 
 - The name of a control token in a message (``<|im_end|>``) stays plain text, so that no dataset row
   or tool result can forge a turn. A template joins text before it encodes, so the name becomes that
@@ -9,6 +9,8 @@ template, with two differences:
 - The text of an assistant message is encoded apart from its header, because at inference the model
   continues from the header's tokens. A template would merge the header's line break with white
   space at the beginning of the answer into one token, which no prompt ends with.
+- A supervised example ends with the token that ends its last message. Many templates write a line
+  break after it, which is never sampled.
 
 The types and functions that subclasses need can be imported from here.
 """

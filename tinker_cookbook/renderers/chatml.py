@@ -6,6 +6,7 @@ two tokens. Thinking and tools are in the modules of the families.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,30 @@ START, END = "<|im_start|>", "<|im_end|>"
 SMOLLM2_SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
-class ChatMLBase(Renderer):
+class LineSeparated(Renderer):
+    """Format with a line break between messages.
+
+    Templates write one after the last message too. It is never sampled, so it begins the header of
+    the next message, and a supervised example ends with the token that ends its last message.
+    """
+
+    @abstractmethod
+    def _header(self, role: Role) -> str: ...
+
+    def _separator(self, ctx: RenderContext) -> str:
+        """Returns the line break after the previous message."""
+        return "\n" if ctx.idx else ""
+
+    def _begin(self, role: Role, ctx: RenderContext) -> str:
+        """Returns the text before the content of a message of ``role``."""
+        return self._separator(ctx) + self._header(role)
+
+    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+        separator = self.codec.constant(self._separator(ctx))
+        return [*separator, *super()._get_generation_suffix(role, ctx)]
+
+
+class ChatMLBase(LineSeparated):
     """ChatML header and end of a message; subclasses render what is between them."""
 
     _encodes_with_codec = True
@@ -46,11 +70,7 @@ class ChatMLBase(Renderer):
         # token counts as header.
         first, *rest = encode_segments([header, *content, END], self.codec.encode)
         tokens, border = token_list(first), len(self.codec.constant(header))
-        return RenderedMessage(
-            header=tokens[:border],
-            output=[tokens[border:], *rest],
-            footer=self.codec.constant("\n"),
-        )
+        return RenderedMessage(header=tokens[:border], output=[tokens[border:], *rest])
 
     def _answer(self, header: str, text: str, block: str = "") -> RenderedMessage:
         """Returns a message that the model writes: ``block`` and ``text`` after the header."""
@@ -58,8 +78,6 @@ class ChatMLBase(Renderer):
             header=self.codec.constant(header),
             # Apart from the header, because at inference an answer follows its tokens.
             output=self.codec.encode_after(block, f"{text}{END}"),
-            # Sampling stops at <|im_end|>, so the line break after it is not trained.
-            footer=self.codec.constant("\n"),
         )
 
 
@@ -81,9 +99,9 @@ class ChatMLRenderer(ChatMLBase):
         self._inserted_system = (self._template_system() if system is None else system) or None
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Returns header, text and ``<|im_end|>``; the line break after it is the footer."""
+        """Returns header, text and ``<|im_end|>``."""
         text = text_of(message, ctx.idx, self._name)
-        header = self._header(message["role"])
+        header = self._begin(message["role"], ctx)
         if message["role"] == "assistant":
             return self._answer(header, text)
         return self._context(header, text)

@@ -182,16 +182,12 @@ class DeepSeekV3Renderer(LeadingThinking):
                 "the vocabulary of DeepSeek V3 use 'deepseekv3?version=3'"
             )
         self._version = self._versions[version][self._thinking]
+        self.disables_thinking = not self._thinking and bool(self._version.no_thinking)
 
     @property
     def has_extension_property(self) -> bool:
         """True without thinking, and where thinking stays in history."""
         return not (self._thinking and self.strip_thinking_from_history)
-
-    @property
-    def disables_thinking(self) -> bool:
-        """Whether the prompt ends with ``</think>``."""
-        return not self._thinking and bool(self._version.no_thinking)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; each system message after the first begins with a blank

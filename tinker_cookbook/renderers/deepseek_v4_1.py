@@ -198,5 +198,5 @@ class DeepSeekV4_1DisableThinkingRenderer(DeepSeekV4_1Renderer):  # noqa: N801 -
 
     reasoning_effort = None
     _inside = None
-    _prompt_closes_thinking = True
+    disables_thinking = True
     _history_as_sampled = True

@@ -7,10 +7,10 @@ assistant alternate, and white space around every text is trimmed.
 from __future__ import annotations
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.chatml import LineSeparated
 from tinker_cookbook.renderers.core.checks import text_of
 from tinker_cookbook.renderers.core.messages import Message, Role
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.renderer import Renderer
 
 _START, _END = "<start_of_turn>", "<end_of_turn>"
 # What may come before a message of each role; None is the beginning of the conversation.
@@ -21,7 +21,7 @@ _BEFORE: dict[Role, tuple[Role | None, ...]] = {
 }
 
 
-class Gemma3Renderer(Renderer):
+class Gemma3Renderer(LineSeparated):
     """Gemma 3 dialogue; images, tools, thinking and roles out of order raise RendererError.
 
     So does a system message without a user message, which the template would drop.
@@ -61,12 +61,10 @@ class Gemma3Renderer(Renderer):
         if not isinstance(content, str):
             text = "".join(part.get("text", "").strip() for part in content)
         # The header of a system message has already opened the user turn.
-        header = "" if ctx.prev_role == "system" else self._header(role)
+        header = "" if ctx.prev_role == "system" else self._begin(role, ctx)
         return RenderedMessage(
             header=self.codec.constant(header),
             output=[self.codec.encode(f"{text.strip()}{_END}")],
-            # Sampling stops at <end_of_turn>, so the line break after it is not trained.
-            footer=self.codec.constant("\n"),
         )
 
     def _header(self, role: Role) -> str:

@@ -216,7 +216,7 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
 
     _question_end = "/nothink"
     _prompt_opening = "\n<think></think>"
-    _prompt_closes_thinking = True
+    disables_thinking = True
     _history_as_sampled = True  # every answer follows an empty block
 
     def _thinking_block(self, thinking: str) -> str:

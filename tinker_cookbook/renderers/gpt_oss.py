@@ -70,6 +70,17 @@ class GptOssRenderer(ChecksTrainedAnswers):
     ``name`` or by order.
     """
 
+    system_prompt_content = (
+        f"{MODEL_IDENTITY}\nKnowledge cutoff: 2024-06\n"
+        "Current date: {current_date}\n\nReasoning: {reasoning_effort}\n\n"
+        "# Valid channels: analysis, commentary, final. "
+        "Channel must be included for every message."
+    )
+    """Text of the system prompt, which a subclass may replace."""
+    use_system_prompt: bool = False
+    reasoning_effort: str | None = None
+    current_date: str | None = None
+
     _encodes_with_codec = True
     _answer_parts = TEXT_AND_THINKING
 
@@ -117,14 +128,12 @@ class GptOssRenderer(ChecksTrainedAnswers):
             special_token_id(tokenizer, t, type(self).__name__)
             for t in (harmony.RETURN, harmony.CALL)
         ]
-        self._system = (
-            f"{model_identity}\nKnowledge cutoff: 2024-06\n"
-            f"Current date: {self.current_date}\n\nReasoning: {reasoning_effort}\n\n"
-            "# Valid channels: analysis, commentary, final. "
-            "Channel must be included for every message."
-            if use_system_prompt
-            else ""
-        )
+        self._system = ""
+        if use_system_prompt:
+            text = self.system_prompt_content.format(
+                current_date=self.current_date, reasoning_effort=reasoning_effort
+            )
+            self._system = text.replace(MODEL_IDENTITY, model_identity, 1)
 
     def get_stop_sequences(self) -> list[int]:
         """Returns ``<|return|>``, which ends an answer, and ``<|call|>``, which ends a call."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from tinker_cookbook.renderers.core.answer_form import CallForm
 from tinker_cookbook.renderers.core.arguments import arguments_text, to_json
@@ -79,6 +80,7 @@ class KimiK2InstructRenderer(Renderer):
 
     default_system: str = KIMI_SYSTEM_PROMPT
 
+    DEFAULT_SYSTEM_PROMPT: ClassVar[str] = KIMI_SYSTEM_PROMPT
     _encodes_with_codec = True
     stop_token = _END
     _special_tokens = (_MIDDLE,)

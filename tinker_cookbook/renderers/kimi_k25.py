@@ -45,7 +45,7 @@ class KimiK25DisableThinkingRenderer(KimiK25Renderer):
 
     _inside = None
     _prompt_opening = "<think></think>"
-    _prompt_closes_thinking = True
+    disables_thinking = True
 
     def _thinking_and_text(self, message: Message, ctx: RenderContext) -> str:
         text = super()._thinking_and_text(message, ctx)

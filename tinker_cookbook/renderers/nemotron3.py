@@ -80,16 +80,16 @@ class Nemotron3Renderer(LeadingThinking, ChatMLBase):
         if role != "tool":
             # Only the last question has the words on the effort.
             low = self._low_effort and ctx.idx == ctx.last_user_index
-            return self._context(self._header(role), text + self._effort if low else text)
+            return self._context(self._begin(role, ctx), text + self._effort if low else text)
         # Quirk of the template: it opens no message for results at the very beginning.
         first = ctx.prev_role is None or (ctx.prev_role == "system" and ctx.idx == 1)
-        header = "" if first or ctx.prev_role == "tool" else self._header("user")
+        header = self._separator(ctx) if first else self._begin("user", ctx)
+        header = "" if ctx.prev_role == "tool" else header
         last = ctx.next_role != "tool"
         result = f"<tool_response>\n{text}\n</tool_response>\n{END if last else ''}"
         return RenderedMessage(
             header=self.codec.constant(header),
             output=[self.codec.encode(result)],
-            footer=self.codec.constant("\n") if last else (),
         )
 
     def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
@@ -138,7 +138,7 @@ class Nemotron3Renderer(LeadingThinking, ChatMLBase):
         # The opening of the block is in the prompt, so it is header.
         opening = next((o for o in (_OPENED, _EMPTY) if answer.startswith(o)), "")
         text = answer.removeprefix(opening) + ("\n" + calls if calls else "")
-        return self._answer(self._header("assistant") + opening, text)
+        return self._answer(self._begin("assistant", ctx) + opening, text)
 
     def _thinking_and_text(self, message: Message) -> str:
         """Returns the answer before its calls, with thinking in tags.
@@ -175,7 +175,7 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
 
     _inside = None
     _prompt_opening = _EMPTY
-    _prompt_closes_thinking = True
+    disables_thinking = True
 
     def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
         super()._check_trained(messages, idx)

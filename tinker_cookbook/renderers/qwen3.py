@@ -72,9 +72,9 @@ class Qwen3InstructRenderer(ChatMLBase):
             return self._render_answer(message, ctx)
         content = self._content(message, ctx)
         if role != "tool":
-            return self._context(self._header(role), *content)
+            return self._context(self._begin(role, ctx), *content)
         content = ["<tool_response>\n", *content, "\n</tool_response>"]
-        header = "" if ctx.prev_role == "tool" else self._header("user")
+        header = "" if ctx.prev_role == "tool" else self._begin("user", ctx)
         if ctx.next_role != "tool":
             return self._context(header, *content)
         # The line break before the next result belongs here: Qwen2.5 merges it with the tag.
@@ -96,7 +96,8 @@ class Qwen3InstructRenderer(ChatMLBase):
         # Thinking comes from another model, and only the last answer keeps it.
         if ctx.is_last or not self.strip_thinking_from_history:
             text = format_content_as_string(message["content"], separator="")
-        return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
+        text = _with_tool_calls(text, message, bool(text))
+        return self._answer(self._begin("assistant", ctx), text)
 
 
 class Qwen2_5Renderer(ChecksTrainedAnswers, Qwen3InstructRenderer):  # noqa: N801 - model's name
@@ -115,7 +116,8 @@ class Qwen2_5Renderer(ChecksTrainedAnswers, Qwen3InstructRenderer):  # noqa: N80
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         text = format_content_as_string(message["content"], separator="")
-        return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
+        text = _with_tool_calls(text, message, bool(text))
+        return self._answer(self._begin("assistant", ctx), text)
 
     def _check_trained(self, messages: Sequence[Message], idx: int) -> None:
         check_parts(messages[idx], idx, self._name, TEXT)
@@ -134,17 +136,19 @@ class Qwen3Renderer(LeadingThinking, Qwen3InstructRenderer):
     _samples_thinking = True
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
-        """Returns the last user message that is not a tool result in tags.
+        # Without a question the template treats every message as history.
+        question = self._last_question(messages)
+        return len(messages) - 1 if question < 0 else question
 
-        Without one the template treats every message as history.
-        """
+    def _last_question(self, messages: Sequence[Message]) -> int:
+        """Returns the last user message that is not a tool result in tags, -1 without one."""
         for i in reversed(range(len(messages))):
             text = self._question(messages[i])
             # The template writes tool results as user messages.
             result = text.startswith("<tool_response>") and text.endswith("</tool_response>")
             if messages[i]["role"] == "user" and not result:
                 return i
-        return len(messages) - 1
+        return -1
 
     def _question(self, message: Message) -> str:
         """Returns the text that distinguishes a question from a tool result."""
@@ -161,12 +165,13 @@ class Qwen3Renderer(LeadingThinking, Qwen3InstructRenderer):
             # dropped.
             answer = _with_tool_calls(text.lstrip("\n"), message, bool(text))
             return self._answer_after_block(thinking.strip("\n"), answer, ctx)
-        return self._answer(self._header("assistant"), _with_tool_calls(text, message, bool(text)))
+        text = _with_tool_calls(text, message, bool(text))
+        return self._answer(self._begin("assistant", ctx), text)
 
     def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
         # The prompt ends before the block: the model samples all of it.
         block = f"<think>\n{thinking}\n</think>\n\n"
-        return self._answer(self._header("assistant"), text, block)
+        return self._answer(self._begin("assistant", ctx), text, block)
 
     def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
         return split_thinking(message, keeps)
@@ -183,7 +188,17 @@ class ThinkingDisabled(ChatMLBase):
 
     _inside = None
     _prompt_opening = _EMPTY_THINKING
-    _prompt_closes_thinking = True
+    disables_thinking = True
+
+    def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        # The prompt contains the empty block, so it is header and not trained. A model may think
+        # all the same.
+        block = f"<think>\n{thinking}\n</think>\n\n" if thinking else ""
+        return self._answer(self._begin("assistant", ctx) + _EMPTY_THINKING, text, block)
+
+
+class Qwen3DisableThinkingRenderer(ThinkingDisabled, Qwen3Renderer):
+    """Qwen3 hybrid models without thinking."""
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
@@ -200,16 +215,6 @@ class ThinkingDisabled(ChatMLBase):
                     f"{self._name} has one; add the question"
                 )
         return example
-
-    def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
-        # The prompt contains the empty block, so it is header and not trained. A model may think
-        # all the same.
-        block = f"<think>\n{thinking}\n</think>\n\n" if thinking else ""
-        return self._answer(self._header("assistant") + _EMPTY_THINKING, text, block)
-
-
-class Qwen3DisableThinkingRenderer(ThinkingDisabled, Qwen3Renderer):
-    """Qwen3 hybrid models without thinking."""
 
 
 def _with_tool_calls(text: str, message: Message, has_text: bool) -> str:
@@ -253,7 +258,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
     _prompt_opening = "<think>\n"
 
     def _answer_after_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
-        header = self._header("assistant")
+        header = self._begin("assistant", ctx)
         if not (thinking or ctx.is_last):
             # The line breaks of an empty block merge into one token in history.
             return self._answer(header + _EMPTY_THINKING, text)

@@ -72,6 +72,11 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
         return trim_segments(super()._content(message, ctx))
 
+    def _last_user_index(self, messages: Sequence[Message]) -> int:
+        # The template refuses a conversation without a question. Its answers follow a prompt like
+        # all others, so they have a block.
+        return self._last_question(messages)
+
     def _question(self, message: Message) -> str:
         return super()._question(message).strip()
 
@@ -84,7 +89,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         # Unlike in Qwen3, every answer of the last turn has a block, if need be an empty one.
         if keeps:
             return self._answer_after_block(thinking.strip(), answer, ctx)
-        return self._answer(self._header("assistant"), answer)
+        return self._answer(self._begin("assistant", ctx), answer)
 
     def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
         thinking, text = super()._split_thinking(message, keeps)

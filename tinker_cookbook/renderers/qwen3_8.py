@@ -55,11 +55,21 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         if message["role"] != "system" or ctx.idx:
             return super().render_message(message, ctx)
         check_parts(message, ctx.idx, self._name, TEXT)
-        texts = (self._effort, get_text_content(message).strip())
-        whole = "\n\n".join(text for text in texts if text)
+        whole = self._system_text(message)
         if not whole:  # the template leaves out an empty system message
             return RenderedMessage(output=[])
         return super().render_message(Message(**{**message, "content": whole}), ctx)
+
+    def _system_text(self, message: Message) -> str:
+        texts = (self._effort, get_text_content(message).strip())
+        return "\n\n".join(text for text in texts if text)
+
+    def _separator(self, ctx: RenderContext) -> str:
+        before = ctx.prev_message
+        # An empty system message is left out, so this message is the first.
+        if before is not None and ctx.idx == 1 and before["role"] == "system":
+            return "\n" if self._system_text(before) else ""
+        return super()._separator(ctx)
 
     def _split_thinking(self, message: Message, keeps: bool) -> tuple[str, str]:
         # Tags in a string are text here, unlike in Qwen3.5.

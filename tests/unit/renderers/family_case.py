@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from rendering_cases import openai
+from rendering_cases import ended, openai
 
 from tinker_cookbook.renderers import (
     Renderer,
@@ -136,7 +136,7 @@ class Side:
             runs = [found[a:b] for a, b in itertools.pairwise(cuts)]
             encoded = (self.tokenizer.encode(run, add_special_tokens=False) for run in runs)
             found = [token for run in encoded for token in run]
-        return self._with_images(found, messages)
+        return self._with_images(found if prompt else ended(self.tokenizer, found), messages)
 
     def _with_images(self, ids: list[int], messages: Sequence[Any]) -> list[int]:
         """Repeats each image's token as often as transformers' processor does."""

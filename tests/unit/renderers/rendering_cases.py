@@ -168,16 +168,27 @@ def openai(message, parsed_arguments=False):
     return result
 
 
+def ended(tokenizer, ids):
+    """Token ids of a template without white space after the token that ends the last message: no
+    model writes it, and an example does not have it."""
+    kept = len(ids)
+    while kept and not tokenizer.decode(ids[kept - 1 : kept]).strip():
+        kept -= 1
+    ends = kept and ids[kept - 1] in tokenizer.added_tokens_decoder
+    return ids[:kept] if ends else ids
+
+
 def template_ids(tokenizer, messages, template=None, **options):
     """Token ids by the chat template (of the tokenizer, or the text of another)."""
     parsed = options.pop("parsed_arguments", False)
-    return tokenizer.apply_chat_template(
+    ids = tokenizer.apply_chat_template(
         [openai(message, parsed) for message in messages],
         chat_template=template,
         tokenize=True,
         return_dict=False,
         **options,
     )
+    return ids if options.get("add_generation_prompt") else ended(tokenizer, ids)
 
 
 def template_file(folder, name):

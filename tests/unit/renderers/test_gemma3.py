@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rendering_cases import ended
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import TextPart, ToolCall
@@ -34,7 +35,8 @@ def test_each_part_is_trimmed_as_the_template_does(gemma):
     parts = [TextPart(type="text", text=" a "), TextPart(type="text", text=" b ")]
     messages = [SYSTEM, {"role": "user", "content": parts}, ANSWER]
     expected = gemma.tokenizer.apply_chat_template(messages, return_dict=False)
-    assert gemma.build_supervised_example(messages)[0].to_ints() == expected
+    found = gemma.build_supervised_example(messages)[0].to_ints()
+    assert found == ended(gemma.tokenizer, expected)
 
 
 @pytest.mark.parametrize(

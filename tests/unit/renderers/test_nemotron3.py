@@ -9,7 +9,7 @@ import logging
 import pytest
 from families.nemotron3 import SUPER, any_order, parsed
 from hypothesis import HealthCheck, given, settings
-from rendering_cases import calling, thought
+from rendering_cases import calling, ended, thought
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
@@ -40,12 +40,13 @@ def trained_text(renderer, messages):
 
 
 def expected(renderer, template, messages, **options):
-    return renderer.tokenizer.apply_chat_template(
+    ids = renderer.tokenizer.apply_chat_template(
         [parsed(copy.deepcopy(message)) for message in messages],
         chat_template=template,
         return_dict=False,
         **options,
     )
+    return ids if options.get("add_generation_prompt") else ended(renderer.tokenizer, ids)
 
 
 def test_weights_begin_where_the_prompt_ends(nemotron):

@@ -296,7 +296,7 @@ def test_nothing_to_train_and_no_answer(make_renderer):
     assert fact(view, "examples").good is False
     assert "selects none of the messages: user" in fact(view, "examples").text
     assert "for the next answer" in fact(view, "prompt").text
-    assert view.examples[0].title == "example 1 of 1: 6 tokens, 0 trained"
+    assert view.examples[0].title == "example 1 of 1: 5 tokens, 0 trained"
 
 
 @pytest.mark.parametrize("what", list(TrainOnWhat))

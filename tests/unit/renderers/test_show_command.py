@@ -46,7 +46,7 @@ def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert f"{rows}:3" in re.sub(r"\n *", "", shown)  # long paths are folded
     assert "│Second│" in shown
-    assert "┃Hello┃.┃<|im_end|>│⏎" in shown
+    assert "┃Hello┃.┃<|im_end|>\n" in shown
     assert shown.splitlines()[-1] == str(target)
     assert "Second" in target.read_text(encoding="utf-8")
 

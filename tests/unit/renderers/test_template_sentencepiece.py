@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from rendering_cases import ended
 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -33,7 +34,7 @@ def test_sentencepiece_vocabularies(stories_model, form):
     options = {"tokenize": True, "return_dict": False}
     model_input, mask = renderer.build_supervised_example(messages, "all_assistant_messages")
     tokens, weights = model_input.to_ints(), mask.tolist()
-    assert tokens == tokenizer.apply_chat_template(messages, **options)
+    assert tokens == ended(tokenizer, tokenizer.apply_chat_template(messages, **options))
     said = tokenizer.decode([t for t, w in zip(tokens, weights, strict=True) if w])
     assert said.replace(" ", "") == "Because.</s>Because.</s>"
     prompt = renderer.build_generation_prompt(messages[:3]).to_ints()

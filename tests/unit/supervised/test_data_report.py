@@ -72,7 +72,7 @@ def test_figures_against_a_count_by_hand(tmp_path, tokenizer_folder):
     lengths, trained = [], 0
     encode = lambda text: made.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
     for row in train:
-        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in row)
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in row)[:-1]
         lengths.append(len(encode(text)))
         # The answer and the stop token, unless they are cut off.
         trained += (len(encode(row[-1]["content"])) + 1) * (lengths[-1] <= 100)

@@ -6,7 +6,7 @@ PNG and JPEG images in RGB are sent unchanged; others are converted to a PNG of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from tinker_cookbook.exceptions import DataFormatError, RendererError
 from tinker_cookbook.image_processing_utils import (
@@ -41,6 +41,11 @@ class ImageProcessorProtocol(Protocol):
         self, height: int, width: int, images_kwargs: dict[str, Any] | None = None
     ) -> int:
         """Returns the number of patches of an image of this size, after resizing."""
+        ...
+
+    def get_resize_config(self, image_data: dict[str, Any]) -> dict[str, Any]:
+        """Returns ``num_tokens`` of ``{"type": "image", "image": …}``; Kimi's processors have this
+        instead of patches."""
         ...
 
 
@@ -84,7 +89,7 @@ def image_to_chunk(
         # The model merges merge_size x merge_size patches into one token.
         tokens = patches // image_processor.merge_size**2
     elif hasattr(image_processor, "get_resize_config"):  # processors of Kimi models
-        config = cast(Any, image_processor).get_resize_config({"type": "image", "image": image})
+        config = image_processor.get_resize_config({"type": "image", "image": image})
         tokens = int(config["num_tokens"])
     else:
         raise RendererError(

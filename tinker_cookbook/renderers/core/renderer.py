@@ -92,7 +92,6 @@ class Renderer(ABC):
     _call_form: ClassVar[CallForm | None] = None  # calls in ``_blocks`` as JSON need none
     _samples_thinking: ClassVar[bool] = True  # whether the model itself writes thinking blocks
     _prompt_opening: ClassVar[str] = ""  # beginning of an answer that is part of the prompt
-    _prompt_closes_thinking: ClassVar[bool] = False  # whether prompts end with an empty block
     _history_as_sampled: ClassVar[bool] = False  # whether history has answers as they were sampled
     # Control tokens that the declaration of tools writes into system messages.
     _declared_tokens: ClassVar[frozenset[str]] = frozenset()
@@ -108,6 +107,8 @@ class Renderer(ABC):
     # restored renderer has the same values.
     resolved_options = MappingProxyType[str, Any]({})
 
+    # Whether prompts tell the model to answer without thinking, as an empty block does.
+    disables_thinking = False
     supports_streaming = True  # of parse_response_streaming; official subclasses set it
 
     # ``get_renderer`` sets these.
@@ -238,11 +239,6 @@ class Renderer(ABC):
         if so, a conversation trains as one sequence; if not, each turn needs a sequence."""
         return self._history_as_sampled or not self.strip_thinking_from_history
 
-    @property
-    def disables_thinking(self) -> bool:
-        """Whether prompts tell the model to answer without thinking."""
-        return self._prompt_closes_thinking
-
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
@@ -262,7 +258,7 @@ class Renderer(ABC):
 
     def answer_form(self) -> AnswerForm:
         """Returns what surrounds text and calls in an answer, for constrained sampling."""
-        thinks = self._samples_thinking and not self._prompt_closes_thinking
+        thinks = self._samples_thinking and not self.disables_thinking
         return answer_form_of(self._reader(), self._call_form, thinks)
 
     def response_parser(self) -> ResponseParser:

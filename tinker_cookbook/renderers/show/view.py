@@ -341,6 +341,10 @@ class Viewer:
                 return -1, Fact("template", f"no: the template refuses the {name}: {error}", False)
             brackets = f" ({', '.join(notes)})" if notes else ""
             theirs = list(theirs)
+            # The template's line break after the last message is never sampled.
+            stops = set(renderer.get_stop_sequences())
+            if name == "conversation" and stops.issuperset(ours[-1:] + theirs[-2:-1]):
+                theirs = theirs[:-1] if renderer.codec.decode(theirs[-1:]).isspace() else theirs
             at = first_difference(ours, theirs)
             if at is None:
                 continue

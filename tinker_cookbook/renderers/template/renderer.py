@@ -110,6 +110,7 @@ class TemplateRenderer(Renderer):
         super().__init__(tokenizer, image_processor)
         self._template = TemplateText(tokenizer, template, today, arguments)
         self._facts = probe(self._template, tokenizer, stop)
+        self.disables_thinking = self._facts.disables_thinking
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
         self._answers = AnswerCache()
@@ -150,11 +151,6 @@ class TemplateRenderer(Renderer):
         facts = self._facts
         blocks = [block for block in (facts.thinking, facts.calls) if block is not None]
         return TemplateReader(blocks, facts.thinking if facts.prompt_opens else None, facts.lead)
-
-    @property
-    def disables_thinking(self) -> bool:
-        """Whether the prompt ends with a closed thinking block."""
-        return self._facts.disables_thinking
 
     @property
     def has_extension_property(self) -> bool:
@@ -219,7 +215,7 @@ class TemplateRenderer(Renderer):
     ) -> Example:
         chat = self._transcript(messages)
         chat.check_context(self._written)
-        text, everything = chat.text(), what is TrainOnWhat.ALL_TOKENS
+        text, everything = chat.example_text(), what is TrainOnWhat.ALL_TOKENS
         runs = list(chat.runs(text))
         kept = {idx for _, _, idx in runs}
         for idx in chat.answers:

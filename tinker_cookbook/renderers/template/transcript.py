@@ -115,6 +115,12 @@ class Transcript:
         """Returns the text of the first ``end`` messages, of all of them for None."""
         return self._template.render_keys(self._keys[:end])
 
+    def example_text(self) -> str:
+        """Returns the text of all messages, without white space after the token that ends them."""
+        text = self.text()
+        ended = text.rstrip()
+        return ended if ended.endswith(tuple(self._facts.stops)) else text
+
     def _with_message(self, end: int, message: Mapping[str, Any]) -> str:
         """Returns the text of the first ``end`` messages and ``message``."""
         return self._template.render_keys((*self._keys[:end], _key(message)))
