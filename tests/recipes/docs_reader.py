@@ -261,6 +261,7 @@ class Reader:
             return list(command.words)
         path = ("PATH", "tinker://RUN/sampler_weights/final")
         words = [self.checkpoint() if word in path else word for word in command.words]
+        words = [self.log_folder() if word == "LOG_PATH" else word for word in words]
         words = [word for word in words if not word.startswith("vllm_python=")]
         return [*words, "overwrite=True", "device=cpu"]
 
@@ -268,7 +269,8 @@ class Reader:
         self.runs += 1
         if command.program == "tinker_cookbook.chat":  # its input is empty, so it only opens models
             paths = typed["model_path"].replace("tinker://RUN/sampler_weights/final", "{}")
-            return {"model_path": paths.format(self.checkpoint()), "device": "cpu"}
+            paths = paths.replace("LOG_PATH", self.log_folder()).format(self.checkpoint())
+            return {"model_path": paths, "device": "cpu"}
         if command.program == "tinker_cookbook.eval":
             short = {"tasks": "gsm8k", "limit": "2", "max_tokens": "4", "device": "cpu"}
             data = {"data_path": str(self.folder / "problems"), "out": str(self.folder / "eval")}
@@ -352,6 +354,11 @@ class Reader:
         if typed.get("dataset") == "search_r1":  # from the Hub
             values["dataset"] = "my_questions.jsonl"
         return values
+
+    def log_folder(self) -> str:
+        """Returns the log folder of a short run."""
+        self.checkpoint()
+        return str(self.folder / "teacher")
 
     def checkpoint(self) -> str:
         """Returns the ``tinker://`` path of a short run's sampler weights."""
