@@ -43,6 +43,7 @@ NOT_RUN = (
     "torchrun ",  # tests/unit/engine/test_data_parallel.py
     "python -m benchmarks.gpu",
     "vllm ",
+    "docker ",
     "vllm-env/",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",
