@@ -399,9 +399,7 @@ REFUSED = {
     "GET billing/usage/checkpoints/current": (
         "storage costs: this server does not bill; `tinker checkpoint list` shows the sizes"
     ),
-    "DELETE auth/apikey/me": (
-        "deleting a key: remove it from the server's file of keys"
-    ),
+    "DELETE auth/apikey/me": ("deleting a key: remove it from the server's file of keys"),
     "POST create_custom_loss": (
         "uploading a loss: this server runs no code of clients. Leave custom_loss_server_side off: "
         "then forward_backward_custom computes the loss in the client"

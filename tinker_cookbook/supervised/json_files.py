@@ -49,8 +49,9 @@ def json_lines(file: Path, expected: str = "one JSON object per line") -> Iterat
                     yield f"{file}:{number}", _JSON.decode(line)
     except json.JSONDecodeError as error:
         hint = "; the file looks like one JSON array: write one object per line instead"
+        problem = error.msg.removesuffix(" at")  # of an unterminated string
         raise DataFormatError(
-            f"{file}:{number}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
+            f"{file}:{number}: not JSON ({problem} at column {error.colno}); expected {expected}"
             f"{hint if error.doc.lstrip().startswith('[') else ''}"
         ) from error
     except RepeatedNameError as error:

@@ -76,8 +76,9 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     for name, default in defaults.items():
         if (value := getattr(settings, name, default)) != default:
             chat.append(f"{name}={value}")
-    # The same settings, because the command also opens a model.
-    evaluation = program_command("tinker_cookbook.eval", *chat, "tasks=gsm8k", "limit=200")
+    # The same settings, because the command also opens a model. A run without held-out data may
+    # have any task, so the questions are the user's own.
+    evaluation = program_command("tinker_cookbook.eval", *chat, "tasks=questions.jsonl")
     lines = [
         f"talk to it   {program_command('tinker_cookbook.chat', *chat)}",
         f"evaluate     {evaluation}",

@@ -45,7 +45,7 @@ class RunEstimate:
         count, disk = self.checkpoints
         if disk:
             size = f"{disk / 1e9:.1f} GB" if disk >= 1e9 else f"{disk / 1e6:.0f} MB"
-            parts.append(f"{size} of disk for {count} checkpoints")
+            parts.append(f"{size} of disk for {count} checkpoint{'s' if count != 1 else ''}")
         if self.cost_usd is not None:
             parts.append(f"about ${self.cost_usd:.2f} for training tokens")
         return f"estimate: {', '.join(parts)}"

@@ -147,7 +147,10 @@ def _likeliest_cause(
     # One value other than 0 and 1 in all groups rather comes from the code of the reward.
     suspect = len(values) > 1 and is_constant(values) and values[0] not in (0.0, 1.0)
     if min(values) >= GOOD_REWARD and not suspect:
-        return "all_good", "The model solves these problems already: use harder ones, or stop here."
+        return "all_good", (
+            "The model solves these problems already: use harder ones, or stop here. If the "
+            "answers look wrong, the grader accepts every answer."
+        )
     # Truncated answers come next: without their end they neither parse nor have the format.
     truncated = [turn for turn in turns if turn.ac.stop_reason == "length"]
     share = len(truncated) / len(turns)

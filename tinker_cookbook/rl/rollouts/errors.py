@@ -10,6 +10,7 @@ from typing import Any
 from tinker_cookbook.exceptions import (
     BackendError,
     ConfigurationError,
+    DataError,
     DataValidationError,
     TinkerCookbookError,
     TrainingError,
@@ -95,11 +96,12 @@ def original(error: BaseException) -> BaseException:
 
 def add_group(error: Exception, place: str, fails_fast: bool) -> None:
     """Adds the group to the message of a rollout's error, and the setting that would skip it."""
-    if fails_fast and original(error) is not error and error.args == (str(error),):
-        error.args = (
-            f"{place}: {error}; rollout_error_tolerance=true retries rollouts and skips groups "
-            "that keep failing",
-        )
+    if not fails_fast or original(error) is error or error.args != (str(error),):
+        return
+    hint = "; rollout_error_tolerance=true retries rollouts and skips groups that keep failing"
+    # An invalid result would come again, so it is not retried.
+    repeats = isinstance(original(error), (DataError, ConfigurationError))
+    error.args = (f"{place}: {error}" + ("" if repeats else hint),)
 
 
 def error_record(error: BaseException) -> RolloutError:
