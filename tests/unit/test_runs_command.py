@@ -191,6 +191,33 @@ def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(
         run("rm", str(b), "yes=true")
 
 
+def test_what_another_folder_uses_or_holds_stays(home, tmp_path, capsys):
+    root = tmp_path / "logs"
+    running, base = logs(root / "running", "r1"), logs(root / "base", "r2")
+    inside = logs(base / "part2", "r3")
+    copied, copy = logs(root / "copied", "r4"), logs(root / "copy", "r4")
+    outside = logs(root / "user", "r5", config={"load_checkpoint_path": "tinker://gone/weights/x"})
+    made = {name: weights(home, name, root / "x") for name in ("r1", "r2", "r3", "r4", "r5")}
+    made["gone"] = weights(home, "gone", tmp_path / "F" / "base")
+    (tmp_path / "F").mkdir()
+    # Weights by the RUN of their path, of a run that is going on.
+    with RunLock(running), pytest.raises(ConfigurationError, match=r"logs/running is in use"):
+        run("rm", "r1", "yes=true")
+    # A log folder inside another one, whether its run is going on or not.
+    with RunLock(inside), pytest.raises(ConfigurationError, match=r"contains the log folders of"):
+        run("rm", str(base), "yes=true")
+    assert answer(capsys, "list", str(base))["weights_without_log_folder"] == []
+    # Weights that a copy of the log folder lists too.
+    run("rm", str(copied), "yes=true")
+    assert f"kept: weights r4, which {copy} lists too" in capsys.readouterr().out
+    # Weights of a folder, which a run outside of it began with.
+    run("prune", str(tmp_path / "F"), "yes=true")
+    assert "kept: 1 weights that settings of other runs name" in capsys.readouterr().out
+    assert outside.exists()
+    assert not copied.exists()
+    assert all(folder.exists() for folder in made.values())
+
+
 def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     root = tmp_path / "logs"
     a = logs(root / "a", "ra")

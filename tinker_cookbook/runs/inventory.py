@@ -55,16 +55,24 @@ class Weights:
 
 @dataclass
 class Inventory:
-    """Log folders and weights, and the log folder of each weights folder."""
+    """Log folders and weights, and the log folder of each weights folder.
+
+    Attributes:
+        runs: Log folders, those below the chosen folder.
+        weights: Weights whose log folder is, or was, below the chosen folder.
+        everywhere: All log folders that are known: any of them may use any weights.
+        owners: RUN -> log folders that list its checkpoints, among all; a copy of a log folder
+            lists those of the original.
+    """
 
     runs: list[RunFolder]
     weights: list[Weights]
-    owners: dict[str, Path] = field(default_factory=dict)
-    """RUN -> log folder that lists its checkpoints."""
+    everywhere: list[RunFolder]
+    owners: dict[str, list[Path]] = field(default_factory=dict)
 
     def weights_of(self, run: RunFolder) -> list[Weights]:
         """Returns the weights of a run; it has several folders if it was resumed."""
-        return [one for one in self.weights if self.owners.get(one.run_id) == run.path]
+        return [one for one in self.weights if run.path in self.owners.get(one.run_id, ())]
 
     @property
     def without_folder(self) -> list[Weights]:
@@ -74,7 +82,7 @@ class Inventory:
     def users_of(self, run_ids: Iterable[str], but: Path | None = None) -> list[str]:
         """Returns the log folders of other runs whose settings name weights of these runs."""
         ids = [f"{SCHEME}{run_id}/" for run_id in run_ids]
-        texts = {run.path: json.dumps(run.config) for run in self.runs if run.path != but}
+        texts = {run.path: json.dumps(run.config) for run in self.everywhere if run.path != but}
         return [str(path) for path, text in texts.items() if any(i in text for i in ids)]
 
 
@@ -87,21 +95,23 @@ def take_inventory(folder: str | None = None) -> Inventory:
     weights = weights_at_home()
     recorded = [one.log_path for one in weights if one.log_path]
     roots: list[str | Path] = [EXAMPLES_ROOT, runs_path(), *filter(is_run_folder, recorded)]
-    if folder is not None:
-        top = Path(folder).expanduser().resolve()
-        if not top.is_dir():
-            raise ConfigurationError(f"folder: got {folder!r}, there is no such folder")
-        roots = [top]
-        weights = [one for one in weights if one.log_path and one.log_path.is_relative_to(top)]
-    runs = [read_run_folder(path) for path in find_run_folders(roots)]
-    found = Inventory(sorted(runs, key=lambda run: -run.updated), weights)
+    top = None if folder is None else Path(folder).expanduser().resolve()
+    if top is not None and not top.is_dir():
+        raise ConfigurationError(f"folder: got {folder!r}, there is no such folder")
+    runs = [read_run_folder(path) for path in find_run_folders([*roots, *filter(None, [top])])]
+    runs.sort(key=lambda run: -run.updated)
+    found = Inventory(runs, weights, runs)
+    if top is not None:
+        found.runs = [run for run in runs if run.path.is_relative_to(top)]
+        found.weights = [w for w in weights if w.log_path and w.log_path.is_relative_to(top)]
     for run in runs:
-        found.owners |= dict.fromkeys(_listed_ids(run), run.path)
+        for run_id in _listed_ids(run):
+            found.owners.setdefault(run_id, []).append(run.path)
     # A run that is going on may not have saved its first checkpoint.
     busy = {run.path for run in runs if run.holder is not None}
     for one in weights:
         if one.log_path in busy:
-            found.owners.setdefault(one.run_id, one.log_path)
+            found.owners.setdefault(one.run_id, [one.log_path])
     return found
 
 

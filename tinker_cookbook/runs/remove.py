@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock
 from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
+from tinker_cookbook.utils.run_folder.scan import RunFolder, read_run_folder
 
 
 @chz.chz
@@ -79,18 +80,59 @@ def remove_run(settings: RemoveSettings) -> None:
     inventory = take_inventory()
     alone = [one for one in inventory.weights if one.run_id == settings.run]
     if alone:
-        _carry_out([_of_weights(alone[0], inventory)], settings, [])
+        _remove_weights(alone[0], inventory, settings)
         return
     run = find_run(settings.run, inventory)
-    if run.holder is not None:
-        raise ConfigurationError(f"run: {run.path} is in use ({run.holder}); stop it first")
+    _check_stopped(run)
     if reason := why_not_deletable(run.path):
         raise ConfigurationError(f"run: {run.path} is not removed because {reason}")
     removals = [_of_log_folder(run.path, f"{run.recipe}, {run.state} at step {run.step}")]
-    removals += [_of_weights(one, inventory) for one in inventory.weights_of(run)]
-    ids = {one.run_id for one in inventory.weights_of(run)}
-    users = inventory.users_of(ids, but=run.path)
-    _carry_out(removals, settings, [f"the settings of {user} name these weights" for user in users])
+    _check_nothing_inside(run.path)
+    notes = list[str]()
+    ids = list[str]()
+    for one in inventory.weights_of(run):
+        # A copy of the log folder lists the same weights.
+        others = [str(path) for path in inventory.owners[one.run_id] if path != run.path]
+        if others:
+            notes.append(f"kept: weights {one.run_id}, which {' and '.join(others)} lists too")
+        else:
+            removals.append(_of_weights(one, inventory))
+            ids.append(one.run_id)
+    _carry_out(removals, settings, notes + _notes_on_users(ids, inventory, run.path))
+
+
+def _remove_weights(one: Weights, inventory: Inventory, settings: RemoveSettings) -> None:
+    """Removes weights only; their log folder stays."""
+    owners = inventory.owners.get(one.run_id, [])
+    for owner in owners:
+        _check_stopped(read_run_folder(owner))
+    notes = _notes_on_users([one.run_id], inventory, owners[0] if len(owners) == 1 else None)
+    if not owners and not one.is_local:
+        notes.append(
+            f"their log folder is on {one.host or 'a machine that is not recorded'}, where the run "
+            "may still be going on"
+        )
+    _carry_out([_of_weights(one, inventory)], settings, notes)
+
+
+def _check_stopped(run: RunFolder) -> None:
+    if run.holder is not None:
+        raise ConfigurationError(f"run: {run.path} is in use ({run.holder}); stop it first")
+
+
+def _check_nothing_inside(log_path: Path) -> None:
+    """Raises ConfigurationError if another run has its log folder inside this one."""
+    inside = sorted({str(lock.parent) for lock in log_path.rglob(LOCK_FILE)} - {str(log_path)})
+    if inside:
+        raise ConfigurationError(
+            f"run: {log_path} contains the log folders of other runs: {', '.join(inside)}; move or "
+            "remove these first"
+        )
+
+
+def _notes_on_users(run_ids: Iterable[str], inventory: Inventory, but: Path | None) -> list[str]:
+    users = inventory.users_of(run_ids, but=but)
+    return [f"the settings of {user} name these weights" for user in users]
 
 
 def prune_runs(settings: PruneSettings) -> None:
@@ -107,7 +149,7 @@ def prune_runs(settings: PruneSettings) -> None:
         for run in inventory.runs
         # A folder with a copied config.json only, which no run has locked, is not a run's.
         if run.holder is None
-        and (run.path / LOCK_FILE).exists()
+        and [lock.parent for lock in run.path.rglob(LOCK_FILE)] == [run.path]
         and ended_before_the_first_row(run.path)
     ]
     notes = [f"kept: {len(used)} weights that settings of other runs name"] if used else []
@@ -173,8 +215,10 @@ def _of_log_folder(path: Path, why: str) -> Removal:
 
 
 def _of_weights(one: Weights, inventory: Inventory) -> Removal:
-    owner = inventory.owners.get(one.run_id)
-    why = f"of {owner}" if owner else f"no run in {one.log_path} lists them"
+    owners = inventory.owners.get(one.run_id, [])
+    why = (
+        f"of {' and '.join(map(str, owners))}" if owners else f"no run in {one.log_path} lists them"
+    )
     return Removal("weights", str(one.path), one.size, f"{one.recipe} {why}".strip())
 
 

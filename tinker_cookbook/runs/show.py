@@ -10,7 +10,6 @@ from typing import Any
 import chz
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from tinker_cookbook.engine.home import home_dir, models_dir
 from tinker_cookbook.exceptions import TinkerCookbookError
@@ -31,7 +30,6 @@ from tinker_cookbook.utils.run_folder.scan import RunFolder
 from tinker_cookbook.utils.terminal import get_console
 
 FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"
-_STYLES = {"running": "cyan", "finished": "green", "failed": "red", "damaged": "red"}
 
 
 @chz.chz
@@ -68,21 +66,22 @@ def list_runs(settings: ListSettings) -> None:
         data = [{"run_id": w.run_id, "log_path": str(w.log_path), "bytes": w.size} for w in left]
         print_whole(json.dumps({"runs": rows, "weights_without_log_folder": data}, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "recipe", "state", "metric", "logs", "weights", "changed"):
-        # Paths are folded, so that every part of a name can be copied.
-        table.add_column(name, overflow="fold", no_wrap=name not in ("run", "recipe", "metric"))
-    for row in rows:
-        table.add_row(
-            row["log_path"] if settings.folder is None else row["name"],
-            row["recipe"],
-            Text(_state_text(row), style=_STYLES.get(row["state"], "")),
+    names = ("state", "metric", "weights", "changed", "recipe", "run")
+    lines = [names] + [
+        (
+            _state_text(row),
             _metric_text(row),
-            decimal(row["log_bytes"]),
             decimal(row["weights_bytes"]) if row["weights_bytes"] else "-",
             _when(row["updated"]),
+            row["recipe"],
+            row["log_path"] if settings.folder is None else row["name"],
         )
-    get_console().print(table) if rows else print_whole("no runs")
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    # One line for each run, also in a pipe; the path is last, because it is the longest.
+    padded = ["  ".join(f"{x:<{n}}" for x, n in zip(line, widths, strict=True)) for line in lines]
+    print_whole("\n".join(line.rstrip() for line in padded) if rows else "no runs")
     if left:
         size = decimal(sum(one.size for one in left))
         command = program_command("tinker_cookbook.runs")
@@ -129,9 +128,9 @@ def disk_use(settings: DiskSettings) -> None:
     inventory = take_inventory(settings.folder)
     rows = [("log folder", folder_size(run.path), str(run.path)) for run in inventory.runs]
     for one in inventory.weights:
-        owner = inventory.owners.get(one.run_id)
-        of = f" of {owner}" if owner else ""
-        if not owner and one.log_path:
+        owners = inventory.owners.get(one.run_id, [])
+        of = f" of {' and '.join(map(str, owners))}" if owners else ""
+        if not owners and one.log_path:
             of = f", which no run in {one.log_path} lists"
         rows.append(("weights", one.size, f"{one.run_id}{of}"))
     if settings.folder is None:

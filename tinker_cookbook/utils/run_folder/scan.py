@@ -29,6 +29,7 @@ RunState = Literal["running", "finished", "stopped", "failed", "empty", "damaged
 
 # A sweep or a pipeline is two levels deep.
 _DEPTH = 3
+_NOT_SEARCHED = (".", "iteration_")
 _MESSAGE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.MULTILINE)
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?:: |$)", re.MULTILINE)
 _INTERRUPTIONS = ("KeyboardInterrupt", "CancelledError", "SystemExit")
@@ -76,9 +77,13 @@ class RunFolder:
 
     @property
     def recipe(self) -> str:
-        """Name of the recipe, else of the configuration's class."""
-        name = self.config.get("recipe_name") or self.config.get(TYPE_KEY, "")
-        return str(name).partition(":")[0]
+        """Name of the recipe, else the loop's package and the class of its dataset builder."""
+        if name := self.config.get("recipe_name"):
+            return str(name)
+        loop = str(self.config.get(TYPE_KEY, "")).partition(":")[0].removeprefix("tinker_cookbook.")
+        builder = self.config.get("dataset_builder")
+        data = str(builder.get(TYPE_KEY, "")) if isinstance(builder, dict) else ""
+        return " ".join(filter(None, (loop.partition(".")[0], data.rpartition(":")[2])))
 
     @property
     def updated(self) -> float:
@@ -107,19 +112,19 @@ def is_run_folder(folder: Path) -> bool:
 def find_run_folders(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     """Yields the run folders at and below ``roots``, resolved, each once; a missing root has none.
 
-    A run folder's own subfolders are not searched, and neither are hidden folders.
+    Run folders inside run folders are found too; hidden folders and those of iterations are not
+    searched.
     """
     seen: set[Path] = set()
     for root in roots:
         top = Path(root).expanduser().resolve()
         for folder, names, _ in os.walk(top):
             here = Path(folder)
-            is_run = is_run_folder(here)
-            if is_run and here not in seen:
+            if here not in seen and is_run_folder(here):
                 seen.add(here)
                 yield here
             deep = len(here.relative_to(top).parts) >= _DEPTH
-            names[:] = [] if is_run or deep else sorted(n for n in names if not n.startswith("."))
+            names[:] = [] if deep else sorted(n for n in names if not n.startswith(_NOT_SEARCHED))
 
 
 def read_run_folder(folder: Path) -> RunFolder:
