@@ -210,8 +210,17 @@ def test_what_another_folder_uses_or_holds_stays(home, tmp_path, capsys):
     # Weights that a copy of the log folder lists too.
     run("rm", str(copied), "yes=true")
     assert f"kept: weights r4, which {copy} lists too" in capsys.readouterr().out
+    # A folder elsewhere is shown and removed with its weights.
+    elsewhere = logs(tmp_path / "elsewhere", "r6")
+    weights(home, "r6", root / "moved")
+    with open(elsewhere / "metrics.jsonl", "a") as file:  # continued after its end, and killed
+        file.write('{"step": 9}\n')
+    shown = answer(capsys, "show", str(elsewhere))
+    assert (shown["state"], shown["weights"]) == ("stopped", ["r6"])
+    run("rm", str(elsewhere), "yes=true")
+    assert not (home / "runs" / "r6").exists()
     # Weights of a folder, which a run outside of it began with.
-    run("prune", str(tmp_path / "F"), "yes=true")
+    run("prune", str(tmp_path / "F"), "gone=true", "yes=true")
     assert "kept: 1 weights that settings of other runs name" in capsys.readouterr().out
     assert outside.exists()
     assert not copied.exists()
@@ -224,6 +233,7 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     keep = [weights(home, "ra", a)]
     # Another run has the folder now; the folder is gone; a teacher is used by a run.
     gone = [weights(home, "old", a), weights(home, "gone", root / "gone")]
+    moved = str(gone[1])
     b = logs(root / "b", "rb", config={"teacher": {"path": "tinker://teacher/sampler_weights/x"}})
     keep += [weights(home, "rb", b), weights(home, "teacher", root / "teacher")]
     # A client of a server, and a run that may be one.
@@ -241,12 +251,13 @@ def test_prune_takes_only_what_no_run_needs(home, tmp_path, capsys):
     expired = weights(home, "d", logs(root / "d", "d"), expires=time.time() - 5)
     later = weights(home, "e", logs(root / "e", "e"), expires=time.time() + 500)
     with RunLock(running):
-        planned = answer(capsys, "prune")
+        assert moved not in {one["path"] for one in answer(capsys, "prune")["remove"]}
+        planned = answer(capsys, "prune", "gone=true")
         assert {one["path"] for one in planned["remove"]} == {
             *map(str, gone), str(early), str(expired / "weights" / "final"),
         }  # fmt: skip
         assert all(folder.exists() for folder in (*gone, early))
-        run("prune", "yes=true")
+        run("prune", "gone=true", "yes=true")
         said = capsys.readouterr().out
     assert "kept: 1 weights that settings of other runs name" in said
     assert "kept: 2 weights of other or unknown machines" in said

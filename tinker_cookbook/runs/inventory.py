@@ -86,8 +86,10 @@ class Inventory:
         return [str(path) for path, text in texts.items() if any(i in text for i in ids)]
 
 
-def take_inventory(folder: str | None = None) -> Inventory:
+def take_inventory(folder: str | None = None, run: str | None = None) -> Inventory:
     """Finds the runs in ``folder``; by default where recipes write, and those with weights here.
+
+    ``run`` is the log folder of one more run, which may be elsewhere; a name finds none.
 
     Raises:
         ConfigurationError: There is no such folder.
@@ -98,7 +100,8 @@ def take_inventory(folder: str | None = None) -> Inventory:
     top = None if folder is None else Path(folder).expanduser().resolve()
     if top is not None and not top.is_dir():
         raise ConfigurationError(f"folder: got {folder!r}, there is no such folder")
-    runs = [read_run_folder(path) for path in find_run_folders([*roots, *filter(None, [top])])]
+    roots += filter(None, (top, run))
+    runs = [read_run_folder(path) for path in find_run_folders(roots)]
     runs.sort(key=lambda run: -run.updated)
     found = Inventory(runs, weights, runs)
     if top is not None:

@@ -27,7 +27,7 @@ from tinker_cookbook.utils.command_line.programs import print_whole
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock
 from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
-from tinker_cookbook.utils.run_folder.scan import RunFolder, read_run_folder
+from tinker_cookbook.utils.run_folder.scan import RunFolder, is_run_folder, read_run_folder
 
 
 @chz.chz
@@ -51,6 +51,10 @@ class PruneSettings(_Confirmed):
     """Settings of ``prune``."""
 
     folder: str | None = chz.field(default=None, doc=FOLDER_DOC)
+    gone: bool = chz.field(
+        default=False,
+        doc="Also weights whose log folder does not exist: it was deleted, or moved elsewhere",
+    )
     other_machines: bool = chz.field(
         default=False,
         doc="Also weights whose log folder was on another machine, or on one that is not recorded: "
@@ -77,7 +81,7 @@ class Removal:
 
 def remove_run(settings: RemoveSettings) -> None:
     """Removes the log folder of a run and its weights on this machine."""
-    inventory = take_inventory()
+    inventory = take_inventory(run=settings.run)
     alone = [one for one in inventory.weights if one.run_id == settings.run]
     if alone:
         _remove_weights(alone[0], inventory, settings)
@@ -139,7 +143,11 @@ def prune_runs(settings: PruneSettings) -> None:
     """Removes weights without a log folder, expired checkpoints, and log folders without a row."""
     inventory = take_inventory(settings.folder)
     left = inventory.without_folder
-    chosen = [one for one in left if one.is_local or settings.other_machines]
+    local = [one for one in left if one.is_local or settings.other_machines]
+    # A log folder that was moved still needs its weights; one that has another run does not.
+    chosen = [
+        one for one in local if settings.gone or (one.log_path and is_run_folder(one.log_path))
+    ]
     # Weights that another run began with, or that a teacher or a reference has.
     used = [one for one in chosen if inventory.users_of([one.run_id])]
     removals = [_of_weights(one, inventory) for one in chosen if one not in used]
@@ -153,7 +161,9 @@ def prune_runs(settings: PruneSettings) -> None:
         and ended_before_the_first_row(run.path)
     ]
     notes = [f"kept: {len(used)} weights that settings of other runs name"] if used else []
-    if others := len(left) - len(chosen):
+    if missing := len(local) - len(chosen):
+        notes.append(f"kept: {missing} weights whose log folder is gone or was moved (gone=true)")
+    if others := len(left) - len(local):
         notes.append(f"kept: {others} weights of other or unknown machines (other_machines=true)")
     _carry_out(removals, settings, notes)
 

@@ -90,7 +90,7 @@ def list_runs(settings: ListSettings) -> None:
 
 def show_run(settings: ShowSettings) -> None:
     """Shows what is known of a run, and the commands to continue, chat, evaluate and compare."""
-    inventory = take_inventory()
+    inventory = take_inventory(run=settings.run)
     run = find_run(settings.run, inventory)
     row = _row(run, inventory, None)
     row |= {

@@ -66,7 +66,9 @@ class RunFolder:
             return "damaged"
         if not self.rows and not self.checkpoints:
             return "failed" if self.error else "empty"
-        if self.checkpoints and self.checkpoints[-1].final:
+        last = self.checkpoints[-1] if self.checkpoints else None
+        # A finished run that was continued has later rows.
+        if last is not None and last.final and (last.batch or 0) >= (self.step or 0):
             return "finished"
         return "failed" if self.error else "stopped"
 
