@@ -43,7 +43,8 @@ def folder(path, lines):
         (5, "@best", "best-000010", "best-000010"),
         (5, "@20", "000020", "000020"),
         (5, "@000020", "000020", "000020"),
-        (5, "@10", "best-000010", "best-000010"),
+        # The state that stays; only the best one was saved for sampling.
+        (5, "@10", "000010", "best-000010"),
         # A run that was stopped: its newest checkpoint, which need not be for sampling.
         (3, "", "000020", STATE + "000020"),
         (1, "@10", "000010", STATE + "000010"),
@@ -66,6 +67,8 @@ def test_what_names_no_weights(tmp_path, monkeypatch):
         resolve_weights("run@7", "sampler_weights", "x")
     with pytest.raises(ConfigurationError, match=r"10, 10 \(best\), 20, 30 \(final\)$"):
         resolve_weights("run@7", "weights", "x")
+    with pytest.raises(ConfigurationError, match="got 'run@' without a step"):
+        resolve_weights("run@", "weights", "x")
     with pytest.raises(ConfigurationError, match="it has no such checkpoint yet"):
         resolve_weights(str(folder(tmp_path / "new", [])), "weights", "x")
     # Not a run: a model's name or folder stays, and a setting of weights refuses it.

@@ -39,6 +39,7 @@ TOKEN_SECONDS = 12 * 3600
 TOKEN_PREFIX = "eyJ"
 
 _KEY_PREFIX = "tml-"  # the SDK requires this prefix
+_MIN_CHARACTERS = 16  # after the prefix; a shorter key could be guessed
 _USER_PREFIX = "tml:user:"
 
 
@@ -174,7 +175,7 @@ class KeyFile:
             found = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _set_keys(self, keys: dict[str, str]) -> None:
         from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
@@ -242,9 +243,11 @@ def read_keys(path: Path) -> dict[str, str]:
             isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
         ):
             raise ValueError('expected an object of "OWNER": "tml-…"')
+        _check_secrecy(keys)
     except ValueError as error:
         raise ConfigurationError(
-            f"{path}: cannot be read as a file of keys ({error}). Delete it for new keys"
+            f"{path}: cannot be read as a file of keys ({error}). Correct it, or delete it and "
+            "restart the server for new keys"
         ) from error
     for name in keys:
         check_name(name, f"{path}: owner")
@@ -268,7 +271,25 @@ def keys_of_environment() -> dict[str, str] | None:
                 "expected entries like local=tml-…,ann=tml-…"
             )
         keys[name] = key
+    try:
+        _check_secrecy(keys)
+    except ValueError as error:
+        raise ConfigurationError(f"{ENVIRONMENT}: {error}") from error
     return keys
+
+
+def _check_secrecy(keys: dict[str, str]) -> None:
+    """Raises ValueError for a key that can be guessed, and for one that two owners have."""
+    owner_of: dict[str, str] = {}
+    for owner, key in keys.items():
+        if len(key) < len(_KEY_PREFIX) + _MIN_CHARACTERS:
+            raise ValueError(
+                f"the key of {owner} is too short, expected at least {_MIN_CHARACTERS} characters "
+                f"after {_KEY_PREFIX}"
+            )
+        if key in owner_of:
+            raise ValueError(f"{owner_of[key]} and {owner} have the same key, expected two keys")
+        owner_of[key] = owner
 
 
 @chz.chz

@@ -72,7 +72,7 @@ def test_a_damaged_file_is_named(tmp_path, text):
 
 def test_a_file_may_name_no_path_as_owner(tmp_path):
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"../x": "tml-abc"}))
+    path.write_text(json.dumps({"../x": "tml-" + "a" * 20}))
     path.chmod(0o600)
     with pytest.raises(CheckpointError, match="owner"):
         KeyFile(path, tmp_path)
@@ -90,13 +90,14 @@ def test_a_changed_file_is_read_again(tmp_path):
         path.with_suffix(".new").write_text(text)
         path.with_suffix(".new").replace(path)
 
+    bob = "tml-" + "b" * 20
     # Ann's key is renewed by its deletion, bob is new; the damaged file changes nothing.
-    write(json.dumps({"local": made["local"], "bob": "tml-bob"}))
+    write(json.dumps({"local": made["local"], "bob": bob}))
     assert keys.refresh() == ["ann", "bob"]
     renewed = json.loads(path.read_bytes())["ann"]
     assert keys.owner_of(made["ann"]) is None
     assert keys.owner_of(renewed) is ann  # with the open sessions
-    assert keys.owner_of("tml-bob") is not None
+    assert keys.owner_of(bob) is not None
     write("{")
     with pytest.raises(ConfigurationError, match=r"keys\.json"):
         keys.refresh()
@@ -105,7 +106,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert keys.owner_of(renewed) is ann
     write(json.dumps({"local": made["local"], "ann": renewed}))
     assert keys.refresh() == ["bob"]
-    assert keys.owner_of("tml-bob") is None
+    assert keys.owner_of(bob) is None
     assert keys.names == ["local", "ann"]
 
 
@@ -117,14 +118,19 @@ def test_a_complete_file_needs_no_folder_to_write_to(tmp_path, monkeypatch):
     assert keys_module.read_keys(path) == made
 
 
+A, B = "a" * 16, "b" * 16
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("", None),
-        ("local=tml-a, ann=tml-b=", {"local": "tml-a", "ann": "tml-b="}),
-        ("local=tml-a,ann=secret", "entry 2"),
+        (f"local=tml-{A}, ann=tml-{B}=", {"local": f"tml-{A}", "ann": f"tml-{B}="}),
+        (f"local=tml-{A},ann=secret", "entry 2"),
         ("tml-secret", "entry 1"),
-        ("ann=tml-secret,ann=tml-b", "entry 2"),
+        (f"ann=tml-secret,ann=tml-{B}", "entry 2"),
+        ("ann=tml-secret", "ann is too short"),
+        (f"local=tml-{A}secret,ann=tml-{A}secret", "local and ann have the same key"),
     ],
 )
 def test_keys_may_be_in_the_environment(tmp_path, monkeypatch, text, found):
@@ -138,7 +144,7 @@ def test_keys_may_be_in_the_environment(tmp_path, monkeypatch, text, found):
     if found:
         keys = KeyFile(tmp_path / "keys.json", tmp_path, found)
         assert keys.ensure(["local"]) == {}
-        assert keys.owner_of("tml-b=") is keys.owner("ann")
+        assert keys.owner_of(f"tml-{B}=") is keys.owner("ann")
         assert not keys.path.exists()
 
 

@@ -68,6 +68,11 @@ def resolve_weights(value: str | None, kind: WeightsKind, field: str) -> str | N
     if not folder.is_dir() and "@" in value:
         text, _, step = value.rpartition("@")
         folder = Path(text).expanduser()
+        if not step and folder.is_dir():  # such as an empty variable of a shell script
+            raise ConfigurationError(
+                f"{field}: got {value!r} without a step, expected LOG_PATH@STEP, or LOG_PATH for "
+                "the newest checkpoint"
+            )
     if not (folder / CHECKPOINTS_FILE).is_file():
         return value
     listed = [one for one in load_checkpoints_file(folder) if _path_of(one, kind)]
@@ -75,8 +80,9 @@ def resolve_weights(value: str | None, kind: WeightsKind, field: str) -> str | N
     found = [one for one in listed if not one.extra.get("best")] or listed
     if step:
         found = [one for one in listed if _is_step(one, step)]
-        # A save for sampling and a training state of one step may be in separate lines.
-        found.sort(key=lambda one: one.get(_FIELD_OF[kind]) is not None)
+        # A save for sampling and a training state of one step may be in separate lines. The best
+        # checkpoint of a run is replaced by the next better one, so a lasting one is preferred.
+        found.sort(key=lambda one: (one.get(_FIELD_OF[kind]) is not None, not _is_replaced(one)))
     if not found:
         what = "weights to continue training" if kind == "weights" else "checkpoint"
         steps = ", ".join(dict.fromkeys(_label(one) for one in listed))
@@ -113,6 +119,10 @@ def _path_of(record: CheckpointRecord, kind: WeightsKind) -> str | None:
     if kind == "weights":
         return record.state_path
     return record.sampler_path or record.state_path
+
+
+def _is_replaced(record: CheckpointRecord) -> bool:
+    return bool(record.extra.get("best") or record.extra.get("rolling"))
 
 
 def _is_step(record: CheckpointRecord, step: str) -> bool:
