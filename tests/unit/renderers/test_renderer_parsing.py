@@ -284,7 +284,7 @@ def test_a_call_with_half_of_a_character_is_unparsed(make_renderer, spec, family
         (read_json_call, '{"name": "f", "arguments": ', "}x"),
         (read_xml_call, "<function=f>", "x</function>"),
         (glm4._read_call, "f\n<arg_key>a</arg_key>", "x"),
-        (deepseek_v3_2._read_calls, '<｜DSML｜invoke name="f">', ""),
+        (deepseek_v3_2._DSML.read, '<｜DSML｜invoke name="f">', ""),
     ],
 )
 def test_white_space_in_a_call_takes_linear_time(read, begin, end):

@@ -26,7 +26,8 @@ from tinker_cookbook.tool_use import (
 )
 
 # One vocabulary with the control tokens of every format.
-DEEPSEEK = ["begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁calls▁begin",
+DEEPSEEK = ["begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "System",
+            "tool▁calls▁begin",
             "tool▁calls▁end", "tool▁call▁begin", "tool▁call▁end", "tool▁sep", "tool▁outputs▁begin",
             "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end"]  # fmt: skip
 PIPES = ["begin_of_text", "start_header_id", "end_header_id", "eot_id", "eom_id", "python_tag",
@@ -42,7 +43,8 @@ TOKENS = [
     *V3_TOKENS,
     *V7_TOKENS,
 ]
-NAMES = sorted(set(BUILT_IN) - {"template"})
+# tml_v0 has tokenizers of its own: test_tml_renderers.py.
+NAMES = sorted(set(BUILT_IN) - {"template", "tml_v0"})
 SPECS = [*NAMES, "template", "deepseekv3?version=3", "deepseekv3_thinking?version=3",
          "qwen3?strip_thinking_from_history=false", "kimi_k2?strip_thinking_from_history=false",
          "glm4_6?strip_thinking_from_history=false", "mistral?version=v3",
