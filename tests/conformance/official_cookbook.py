@@ -1,35 +1,30 @@
-"""Runs the official tinker-cookbook's own tests and recipes against this package.
+"""Runs the official tinker-cookbook's own tests, recipes and tutorials against this package.
 
     pip download --no-deps --no-binary :all: tinker-cookbook==0.6.1 && tar xzf tinker_cookbook-*.gz
     PYTHONPATH=.:tests python tests/conformance/official_cookbook.py tinker_cookbook-0.6.1 [PART]
 
-Parts: ``downstream`` (its stability tests), ``unit`` (its unit tests of packages that exist here),
-``recipes`` (two steps each on the bundled engine), ``names`` (public names and parameters),
-``renderings`` (tokens of conversations by each renderer).
+Parts: ``downstream`` (its stability tests), ``unit`` (its unit tests), ``recipes`` (all of its
+recipe programs, two steps each), ``tutorials`` (run as scripts), ``names`` (public names with
+parameters, defaults and values, and imports), ``renderings`` (tokens of conversations).
+``--write-page`` records the figures and writes them into ``docs/from-tinker-cookbook.md``.
+
 A test counts only where the official package passes it in the same environment; that baseline is
-run once and kept in the scratch folder. Tests that use private names do not count. The official
-package needs more libraries than this one:
-``pip install pytest-asyncio blobfile cloudpickle pyrage termcolor tiktoken``.
+run once and kept in the scratch folder. The official package needs more libraries than this one:
+``LIBRARIES`` of this file.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import official_names
+import official_page
+from official_page import Figures, share
 from official_private import tests_of_private_names
-from official_recipes import (
-    RECIPES,
-    Recipe,
-    copy_model,
-    copy_recipes,
-    make_served_model,
-    run_recipe,
-)
+from official_programs import run_recipes, run_tutorials
 from official_renderings import report_renderings
 from official_tests import (
     Outcome,
@@ -41,27 +36,21 @@ from official_tests import (
     write_outcomes,
 )
 from official_tokenizers import fill_hub_cache
-from official_tutorials import imported_names, resolves
-from serving import Serving
 
 REPO = Path(__file__).resolve().parents[2]
-HELPERS = ("conftest.py", "sig_helpers.py")  # of the stability tests
-PARTS = ("downstream", "unit", "recipes", "names", "renderings")
-# Share of the counted tests that must pass, and so what a change may not fall below.
-REQUIRED = {"downstream": 0.95, "unit": 0.85}
-# Packages of the original that this project has not built yet; their tests are not counted.
-LATER = (
-    "capture", "inference", "scripts", "stores", "third_party",
-    "weights", "xmux", "recipes", "eval", "audio_processing_utils",
+LIBRARIES = (
+    "pytest-asyncio", "blobfile", "cloudpickle", "pyrage", "termcolor", "tiktoken", "aiohttp",
+    "pylatexenc", "marimo", "fsspec", "tml-renderers==0.2.1",
 )  # fmt: skip
+HELPERS = ("conftest.py", "sig_helpers.py")  # of the stability tests
+PARTS = ("downstream", "unit", "recipes", "tutorials", "names", "renderings")
+# Share of the tests with public names that must pass; a change may not fall below it.
+REQUIRED = {"downstream": 0.97, "unit": 0.85}
 
 
-def unit_files(source: Path, *, built_only: bool = True) -> list[Path]:
+def unit_files(source: Path) -> list[Path]:
     """Unit tests of the original, as paths relative to its source."""
-    files = sorted(path.relative_to(source) for path in source.glob("tinker_cookbook/**/*_test.py"))
-    if not built_only:
-        return files
-    return [file for file in files if file.parts[1].removesuffix("_test.py") not in LATER]
+    return sorted(path.relative_to(source) for path in source.glob("tinker_cookbook/**/*_test.py"))
 
 
 def downstream_files(source: Path) -> list[Path]:
@@ -83,10 +72,11 @@ def offline(scratch: Path) -> dict[str, str]:
         "TINKER_TELEMETRY": "0",
         "TINKER_COOKBOOK_HOME": str(scratch / "home"),
         "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
     }
 
 
-def compare(source: Path, suite: str, files: list[Path], scratch: Path) -> bool:
+def compare(source: Path, suite: str, files: list[Path], scratch: Path) -> tuple[bool, Figures]:
     """Runs a suite against both packages, prints the counts; whether enough tests pass."""
     environment = offline(scratch)
     kept = scratch / f"{suite}.official.json"
@@ -103,107 +93,66 @@ def compare(source: Path, suite: str, files: list[Path], scratch: Path) -> bool:
     ours = run_tests(REPO, copies, folder, environment)
     write_outcomes(scratch / f"{suite}.ours.json", ours)
     tested = [file for file in files if is_test_file(file)]
-    private = {
-        copy.relative_to(folder).as_posix(): tests_of_private_names(file, source)
-        for copy, file in zip(copies, tested, strict=True)
+    origin = {
+        copy.relative_to(folder).as_posix(): file for copy, file in zip(copies, tested, strict=True)
     }
-    return _report(suite, official, ours, private)
+    return _report(suite, official, ours, source, origin)
 
 
 def _report(
     suite: str,
     official: dict[str, Outcome],
     ours: dict[str, Outcome],
-    private: dict[str, frozenset[str]],
-) -> bool:
-    """Prints the counts of the files that are keys of ``private``, and the causes of failures."""
-    passing = {
-        name
-        for name, outcome in official.items()
-        if outcome.status == "passed" and name.split("::")[0] in private
-    }
-    counted = {
-        name
-        for name in passing
-        if name.split("::")[-1].split("[")[0] not in private[name.split("::")[0]]
-    }
-    missing = Outcome("failed", "not collected")
-    got = {name: ours.get(name, ours.get(name.split("::")[0], missing)) for name in counted}
-    later = {name for name, outcome in got.items() if outcome.needs_package(LATER)}
-    counted -= later
-    # What the source does not show, such as a private name used by a helper of another package.
-    counted -= {name for name in counted if got[name].needs_private_name}
-    failed = {name: got[name] for name in counted if got[name].status != "passed"}
-    for file in sorted({name.split("::")[0] for name in counted}):
-        here = [name for name in counted if name.startswith(f"{file}::")]
-        bad = [name for name in here if name in failed]
-        print(f"{file:64} {len(here) - len(bad):5} of {len(here)}")
-        causes = Counter(failed[name].message[:150] for name in bad)
-        for cause, count in causes.most_common(4):
+    source: Path,
+    origin: dict[str, Path],
+) -> tuple[bool, Figures]:
+    """Prints the counts of the files that are keys of ``origin``, and the causes of failures."""
+    counts: Counter[tuple[str, bool]] = Counter()
+    failed: dict[str, list[Outcome]] = defaultdict(list)
+    for name, baseline in official.items():
+        file = name.split("::")[0]
+        if baseline.status != "passed" or file not in origin:
+            continue
+        got = ours.get(name, ours.get(file, Outcome("failed", "not collected")))
+        private = tests_of_private_names(origin[file], source)
+        is_private = name.split("::")[-1].split("[")[0] in private or got.needs_private_name
+        kinds = ["all"] if is_private else ["all", "public", "public of " + _package(origin[file])]
+        if not is_private and (REPO / "tinker_cookbook" / origin[file].parts[1]).exists():
+            kinds.append("present")
+        counts.update((kind, got.status == "passed") for kind in kinds)
+        if got.status != "passed" and not is_private:
+            failed[file].append(got)
+    for file, outcomes in sorted(failed.items()):
+        print(f"{file}: {len(outcomes)} public tests fail")
+        for cause, count in Counter(found.message[:150] for found in outcomes).most_common(4):
             print(f"    {count} x {cause}")
-    passed = len(counted) - len(failed)
-    print(
-        f"{suite}: {passed} of {len(counted)} that the official package passes "
-        f"({100 * passed / max(1, len(counted)):.1f}%). Not counted: {len(later)} that need "
-        f"packages that are not built yet, {len(passing) - len(counted) - len(later)} that use "
-        "private names"
+    shares = {
+        kind: share(counts[kind, True], counts[kind, True] + counts[kind, False])
+        for kind, _ in sorted(counts)
+    }
+    for kind, text in shares.items():
+        print(f"{suite}, {kind}: {text} that the official package passes")
+    passed, missed = (
+        counts["present" if suite == "unit" else "public", is_in] for is_in in (True, False)
     )
-    return passed >= REQUIRED[suite] * len(counted)
+    figures = {kind: text for kind, text in shares.items() if " " not in kind}
+    return passed >= REQUIRED[suite] * (passed + missed), figures
 
 
-def run_recipes(source: Path, scratch: Path, model: Path, only: str) -> bool:
-    """Runs the official recipes and prints how each ended; whether all ran."""
-    copy_recipes(source, scratch)
-    model = copy_model(model, scratch)
-    environment = {**offline(scratch), "OMP_NUM_THREADS": "1"}
-    results: dict[Recipe, str] = {}
-    served = make_served_model(scratch / "hub-cache")
-    os.environ.update(environment)
-    server = Serving(scratch / "server", {"model_name": served}).start()
-    over_server = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key()}
-    try:
-        for recipe in RECIPES:
-            if only not in recipe.name:
-                continue
-            extra = {**environment, **(over_server if recipe.over_server else {})}
-            name = served if recipe.over_server else str(model)
-            results[recipe] = run_recipe(recipe, scratch, REPO, name, extra)
-            print(f"{recipe.name:40} {results[recipe]}", flush=True)
-    finally:
-        server.stop()
-    ran = sum(result.startswith("ok") for result in results.values())
-    print(f"recipes: {ran} of {len(results)} run two steps unchanged")
-    return ran == len(results)
+def _package(file: Path) -> str:
+    """The package of a test file that is relative to the source."""
+    return file.parts[1] if len(file.parts) > 2 else "modules of the top level"
 
 
-def report_names() -> bool:
-    """Prints the public names that differ and have no reason; whether there are none."""
+def report_names() -> tuple[bool, Figures]:
+    """Prints the names that differ and have no reason; whether there are none."""
     exceptions = official_names.read_exceptions()
-    found = official_names.differences()
+    found = official_names.differences() | official_names.unresolved_imports()
     for name, problem in found.items():
         print(f"{name}: {problem} ({official_names.excuse(name, exceptions) or 'NO REASON'})")
-    print(f"names: {len(found)} differ")
-    return all(official_names.excuse(name, exceptions) for name in found)
-
-
-def report_tutorials(source: Path) -> bool:
-    """Prints the imports of tutorials that do not resolve; whether all of built packages do."""
-    names = imported_names(source)
-    missing = {name: file for name, file in names.items() if not resolves(name)}
-    exceptions = official_names.read_exceptions()
-    later = {
-        name
-        for name in missing
-        if name.split(".")[1] in LATER or official_names.excuse(name, exceptions)
-    }
-    for name, file in sorted(missing.items()):
-        print(f"{name} ({file}){': listed as an exception' if name in later else ''}")
-    built = len(names) - len(later)
-    print(
-        f"tutorials: {len(names) - len(missing)} of {built} imports resolve; {len(later)} more are "
-        "of packages that are not built yet, or listed exceptions"
-    )
-    return len(missing) == len(later)
+    figures = official_names.counts(found)
+    print(figures)
+    return all(official_names.excuse(name, exceptions) for name in found), figures
 
 
 def main() -> int:
@@ -214,7 +163,8 @@ def main() -> int:
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/official-cookbook"))
     parser.add_argument("--tokenizers", type=Path, help="folder with a tokenizer for each family")
     parser.add_argument("--model", type=Path, help="small model that the recipes train")
-    parser.add_argument("--only", default="", help="run only test files whose path contains this")
+    parser.add_argument("--only", default="", help="run only files and programs that contain this")
+    parser.add_argument("--write-page", action="store_true", help="write the figures to the docs")
     arguments = parser.parse_args()
     if not (arguments.source / "tinker_cookbook" / "__init__.py").is_file():
         parser.error(f"{arguments.source}: expected the unpacked source of tinker-cookbook")
@@ -222,22 +172,27 @@ def main() -> int:
     scratch.mkdir(parents=True, exist_ok=True)
     if arguments.tokenizers is not None:
         fill_hub_cache(arguments.tokenizers, scratch / "hub-cache")
+    environment = offline(scratch)
     good = True
     for part in arguments.part:
         if part == "names":
-            good &= report_names()
-        elif part == "tutorials":
-            good &= report_tutorials(source)
+            ok, figures = report_names()
         elif part == "renderings":
-            good &= report_renderings(source, REPO, scratch, offline(scratch))
-        elif part == "recipes":
+            ok, figures = report_renderings(source, REPO, scratch, environment)
+        elif part in ("recipes", "tutorials"):
             if arguments.model is None:
-                parser.error("recipes: got no --model, expected the folder of a small model")
-            good &= run_recipes(source, scratch, arguments.model, arguments.only)
+                parser.error(f"{part}: got no --model, expected the folder of a small model")
+            run = run_recipes if part == "recipes" else run_tutorials
+            ok, figures = run(source, REPO, scratch, arguments.model, environment, arguments.only)
         else:
             files = downstream_files(source) if part == "downstream" else unit_files(source)
             files = [file for file in files if arguments.only in str(file) or file.name in HELPERS]
-            good &= compare(source, part, files, scratch)
+            ok, figures = compare(source, part, files, scratch)
+        good &= ok
+        if arguments.write_page:
+            official_page.record(part, figures)
+    if arguments.write_page:
+        official_page.write_page()
     return 0 if good else 1
 
 

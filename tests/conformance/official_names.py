@@ -33,6 +33,7 @@ from types import ModuleType
 from typing import Any
 
 import chz
+from official_page import share
 from official_tutorials import PACKAGE
 
 from tinker_cookbook.exceptions import TinkerCookbookError
@@ -333,6 +334,36 @@ def unresolved_imports() -> dict[str, str]:
     imports: dict[str, list[str]] = json.loads(NAMES.read_text("utf-8"))["imports"]
     pairs = [(module, name) for module, names in imports.items() for name in names]
     return {f"{m}.{n}".rstrip("."): why for m, n in pairs if (why := missing(m, n or None))}
+
+
+def counts(found: Mapping[str, str]) -> dict[str, str]:
+    """Shares of names that are here, and here without a difference; of imports that resolve."""
+    different = {
+        name[:end]
+        for name in found
+        for end in range(len(name) + 1)
+        if name[end : end + 1] in ("", ".")
+    }
+    shares: dict[str, str] = {}
+    names = read_names()
+    for title, is_recipe in (("package", False), ("recipes", True)):
+        pairs = [
+            (module, name)
+            for module, members in names.items()
+            if module.startswith(f"{PACKAGE}.recipes") == is_recipe
+            for name in members
+            if name != "__all__"
+        ]
+        here = [pair for pair in pairs if missing(*pair) is None]
+        same = [pair for pair in here if ".".join(pair) not in different]
+        shares[title] = share(len(here), len(pairs))
+        shares[f"{title}_same"] = f"{len(same):,}"
+    recipes = [module for module in names if module.startswith(f"{PACKAGE}.recipes")]
+    shares["recipe_modules"] = str(len(recipes))
+    shares["modules"] = str(len(names) - len(recipes))
+    imports = json.loads(NAMES.read_text("utf-8"))["imports"]
+    total = sum(len(members) for members in imports.values())
+    return {**shares, "imports": share(total - len(unresolved_imports()), total)}
 
 
 def _write(content: Mapping[str, Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = "tinker_cookbook"
-_PRIVATE_PATH = re.compile(rf"{PACKAGE}\.[\w.]*\._[a-z]\w*$")
+_PRIVATE_PATH = re.compile(rf"{PACKAGE}(\.\w+)*\._[a-z][\w.]*$")
 
 
 def tests_of_private_names(file: Path, source: Path) -> frozenset[str]:
@@ -44,12 +44,15 @@ def _imports(tree: ast.Module, source: Path) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.Import):
             names = [alias for alias in node.names if alias.name.startswith(PACKAGE)]
             imported |= {alias.asname or alias.name.split(".")[0] for alias in names}
+            tainted |= {str(alias.asname) for alias in names if _PRIVATE_PATH.match(alias.name)}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             bound = {alias.name: alias.asname or alias.name for alias in node.names}
             imported |= set(bound.values())
             module = Path(*str(node.module).split(".")).with_suffix(".py")
             if module.stem.endswith("_test"):  # helpers of another test file
                 private = _users(module, source)
+            elif _PRIVATE_PATH.match(str(node.module)):
+                private = set(bound)
             else:
                 private = {name for name in bound if _is_private(name)}
             tainted |= {bound[name] for name in private if name in bound}

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from official_page import Figures
+
 HERE = Path(__file__).resolve().parent
 EXCEPTIONS = HERE / "official_rendering_exceptions.json"
 RENDERERS = {
@@ -149,7 +151,7 @@ def kind_of(official: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 def report_renderings(
     source: Path, repository: Path, scratch: Path, environment: Mapping[str, str]
-) -> bool:
+) -> tuple[bool, Figures]:
     """Prints the comparison; whether each difference has its reason and each reason is needed."""
     sides = [_rendered_by(side, scratch, environment) for side in (source, repository)]
     exceptions: dict[str, dict[str, str]] = json.loads(EXCEPTIONS.read_text("utf-8"))
@@ -169,8 +171,16 @@ def report_renderings(
             elif reason is not None:
                 print(f"{name}, {title}: {kind}, the exception is no longer needed")
             good &= (kind in SAME) == (reason is None)
-    print(f"renderings: {sum(counts.values())}: {dict(counts.most_common())}")
-    return good
+    print(f"renderings: {counts.total()}: {dict(counts.most_common())}")
+    same = sum(counts[kind] for kind in SAME)
+    figures = {
+        "conversations": counts.total(),
+        "renderers": len(RENDERERS),
+        "equal": counts["equal"],
+        "refused": counts["both refuse"],
+        "differ": counts.total() - same,
+    }
+    return good, figures
 
 
 def _rendered_by(package: Path, scratch: Path, environment: Mapping[str, str]) -> dict[str, Any]:

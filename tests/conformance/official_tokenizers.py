@@ -49,6 +49,7 @@ NAMES = [
     "Qwen/Qwen3-30B-A3B-Instruct-2507",
     "Qwen/Qwen3-235B-A22B-Instruct-2507",
     "Qwen/Qwen3-4B-Instruct-2507",
+    "Qwen/Qwen3-VL-8B-Instruct",
     "Qwen/Qwen3-VL-30B-A3B-Instruct",
     "Qwen/Qwen3-VL-235B-A22B-Instruct",
     "Qwen/Qwen3.5-4B",
@@ -84,6 +85,12 @@ _MODEL_TYPES = {
     "deepseek_v3_1": "deepseek_v3", "gptoss": "gpt_oss",
 }  # fmt: skip
 _COMMIT = "0" * 40
+_SEES_IMAGES = ("Qwen/Qwen3.", "Qwen/Qwen3-VL")
+_IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "temporal_patch_size": 2,
+    "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+    "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+}  # fmt: skip
 
 
 def fill_hub_cache(tokenizers: Path, cache: Path) -> None:
@@ -100,6 +107,8 @@ def fill_hub_cache(tokenizers: Path, cache: Path) -> None:
         _link_files(_unpacked(tokenizers / family, cache / "unpacked" / family), snapshot)
         config = {"model_type": _MODEL_TYPES[family]}
         (snapshot / "config.json").write_text(json.dumps(config), "utf-8")
+        if name.startswith(_SEES_IMAGES):
+            (snapshot / "preprocessor_config.json").write_text(json.dumps(_IMAGES), "utf-8")
         if template is not None:
             (snapshot / "chat_template.jinja").unlink(missing_ok=True)
             shutil.copy(tokenizers / template, snapshot / "chat_template.jinja")
