@@ -19,6 +19,7 @@ import tinker
 from official_page import Figures, share
 from official_recipes import (
     CANNOT,
+    CHECKOUT,
     PACKAGE,
     QWEN,
     RECIPES,
@@ -75,7 +76,7 @@ def run_recipes(
     places = {"model": str(copy_model(model, scratch)), "qwen": QWEN, "data": str(data)}
     environment = {**environment, "HOME": str(home)}
     with _serving(scratch, environment) as over_server:
-        places["checkpoint"] = _checkpoint(over_server) if not only or "offline" in only else ""
+        places["checkpoint"] = _checkpoint(over_server)
         for name in names:
             if only not in name or (name not in here and name not in known):
                 continue
@@ -118,8 +119,8 @@ def _run(
     with open(log, "w", encoding="utf-8") as out:
         try:
             return subprocess.run(
-                command, env={**os.environ, **env, "PYTHONPATH": path}, cwd=scratch, stdout=out,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=_LIMIT_SECONDS,
+                command, env={**os.environ, **env, "PYTHONPATH": path}, cwd=scratch / CHECKOUT,
+                stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=_LIMIT_SECONDS,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             return -1
@@ -168,6 +169,7 @@ def run_tutorials(
 ) -> tuple[bool, Figures]:
     """Runs the tutorials as scripts and prints how each ended; whether all ran that can."""
     del model
+    (scratch / CHECKOUT).mkdir(exist_ok=True)
     results: dict[str, str] = {}
     with _serving(scratch, environment) as over_server:
         for file in sorted(source.glob("tutorials/*.py")):

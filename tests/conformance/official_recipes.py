@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "official_recipes"
+CHECKOUT = "checkout"  # programs read example data relative to the folder that they start in
 QWEN = "Qwen/Qwen3.5-9B"
 # Models that programs and tutorials name themselves.
 SERVED = (QWEN, "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B-Base", "Qwen/Qwen3.6-35B-A3B")
@@ -98,7 +99,7 @@ RECIPES = (
     ),
     Recipe(
         "multiplayer_rl.text_arena.play",
-        f"{_QWEN} checkpoint_path={{qwen}} mode=eval opponent=random num_games=1",
+        f"{_QWEN} checkpoint_path={{checkpoint}} mode=eval opponent=random num_games=1",
         over_server=True, rows=0, own_words=True,
     ),
     Recipe("multiplayer_rl.twenty_questions.train", f"batch_size=2 {_RL}", over_server=True),
@@ -199,6 +200,8 @@ def copy_recipes(source: Path, scratch: Path) -> None:
     for file in target.rglob("*.py"):
         text = file.read_text("utf-8")
         file.write_text(re.sub(r"\btinker_cookbook\.recipes\b", PACKAGE, text), "utf-8")
+    examples = Path("tinker_cookbook", "example_data")
+    shutil.copytree(source / examples, scratch / CHECKOUT / examples, dirs_exist_ok=True)
     for folder in [target, *[path for path in target.rglob("*") if path.is_dir()]]:
         (folder / "__init__.py").touch()
 
