@@ -120,7 +120,8 @@ def _run(
         try:
             return subprocess.run(
                 command, env={**os.environ, **env, "PYTHONPATH": path}, cwd=scratch / CHECKOUT,
-                stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=_LIMIT_SECONDS,
+                stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                timeout=_LIMIT_SECONDS,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             return -1
