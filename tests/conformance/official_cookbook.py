@@ -168,6 +168,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not (arguments.source / "tinker_cookbook" / "__init__.py").is_file():
         parser.error(f"{arguments.source}: expected the unpacked source of tinker-cookbook")
+    if arguments.write_page and arguments.only:
+        parser.error("--write-page: got --only, expected a complete run")
     source, scratch = arguments.source.resolve(), arguments.scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     if arguments.tokenizers is not None:

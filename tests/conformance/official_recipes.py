@@ -286,6 +286,7 @@ def copy_model(model: Path, scratch: Path) -> Path:
 
 def make_served_models(hub_cache: Path) -> list[str]:
     """Tiny Qwen3 models with random weights in the Hub cache, under names of hosted models."""
+    import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     for name in SERVED:
@@ -300,5 +301,10 @@ def make_served_models(hub_cache: Path) -> list[str]:
             max_position_embeddings=32768, tie_word_embeddings=True,
             eos_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
-        Qwen3ForCausalLM(config).save_pretrained(snapshot)
+        network = Qwen3ForCausalLM(config)
+        with torch.no_grad():  # one token in about 17 ends the answer, as far as training lets it
+            embeddings = network.get_input_embeddings().weight
+            embeddings[:, 0] = 1.0
+            embeddings[tokenizer.eos_token_id, 0] = 3.3
+        network.save_pretrained(snapshot)
     return list(SERVED)
