@@ -117,7 +117,8 @@ def _report(
         private = tests_of_private_names(origin[file], source)
         is_private = name.split("::")[-1].split("[")[0] in private or got.needs_private_name
         kinds = ["all"] if is_private else ["all", "public", "public of " + _package(origin[file])]
-        if not is_private and (REPO / "tinker_cookbook" / origin[file].parts[1]).exists():
+        is_here = len(origin[file].parts) == 2 or (REPO / origin[file].parents[-3]).exists()
+        if is_here and not is_private:
             kinds.append("present")
         counts.update((kind, got.status == "passed") for kind in kinds)
         if got.status != "passed" and not is_private:

@@ -6,6 +6,7 @@ sandbox, a vector store) are replaced by small stand-ins; the program itself is 
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import sys
@@ -121,7 +122,9 @@ def _replace_downloads() -> None:
 class _AnyName(types.ModuleType):
     """A module of a service's library, whose names stand in annotations only."""
 
-    __path__: list[str] = []  # noqa: RUF012 - what makes it a package
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # which makes it a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -147,9 +150,11 @@ def _replace_vector_store() -> None:
         return [[0.0] for _ in texts]
 
     names = ("chromadb", "chromadb.api", "chromadb.api.types", "chromadb.config")
-    names += ("google", "google.genai", "google.genai.types")
+    names += ("google.genai", "google.genai.types")
     for name in names:
         sys.modules[name] = _AnyName(name)
+    google = importlib.import_module("google")  # of protobuf
+    vars(google)["genai"] = sys.modules["google.genai"]
     vars(sys.modules["chromadb"])["AsyncHttpClient"] = connect
     vars(sys.modules["chromadb.config"])["Settings"] = dict
     embedding = types.ModuleType("official_recipes.search_tool.embedding")
@@ -172,7 +177,7 @@ def _replace_cloud_sandbox() -> None:
     modal = _AnyName("modal")
     vars(modal)["Image"] = Image
     sys.modules["modal"] = modal
-    modal_sandbox.ModalSandbox.create = create
+    modal_sandbox.ModalSandbox.create = create  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if __name__ == "__main__":

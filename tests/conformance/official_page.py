@@ -20,7 +20,7 @@ BEGIN, END = "<!-- table of official_page.py -->", "<!-- end of the table -->"
 Figures = dict[str, Any]
 # Part, what was checked, and its result from the part's figures; {name} is "a of b".
 _ROWS = (
-    ("downstream", "stability tests (`tests/downstream_compat`)", "{public}"),
+    ("downstream", "stability tests (`tests/downstream_compat`)", "{all}"),
     ("unit", "unit tests with public names only, of packages that are here too", "{present}"),
     ("unit", "unit tests with public names only, of all its packages", "{public}"),
     ("unit", "all unit tests, with those of private names", "{all}"),

@@ -1,8 +1,8 @@
 """The programs of the official cookbook's recipes, and the settings that make two steps small.
 
 ``{model}`` is a small Llama, ``{qwen}`` a tiny Qwen3 under the name of a hosted model; ``{data}``
-is the folder with the files of ``write_data``. ``CANNOT`` gives the programs that even the
-official package does not run here, with the reason.
+is the folder with the files of ``write_data``. ``CANNOT`` gives the programs that are not run, with
+the reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+import datasets
 
 PACKAGE = "official_recipes"
 CHECKOUT = "checkout"  # programs read example data relative to the folder that they start in
@@ -161,20 +163,12 @@ RECIPES = (
         over_server=True, rows=0, own_words=True,
     ),
     Recipe("true_thinking_score.run_small_experiment", over_server=True, rows=0, own_words=True),
-    Recipe(
-        "verifiers_rl.train",
-        f"{_QWEN} vf_env_id=reverse_words groups_per_batch=2 {_RL}",
-    ),
-    Recipe(
-        "verifiers_rl.evaluate",
-        "vf_env_id=reverse_words model_name={qwen} num_examples=1 rollouts_per_example=1 "
-        "max_tokens=8",
-        over_server=True, rows=0, own_words=True,
-    ),
 )  # fmt: skip
 CANNOT = {
     "audio": "needs sound data, and a model that hears",
     "chat_sl.sweep.launch_all": "starts 28 runs of hosted models of up to 1T parameters",
+    "verifiers_rl.evaluate": "its last print fails in verifiers 0.1.9, which wants an error a row",
+    "verifiers_rl.train": "replaces rollouts.do_group_rollout, which our loops do not call",
     "vlm_classifier": "trains on images, which the bundled engine and the server do not",
 }
 
@@ -206,20 +200,6 @@ def copy_recipes(source: Path, scratch: Path) -> None:
         (folder / "__init__.py").touch()
 
 
-_VERIFIERS = """
-import datasets
-import verifiers as vf
-
-
-def load_environment():
-    rows = [{"question": f"Reverse {i}{i + 1}.", "answer": f"{i + 1}{i}"} for i in range(8)]
-
-    def is_right(completion, answer, **kwargs):
-        return float(answer in str(completion))
-
-    rubric = vf.Rubric(funcs=[is_right])
-    return vf.SingleTurnEnv(dataset=datasets.Dataset.from_list(rows), rubric=rubric)
-"""
 _TASK = """
 version = "1.0"
 [agent]
@@ -242,7 +222,15 @@ def write_data(scratch: Path, home: Path) -> Path:
     row = {"convo": [{"role": "user", "content": "What is 1 + 1?"}], "rubric_items": [rubric]}
     (data / "rubric.jsonl").write_text((json.dumps(row) + "\n") * 16, "utf-8")
     _write_forecasts(data / "forecasts.csv")
-    (scratch / "reverse_words.py").write_text(_VERIFIERS, "utf-8")
+    asked = {"role": "user", "content": "Which one? A: this, B: that"}
+    turns = [{"role": "system", "content": "Answer."}, asked]
+    answer = "<reasoning>It is.</reasoning>\n<answer>A</answer>"
+    for split, row in (
+        ("train_data", {"messages": turns, "output_text": answer}),
+        ("eval_data", {"prompt": turns, "answer": "A"}),
+    ):
+        target = data / "sdft" / "science_data" / split
+        datasets.Dataset.from_list([row] * 4).save_to_disk(target)
     for name in ("one", "two"):
         task = home / ".cache" / "harbor" / "tasks" / _TERMINAL / name
         (task / "environment").mkdir(parents=True, exist_ok=True)
@@ -303,7 +291,7 @@ def make_served_models(hub_cache: Path) -> list[str]:
         )  # fmt: skip
         network = Qwen3ForCausalLM(config)
         with torch.no_grad():  # one token in about 17 ends the answer, as far as training lets it
-            embeddings = network.get_input_embeddings().weight
+            embeddings = network.model.embed_tokens.weight
             embeddings[:, 0] = 1.0
             embeddings[tokenizer.eos_token_id, 0] = 3.3
         network.save_pretrained(snapshot)

@@ -36,7 +36,7 @@ RENDERERS = {
     "nemotron3_disable_thinking": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "role_colon": "Qwen/Qwen3-8B",
 }
-SAME = ("equal", "newline", "both refuse")
+SAME = ("equal", "both refuse")
 
 _Message = dict[str, Any]
 
@@ -137,15 +137,8 @@ def kind_of(official: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if "error" in official or "error" in ours:
         both = "error" in official and "error" in ours
         return "both refuse" if both else "ours refuses" if "error" in ours else "original refuses"
-    length = len(official["tokens"])
-    begins = ours["tokens"][:length] == official["tokens"]
-    if begins and ours["weights"][:length] == official["weights"]:
-        if len(ours["tokens"]) == length:
-            return "equal"
-        if ours["text"] == official["text"] + "\n" and not any(ours["weights"][length:]):
-            return "newline"
     if ours["tokens"] == official["tokens"]:
-        return "other weights"
+        return "equal" if ours["weights"] == official["weights"] else "other weights"
     return "other tokens" if ours["text"].rstrip() == official["text"].rstrip() else "other text"
 
 
