@@ -92,7 +92,8 @@ def load_dataset(
     """As ``datasets.load_dataset``, with generated rows for the data sets of the recipes."""
     make = next((make for part, make in ROWS.items() if part in path), None)
     if make is None:
-        return _load_from_hub(path, name, *args, split=split, **kwargs)
+        more = kwargs if split is None else {**kwargs, "split": split}
+        return _load_from_hub(path, name, *args, **more)
     # Recipes take up to 1,024 rows as the test split of a single one.
     counts = {"train": 1200, "test": 160}
     found = datasets.DatasetDict(
