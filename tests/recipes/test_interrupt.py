@@ -29,7 +29,11 @@ def interrupt(
     place, name: str, rows: int, *extra: str, by: signal.Signals = signal.SIGINT
 ) -> subprocess.CompletedProcess[str]:
     """Starts a run, sends a signal after so many rows; gives what it left within a minute."""
-    process = place.start(place.command(name, "raise", *LONG, *extra))
+    command = place.command(name, "raise", *LONG, *extra)
+    if by == signal.SIGTERM:
+        # As a script starts a program in the background: SIGINT is ignored.
+        command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
+    process = place.start(command)
     metrics = place.folder / name / "metrics.jsonl"
     wait_for(lambda: count_lines(metrics) >= rows, process)
     process.send_signal(by)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, install_command
 from tinker_cookbook.grading.latex import tidy
 from tinker_cookbook.grading.numbers import TOLERANCE, plain_number
 from tinker_cookbook.grading.texts import split_thinking, stated_answers
@@ -272,7 +272,7 @@ def require_math_verify() -> None:
     if missing:
         raise ConfigurationError(
             f"grading: comparing mathematical expressions needs {' and '.join(missing)}, which is "
-            "not installed; expected: pip install 'tinker_cookbook[math]'"
+            f"not installed; expected: {install_command('math')}"
         )
 
 

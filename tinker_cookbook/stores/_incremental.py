@@ -13,8 +13,8 @@ from tinker_cookbook.utils.run_folder.jsonl import parse_lines
 class IncrementalReader:
     """Rows of a JSONL file that a run is writing; thread-safe, can be pickled.
 
-    A last line without its newline is left for the next read. If the file became shorter, because
-    a continued run dropped rows, it is read again from the start.
+    A last line without its newline is left for the next read. If the last row that was read is not
+    in its place, because a continued run replaced rows, the file is read again from the start.
 
     Args:
         storage: Where the file is.
@@ -29,6 +29,7 @@ class IncrementalReader:
 
     def _restart(self) -> None:
         self._offset = self._lines = self._total_read = 0
+        self._last_line, self._stamp = b"", (0, 0.0)
         self._records: list[dict[str, Any]] = []
         self._known_keys: set[str] = set()
 
@@ -57,15 +58,22 @@ class IncrementalReader:
         """
         with self._lock:
             stat = self._storage.stat(self._path)
-            if stat is None or stat.size == self._offset:
+            if stat is None or (stat.size, stat.mtime) == self._stamp:
                 return []
             if stat.size < self._offset:
                 self._restart()
-            content = self._storage.read_range(self._path, self._offset)
+            content = self._storage.read_range(self._path, self._offset - len(self._last_line))
+            if content.startswith(self._last_line):
+                content = content[len(self._last_line) :]
+            else:
+                self._restart()
+                content = self._storage.read_range(self._path, 0)
             whole = content[: content.rfind(b"\n") + 1]
             name = self._storage.url(self._path)
             rows = [row for _, row in parse_lines(whole, name, first=self._lines + 1)]
+            self._stamp = stat.size, stat.mtime
             self._offset += len(whole)
+            self._last_line = whole[whole.rfind(b"\n", 0, -1) + 1 :] or self._last_line
             self._lines += whole.count(b"\n")
             self._total_read += len(rows)
             self._records = [*self._records, *rows][-self._max_records :]

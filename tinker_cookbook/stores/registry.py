@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE
@@ -92,8 +92,11 @@ class RunRegistry:
             for info, store in _runs_of(storage):
                 # Runs of the same name are told apart by their storage.
                 source = storage.url().rstrip("/").rpartition("/")[2]
-                taken = info.run_id in self._runs
-                self._runs[f"{source}--{info.run_id}" if taken else info.run_id] = info, store
+                run_id, number = info.run_id, 1
+                while run_id in self._runs:
+                    run_id = f"{source}--{info.run_id}" + (f"-{number}" if number > 1 else "")
+                    number += 1
+                self._runs[run_id] = replace(info, run_id=run_id), store
         return self.get_runs()
 
     def _found(self) -> dict[str, tuple[RunInfo, TrainingRunStore]]:
@@ -151,8 +154,7 @@ def _run_info(
     completed = False
     try:
         settings = store.read_config() or {}
-        # A finished run that was continued has other checkpoints behind its final one.
-        completed = any(row.get("final") for row in store.read_checkpoints()[-1:])
+        completed = _is_completed(store)
     except DataFormatError as error:  # the other runs are listed nevertheless
         logger.warning("%s", error)
     info = RunInfo(
@@ -168,6 +170,16 @@ def _run_info(
         training_type=next((t for name, t in _TYPE_OF_SETTING.items() if name in settings), None),
     )
     return info, store
+
+
+def _is_completed(store: TrainingRunStore) -> bool:
+    """Returns whether the last checkpoint is final; a run that was continued has later rows."""
+    last = next(iter(store.read_checkpoints()[-1:]), {})
+    if not last.get("final"):
+        return False
+    steps = [row["step"] for row in store.read_metrics()[-1:] if isinstance(row.get("step"), int)]
+    saved = last.get("batch")
+    return saved is None or all(step <= saved for step in steps)
 
 
 def _status(store: TrainingRunStore, last_updated: float | None, completed: bool) -> Status:

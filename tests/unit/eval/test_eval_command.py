@@ -13,13 +13,19 @@ import pytest
 
 from tinker_cookbook.eval import compare, show
 from tinker_cookbook.eval.__main__ import Config, main
-from tinker_cookbook.eval.benchmarks import BenchmarkConfig, load_result, load_trajectories
+from tinker_cookbook.eval.benchmarks import (
+    BenchmarkConfig,
+    load_result,
+    load_trajectories,
+    own_questions,
+)
 from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
 from tinker_cookbook.exceptions import (
     BackendError,
     BenchmarkNotFoundError,
     ConfigurationError,
     DataError,
+    EvalGradingError,
 )
 from tinker_cookbook.sandbox import launch
 
@@ -164,6 +170,7 @@ def test_own_questions_are_graded(row, match, right, wrong, tmp_path):
     [
         ({"question": "Hi"}, "exact", "own.jsonl:1: .*question and answer"),
         ({"question": "Hi", "answer": "("}, "regex", "own.jsonl:1: .*regular expression"),
+        ({"question": "Hi", "answer": ["a", ""]}, "regex", "own.jsonl:1: got an empty answer"),
         ({"question": "Hi", "answer": [True]}, "exact", "own.jsonl:1: answer: got True"),
         ("text", "exact", "own.jsonl:1: got a JSON str"),
         ({"question": "Hi", "answer": "b"}, "fuzzy", "match: got 'fuzzy', expected one of exact"),
@@ -174,6 +181,15 @@ def test_own_questions_that_cannot_be_used(row, match, words, tmp_path):
     (tmp_path / "own.jsonl").write_text(json.dumps(row))
     with pytest.raises((ConfigurationError, DataError), match=words):
         Config(tasks=f"{tmp_path}/own.jsonl", match=match, model_name="no/model").check()
+
+
+def test_a_pattern_has_a_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_questions, "_PATTERN_SECONDS", 0.2)
+    (tmp_path / "own.jsonl").write_text(json.dumps({"question": "Hi", "answer": "^(a|aa)+$"}))
+    benchmark = OwnQuestions(tmp_path / "own.jsonl", "regex")
+    (example,) = benchmark.examples(BenchmarkConfig())
+    with pytest.raises(EvalGradingError, match=r"took longer than 0\.2 s"):
+        benchmark.grade("a" * 60 + "!", example)
 
 
 def test_own_tasks_on_the_command_line(stories_model, tmp_path, monkeypatch, capsys):
@@ -199,6 +215,15 @@ def test_own_tasks_on_the_command_line(stories_model, tmp_path, monkeypatch, cap
     (row,) = load_trajectories(str(tmp_path / "out"), "own")
     assert row.error is None
     assert row.reward == float(row.metrics["judge/yes"] > 0.5)
+    # A corrected answer is graded again, without sampling.
+    config = chz.replace(config, tasks=f"{tmp_path}/own.jsonl", match="regex", out=f"{tmp_path}/o2")
+    scores = []
+    for answer in ("never said", "(?s).*"):
+        (tmp_path / "own.jsonl").write_text(json.dumps({"question": "Hi", "answer": answer}))
+        asyncio.run(main(config))
+        scores.append(load_result(f"{tmp_path}/o2", "own").score)
+    assert scores == [0, 1]
+    assert "1 of 1 problems were answered before" in capsys.readouterr().out
 
 
 @pytest.fixture

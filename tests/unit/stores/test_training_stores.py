@@ -149,14 +149,18 @@ def test_a_reader_follows_a_file(tmp_path):
         (b'{"a": 1}\n{"b"', [{"a": 1}], 1),
         (b'{"a": 1}\n{"b": 2}\n\n{"step": 3}\n', [{"b": 2}, {"step": 3}], 3),
         (b'{"c": 1}\n', [{"c": 1}], 1),  # shorter: it was written again
+        # Written again, and longer since.
+        (b'{"d": 1}\n{"d": 2}\n', [{"d": 1}, {"d": 2}], 2),
+        (b'{"d": 1}\n{"e": 2}\n', [{"d": 1}, {"e": 2}], 2),
     ]
     for content, new, total in steps:
         path.write_bytes(content)
         assert (reader.read(), reader.total_read) == (new, total)
         assert reader.read() == []
     path.write_bytes(b'{"c": 1}\nnot a row\n')
-    with pytest.raises(DataFormatError, match=r"rows\.jsonl:2: not JSON"):
-        reader.read()
+    for _ in range(2):
+        with pytest.raises(DataFormatError, match=r"rows\.jsonl:2: not JSON"):
+            reader.read()
 
 
 def test_the_registry_of_runs(tmp_path):
@@ -187,6 +191,11 @@ def test_the_registry_of_runs(tmp_path):
     # The second folder has runs of the same names.
     assert registry.storage_for("b--sl").url() == (tmp_path / "b").as_uri()
     assert registry.get_run("b--sl").training_type == "sl"
+    assert registry.get_run("b--sl").run_id == "b--sl"
+    # A finished run that was continued and killed has later rows.
+    done.write_checkpoint({"name": "final", "final": True, "batch": 3})
+    done.write_metrics({"step": 9}, 9)
+    assert registry.refresh()[0].status != "completed"
     assert registry.get_run("none") is None
     assert registry.get_eval_store() is None
     (alone,) = RunRegistry([LocalStorage(tmp_path / "b" / "rl")]).get_runs()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import time
 from abc import abstractmethod
@@ -157,10 +159,14 @@ class ExampleRun(Run):
         """Returns the answers, ``num_samples`` to each problem."""
         return await self.for_each(self._examples, self._is_done, self._answer)
 
-    @property
-    def grader(self) -> str:
-        """Version of the grader; ``""`` for a user's function, because its version is unknown."""
-        return "" if self.config.grade_fn else str(self.builder.grader_version)
+    def grader(self, example: Example) -> str:
+        """Version of the grader and digest of the expected answer, which the file of the questions
+        may correct; ``""`` for a user's function, because its version is unknown."""
+        if self.config.grade_fn:
+            return ""
+        expected = json.dumps(example.expected, sort_keys=True, default=repr)
+        digest = hashlib.sha256(expected.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return f"{self.builder.grader_version}:{digest}"
 
     def _is_done(self, example: Example) -> bool:
         rows = [self.file.rows.get((example.example_id, i)) for i in range(self.config.num_samples)]
@@ -209,7 +215,7 @@ class ExampleRun(Run):
             work = self.source.sample(prompt, len(missing), seed)
             answers = await bounded(work, self._timeout, self.timeout)
         except ContextOverflowError as error:
-            row.metrics, row.grader = {METRIC_CONTEXT_OVERFLOW: 1.0}, self.grader
+            row.metrics, row.grader = {METRIC_CONTEXT_OVERFLOW: 1.0}, self.grader(example)
             row.logs["context_overflow"] = str(error)
             return [await self.store(replace(row, sample=i)) for i in missing]
         except ConfigurationError:
@@ -233,11 +239,12 @@ class ExampleRun(Run):
 
     async def _graded(self, row: StoredTrajectory, example: Example) -> StoredTrajectory:
         """Returns the row with a grade; a graded row is returned unchanged."""
-        ungraded = row.error is not None or not self.grader or row.grader != self.grader
+        grader = self.grader(example)
+        ungraded = row.error is not None or not grader or row.grader != grader
         overflow = METRIC_CONTEXT_OVERFLOW in row.metrics
         if not ungraded or overflow or (row.error or "").startswith(_SAMPLING):
             return row
-        row = replace(row, grader=self.grader, logs=dict(example.logs), error=None)
+        row = replace(row, grader=grader, logs=dict(example.logs), error=None)
         truncated = row.metrics.get(METRIC_MAX_TOKENS_REACHED, 0.0)
         try:
             work = grade_response(self.builder, response_of(row), example, self.config)

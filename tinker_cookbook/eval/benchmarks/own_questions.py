@@ -18,17 +18,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import regex  # a dependency of transformers
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import with_unique_ids
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 from tinker_cookbook.eval.math_grading import grade_response
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    EvalGradingError,
+    RendererError,
+)
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.texts import comparable_text
 from tinker_cookbook.judges.judge import LabelJudge
@@ -46,6 +52,7 @@ MATCHES = ("exact", "regex", "math", "judge:TEXT")
 _QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
 _TURNS = ("messages", "conversations")
 _ANSWERS = ("answer", "target", "ideal", "expected")
+_PATTERN_SECONDS = 5.0
 _EXPECTED = 'rows such as {"question": "…", "answer": "…"}'
 
 
@@ -116,8 +123,7 @@ class OwnQuestions(ExampleBenchmark):
             right = any(is_right for is_right, _ in found)
             return Grade(float(right), logs={"extracted": found[0][1]})
         if self.match == "regex":
-            right = any(re.search(pattern, response) for pattern in example.expected)
-            return Grade(float(right))
+            return Grade(float(any(_matches(pattern, response) for pattern in example.expected)))
         said = comparable_text(response)
         return Grade(float(any(said == comparable_text(answer) for answer in example.expected)))
 
@@ -175,8 +181,9 @@ def _split(row: Mapping[str, Any], needs_answer: bool) -> tuple[list[Message], l
     if not messages or messages[-1]["role"] != "user":
         got = messages[-1]["role"] if messages else "no message"
         raise RendererError(f"got {got} before the answer, expected a question of the user")
-    if needs_answer and not any(answers):
-        raise RendererError(f"got no answer, expected {_EXPECTED}")
+    # An empty answer would accept an empty response, and an empty pattern every response.
+    if not all(map(comparable_text, answers)) or (needs_answer and not answers):
+        raise RendererError(f"got an empty answer, expected {_EXPECTED}")
     return messages, answers
 
 
@@ -191,10 +198,22 @@ def _accepted(row: Mapping[str, Any], column: str | None) -> list[str]:
     return [str(one) for one in values]
 
 
+def _matches(pattern: str, response: str) -> bool:
+    try:
+        # Unlike ``re``, it has a time limit, and other threads run meanwhile.
+        found = regex.search(pattern, response, timeout=_PATTERN_SECONDS, concurrent=True)
+    except TimeoutError as error:
+        raise EvalGradingError(
+            f"match=regex: {pattern!r} took longer than {_PATTERN_SECONDS:g} s on an answer; "
+            "expected a pattern without nested repetitions"
+        ) from error
+    return found is not None
+
+
 def _check_pattern(pattern: str, where: str) -> None:
     try:
-        re.compile(pattern)
-    except re.error as error:
+        regex.compile(pattern)
+    except regex.error as error:
         raise DataFormatError(
             f"{where}: answer: got {pattern!r}, expected a regular expression, because match=regex "
             f"({error})"

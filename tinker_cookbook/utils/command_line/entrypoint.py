@@ -150,6 +150,9 @@ def _end_by_sigterm_as_by_ctrl_c() -> None:
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, handle)
+    # A shell script starts background programs with SIGINT ignored: asyncio would not handle it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def terminated() -> bool:
