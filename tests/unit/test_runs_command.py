@@ -186,6 +186,12 @@ def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(
     run("rm", "rb", "yes=true")
     assert not kept.exists()
     assert b.exists()
+    # Another program's folder.
+    other = tmp_path / "logs" / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigurationError, match="is not removed because it has metrics.jsonl but"):
+        run("rm", str(other), "yes=true")
     monkeypatch.chdir(b)
     with pytest.raises(ConfigurationError, match="is not removed because it is or holds the curr"):
         run("rm", str(b), "yes=true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -23,7 +24,10 @@ from tinker_cookbook.runs.inventory import (
     take_inventory,
 )
 from tinker_cookbook.runs.show import FOLDER_DOC
+from tinker_cookbook.utils.checkpoints.saving import CHECKPOINTS_FILE
 from tinker_cookbook.utils.command_line.programs import print_whole
+from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock
 from tinker_cookbook.utils.run_folder.paths import folder_size
 from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
@@ -88,7 +92,13 @@ def remove_run(settings: RemoveSettings) -> None:
         return
     run = find_run(settings.run, inventory)
     _check_stopped(run)
-    if reason := why_not_deletable(run.path):
+    reason = why_not_deletable(run.path)
+    # Other programs write files with this name too.
+    if not reason and set(os.listdir(run.path)).isdisjoint(
+        {LOCK_FILE, CHECKPOINTS_FILE, CONFIG_FILE}
+    ):
+        reason = f"it has {METRICS_FILE} but no other file of a run"
+    if reason:
         raise ConfigurationError(f"run: {run.path} is not removed because {reason}")
     removals = [_of_log_folder(run.path, f"{run.recipe}, {run.state} at step {run.step}")]
     _check_nothing_inside(run.path)

@@ -26,6 +26,7 @@ from tinker_cookbook.supervised.common import (
     datum_from_model_input_weights,
 )
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
+from tinker_cookbook.utils.error_logs import where_raised
 
 if TYPE_CHECKING:
     import datasets
@@ -185,6 +186,9 @@ class _RowDataset(SupervisedDataset):
                     data = [self._map_fn(row)] if self._map_fn is not None else []
             except TinkerCookbookError as error:
                 raise DataError(f"{self._where(number)}: {error}") from error
+            except Exception as error:  # of the user's function
+                problem = f"{type(error).__name__}: {error}{where_raised(error)}"
+                raise DataError(f"{self._where(number)}: {problem}") from error
             # A datum without a trained token has no gradient, but would count in the mean.
             trained = [datum for datum in data if count_loss_tokens(datum)]
             kept += trained

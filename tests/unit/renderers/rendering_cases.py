@@ -174,7 +174,8 @@ def ended(tokenizer, ids):
     kept = len(ids)
     while kept and not tokenizer.decode(ids[kept - 1 : kept]).strip():
         kept -= 1
-    ends = kept and ids[kept - 1] in tokenizer.added_tokens_decoder
+    # Otherwise the white space is the content of the last message.
+    ends = kept and tokenizer.decode(ids[kept - 1 : kept]) in ("<|im_end|>", "<end_of_turn>")
     return ids[:kept] if ends else ids
 
 

@@ -251,3 +251,10 @@ def test_max_length_cuts_answers_off_and_the_dataset_drops_what_is_left(make_ren
     )
     assert len(dataset.get_batch(0)) == 1
     assert dataset.num_dropped == 1
+
+
+def test_an_error_of_the_users_function_names_the_row_and_its_line():
+    rows = [{"n": 1}, {"m": 2}]
+    dataset = SupervisedDatasetFromHFDataset(rows, 2, map_fn=lambda row: to_datum(row["n"]))
+    with pytest.raises(DataError, match=r"row 1 of the dataset: KeyError: 'n' \(raised at .*\.py:"):
+        dataset.get_batch(0)

@@ -188,6 +188,8 @@ def test_the_recorded_settings_of_a_run(tmp_path):
         ("- 1", "has no keys"),
         ("stps: 1", "did you mean 'steps'"),
         ("steps: two", "steps: got 'two', expected a whole number"),
+        ("steps: ['1,2', '3']", "steps: got ['1,2', '3'], expected values without commas"),
+        ("steps: [{x: 1}]", "steps.0.x: there is no such key"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path, text, said):

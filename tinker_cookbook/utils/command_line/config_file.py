@@ -86,7 +86,15 @@ def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            for i, one in enumerate(value):
+                yield from _flat(one, f"{prefix}{key}.{i}.")
         elif isinstance(value, list):
+            # A list is written with commas, so a comma inside would separate values.
+            if any("," in str(one) or isinstance(one, dict | list) for one in value):
+                raise ConfigurationError(
+                    f"{CONFIG}: {prefix}{key}: got {value!r:.80}, expected values without commas"
+                )
             yield f"{prefix}{key}", ",".join(map(str, value))
         else:
             yield f"{prefix}{key}", str(value)
