@@ -211,7 +211,10 @@ def _remove(removal: Removal) -> None:
     if removal.kind == "log folder":
         # Raises an error if a run has started in it meanwhile.
         with RunLock(path, "run"):
-            shutil.rmtree(path)
+            # Renamed first, so that a partly removed folder is never taken for a run.
+            gone = path.with_name(f".{path.name}.discarded-{time.time_ns()}")
+            path.rename(gone)
+            shutil.rmtree(gone)
         return
     # The engine's own lock and names of files; imported late, because it takes seconds.
     from tinker_cookbook.engine.checkpoints.files import folder_lock

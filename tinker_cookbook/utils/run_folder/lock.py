@@ -87,23 +87,27 @@ def lock_holder(log_path: str | os.PathLike[str]) -> str | None:
     """Describes the process that holds ``log_path``, or returns ``None`` if it is free."""
     path = Path(log_path) / LOCK_FILE
     try:
-        # Without O_CREAT: this check must not create a lock file.
-        descriptor = os.open(path, os.O_RDWR)
+        # Without O_CREAT: this check must not create a lock file. Read-only, since the folder may be
+        # another user's.
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return "unknown: its lock cannot be read"
     except OSError:
         return None
     try:
         # flock has no query, so the lock is taken for a moment; closing the file releases it.
-        return None if _try_lock(descriptor) else _describe(descriptor)
+        return None if _try_lock(descriptor, shared=True) else _describe(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, shared: bool = False) -> bool:
     if fcntl is None:
         logger.warning("this system has no flock: two runs on one log_path are not noticed")
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
