@@ -102,16 +102,16 @@ def take_inventory(folder: str | None = None, run: str | None = None) -> Invento
         raise ConfigurationError(f"folder: got {folder!r}, there is no such folder")
     roots += filter(None, (top, run))
     runs = [read_run_folder(path) for path in find_run_folders(roots)]
-    runs.sort(key=lambda run: -run.updated)
+    runs.sort(key=lambda one: -one.updated)
     found = Inventory(runs, weights, runs)
     if top is not None:
-        found.runs = [run for run in runs if run.path.is_relative_to(top)]
+        found.runs = [one for one in runs if one.path.is_relative_to(top)]
         found.weights = [w for w in weights if w.log_path and w.log_path.is_relative_to(top)]
-    for run in runs:
-        for run_id in _listed_ids(run):
-            found.owners.setdefault(run_id, []).append(run.path)
+    for one in runs:
+        for run_id in _listed_ids(one):
+            found.owners.setdefault(run_id, []).append(one.path)
     # A run that is going on may not have saved its first checkpoint.
-    busy = {run.path for run in runs if run.holder is not None}
+    busy = {one.path for one in runs if one.holder is not None}
     for one in weights:
         if one.log_path in busy:
             found.owners.setdefault(one.run_id, [one.log_path])

@@ -87,8 +87,8 @@ def lock_holder(log_path: str | os.PathLike[str]) -> str | None:
     """Describes the process that holds ``log_path``, or returns ``None`` if it is free."""
     path = Path(log_path) / LOCK_FILE
     try:
-        # Without O_CREAT: this check must not create a lock file. Read-only, since the folder may be
-        # another user's.
+        # Without O_CREAT: this check must not create a lock file. Read-only, because the folder may
+        # be another user's.
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
         return "unknown: its lock cannot be read"
