@@ -194,8 +194,12 @@ def accept_text_prompts() -> None:
             setattr(SamplingClient, name, adapted(sample))
 
 
+_GATEWAY = (502, 503, 504)
+
+
 def why_unreachable(url: str, seconds: float) -> str | None:
-    """Requests the health of a server; any HTTP response will do. ``None``: it responded."""
+    """Requests the health of a server; any HTTP response will do, except that of a proxy that
+    cannot reach its server. ``None``: it responded."""
     reasons: list[str | None] = []
 
     def probe() -> None:
@@ -206,8 +210,8 @@ def why_unreachable(url: str, seconds: float) -> str | None:
         try:
             urllib.request.urlopen(health, timeout=seconds, context=context).close()
             reasons.append(None)
-        except urllib.error.HTTPError:  # an error status is a response too
-            reasons.append(None)
+        except urllib.error.HTTPError as error:  # an error status is a response too
+            reasons.append(f"status {error.code} of a proxy" if error.code in _GATEWAY else None)
         except urllib.error.URLError as error:
             reasons.append(str(error.reason))
         except (OSError, HTTPException, ValueError) as error:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 _LOOK_SECONDS = 5.0
-_REPEATED = ("Session heartbeat failed", "Dropping telemetry batch")
+_REPEATED = ("Session heartbeat failed", "Dropping telemetry batch", "Exception logged for session")
 # A run that is interrupted again and again without a new checkpoint would never end.
 _MOST_WITHOUT_PROGRESS = 3
 

@@ -362,9 +362,9 @@ class TrainingSession:
         """Returns how to continue after an error or Ctrl-C; empty if that cannot help."""
         command = continue_command(self.config.log_path)
         interrupted = is_interruption(error)
-        if command is None or not (self._saved_any or interrupted):
-            return []
         gone = server_is_gone(error)
+        if command is None or not (self._saved_any or interrupted or gone):
+            return []
         if gone and self.config.server_wait:
             return []  # the run continues by itself
         # Before the first step these errors come from settings or data, so a retry would fail too.

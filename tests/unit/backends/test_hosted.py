@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: dict | None) -> None:
         content = json.dumps({"detail": "not here"} if body is None else body).encode()
-        self.send_response(404 if body is None else 200)
+        self.send_response(self.server.status or (404 if body is None else 200))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -65,6 +65,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str | None]] = []
         self.session: dict | None = None
+        self.status: int | None = None
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -113,6 +114,13 @@ def test_a_server_that_answers_is_connected_to(server: Server, monkeypatch) -> N
     capabilities = rest.get_server_capabilities().result(timeout=20)
     assert [model.model_name for model in capabilities.supported_models] == ["org/model"]
     assert ("/api/v1/get_server_capabilities", "tml-secret") in server.seen
+
+
+def test_a_proxy_without_its_server_is_no_answer(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    server.status = 502
+    with pytest.raises(BackendError, match="no answer from .* \\(status 502 of a proxy\\)"):
+        connect_hosted(server.url)
 
 
 def test_the_sdk_is_given_the_address_that_was_looked_at(server: Server, monkeypatch) -> None:
