@@ -74,6 +74,12 @@ class CLIConfig(sdft.SDFTSettings, RecipeSettings, DataReportOptions):
 def build_dataset(cli: CLIConfig) -> sdft.DemonstrationBuilder:
     """Builds the dataset of demonstrations."""
     path, test_path = cli.dataset_path, cli.test_path
+    for name in ("sciknoweval_domain", "toolalpaca_data_path"):
+        if getattr(cli, name) != getattr(type(cli)(), name):
+            raise ConfigurationError(
+                f"{name}: got {getattr(cli, name)!r} without dataset={name.partition('_')[0]}, "
+                "expected it only with this data set"
+            )
     if path is None:
         if cli.test_size:
             raise ConfigurationError(

@@ -69,8 +69,8 @@ def _check_hub_name(path: str, key: str = "dataset") -> None:
     # A Hub name has at most one slash and no file suffix.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):
         raise DataValidationError(
-            f"{key}: there is no file or folder {Path(path).expanduser()}; expected one, or a Hub "
-            "name such as HuggingFaceH4/no_robots"
+            f"{key}: there is no file or folder {Path(path).expanduser()} (searched from "
+            f"{Path.cwd()}); expected one, or a Hub name such as HuggingFaceH4/no_robots"
         )
 
 

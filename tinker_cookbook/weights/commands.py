@@ -244,6 +244,7 @@ def print_export(out: Path, proof: Proof, started: float) -> None:
     for name, text in proof.facts.items():
         # The files may be moved, so their record has no path.
         here = text.replace(LORA_MODULE, f"{out.name}={out.absolute()}")
+        here = re.sub(r"\bFOLDER\b", str(out.absolute()), here)
         show(f"{name}: {here}")
     show(proof.table() if proof.comparisons else "not compared with the engine (verify=False)")
     files = sorted(path.name for path in out.iterdir())

@@ -164,7 +164,9 @@ def module_of(name: str) -> str:
     # A package whose programs are its modules, such as math_rl with math_rl.train.
     inside = [one for one in known if one.startswith(f"{short}.")]
     meant = f"; did you mean {' or '.join(inside)}?" if inside else nearest(short, known)
-    raise ConfigurationError(f"got {name!r}, which is no program{meant}")
+    raise ConfigurationError(
+        f"got {name!r}, which is no program{meant} (without arguments, all programs are listed)"
+    )
 
 
 def short_name(module: str) -> str:
