@@ -190,7 +190,7 @@ def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(
     other = tmp_path / "logs" / "other"
     other.mkdir()
     (other / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigurationError, match="is not removed because it has metrics.jsonl but"):
+    with pytest.raises(ConfigurationError, match="is not removed because it has metrics"):
         run("rm", str(other), "yes=true")
     monkeypatch.chdir(b)
     with pytest.raises(ConfigurationError, match="is not removed because it is or holds the curr"):

@@ -119,7 +119,7 @@ def test_a_server_that_answers_is_connected_to(server: Server, monkeypatch) -> N
 def test_a_proxy_without_its_server_is_no_answer(server: Server, monkeypatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
     server.status = 502
-    with pytest.raises(BackendError, match="no answer from .* \\(status 502 of a proxy\\)"):
+    with pytest.raises(BackendError, match=r"no answer from .* \(status 502 of a proxy\)"):
         connect_hosted(server.url)
 
 

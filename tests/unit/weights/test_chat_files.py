@@ -171,7 +171,8 @@ def test_an_adapter_and_a_merge_of_it_keep_format_and_base_model(tmp_path, monke
         path = client.save_weights_for_sampler("final").result().path
     main(["export", path, f"out={tmp_path / 'lora'}"])
     printed = capsys.readouterr().out
-    for words in ("--generation-config FOLDER --chat-template FOLDER/chat_template.jinja",
+    out = tmp_path / "lora"
+    for words in (f"--generation-config {out} --chat-template {out}/chat_template.jinja",
                   "chat template: written for the renderer role_colon", r'"\n\nUser:"',
                   "base model: the weights of the training"):  # fmt: skip
         assert words in printed
