@@ -128,7 +128,20 @@ class TmlRenderersTokenizerAdapter:
 
 class TmlHubTokenizer(TmlRenderersTokenizerAdapter):
     """A tokenizer of tml-renderers for a model of the Hub: names of special tokens are encoded as
-    these tokens, as transformers does."""
+    these tokens, as transformers does.
+
+    Args:
+        eos: Name of the token that ends an answer, if it is another one than the wheel's EOS token.
+    """
+
+    def __init__(self, name_or_path: str, tml_tokenizer: TmlTokenizer, eos: str = "") -> None:
+        super().__init__(name_or_path, tml_tokenizer)
+        if eos:
+            self.eos_token_id = self._special_id(eos)
+        # As they are spelled in text, since code joins them to text.
+        spell = tml_tokenizer.decode
+        self.bos_token = "" if self.bos_token_id is None else spell([self.bos_token_id])
+        self.eos_token = "" if self.eos_token_id is None else spell([self.eos_token_id])
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         """Returns the tokens of ``text``."""

@@ -290,7 +290,9 @@ def _tml_copy(model_name: str, not_here: ModelNotFoundError) -> Tokenizer:
     if kind is None:
         raise not_here
     try:
-        copy = TmlHubTokenizer(model_name, _tml_tokenizer(model_name, kind))
+        # OpenAI's own EOS token ends documents; an answer ends with this one.
+        eos = "return" if kind == "HarmonyTokenizer" else ""
+        copy = TmlHubTokenizer(model_name, _tml_tokenizer(model_name, kind), eos)
     except _PackageNotFoundError as error:
         raise ModelNotFoundError(
             f"{not_here}\nThe package tml-renderers has this tokenizer: {install_command('tml')}"

@@ -223,10 +223,10 @@ class ForecastEvaluator(RLTestSetEvaluator):
 
     last_table: Sequence[CalibrationBin] = ()
 
-    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Evaluates the weights of ``sampling_client``."""
+    async def __call__(self, sampling_client: SamplingClient, **options: Any) -> dict[str, float]:
+        """Evaluates the weights of ``sampling_client``; ``options`` as in the base class."""
         self._pairs: dict[int, tuple[list[str], list[tuple[float, int]]]] = {}
-        metrics = await super().__call__(sampling_client)
+        metrics = await super().__call__(sampling_client, **options)
         by_tag: dict[str, list[tuple[float, int]]] = {"all": []}
         for _, (tags, pairs) in sorted(self._pairs.items()):
             for tag in ("all", *tags):

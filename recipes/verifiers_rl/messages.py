@@ -18,7 +18,7 @@ _FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_c
 def prompt_of(
     renderer: Renderer,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[dict[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tinker.ModelInput:
     """Returns the generation prompt of a conversation; ``tools`` are OpenAI's declarations."""
     normal = normalize_messages([_plain(message) for message in messages])
@@ -26,7 +26,7 @@ def prompt_of(
         system = ""
         if normal and normal[0]["role"] == "system":
             system, normal = ensure_text(normal[0]["content"]), normal[1:]
-        specs = openai_tools_to_tinker(list(tools))
+        specs = openai_tools_to_tinker([dict(tool) for tool in tools])
         try:
             prefix = renderer.create_conversation_prefix_with_tools(specs, system)
         except NotImplementedError as error:

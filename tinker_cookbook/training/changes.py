@@ -15,6 +15,7 @@ from tinker_cookbook.training.data_record import (
     data_changes,
     read_data_record,
 )
+from tinker_cookbook.utils.checkpoints.weights_paths import SCHEME
 from tinker_cookbook.utils.run_folder.config_io import (
     CONFIG_FILE,
     DIGEST_KEY,
@@ -87,12 +88,15 @@ def check_same_settings(
     if (refused or of_data) and not allowed:
         # Several settings may have the same name and value, such as the renderer's name.
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
+        # A log_path names the newest checkpoint, and the run in it may have continued.
+        moved = any(f": {SCHEME}" in line and f"→ {SCHEME}" in line for line in lines)
+        hint = f" (the {SCHEME} path that the run began with)" if moved else ""
         what = " and ".join(["settings"] * bool(refused) + ["data"] * bool(of_data))
         raise ConfigurationError(
             f"log_path={log_path} holds a run with other {what} ({'; '.join([*lines, *of_data])}); "
             "its steps and the new ones would be mixed in one run. Continue with the original "
-            f"{what}, give another log_path=…, start over with behavior_if_log_dir_exists=delete, "
-            "or continue with the new ones on purpose: allow_config_change=true"
+            f"{what}{hint}, give another log_path=…, start over with "
+            "behavior_if_log_dir_exists=delete, or continue with the new ones on purpose: allow_config_change=true"
         )
     said = [f"changed since the run began: {line}" for line in (*changes.values(), *of_data)]
     if of_data:

@@ -149,6 +149,8 @@ OWN = [
         ["Yes, it is"],
     ),
     ({"messages": [{"role": "user", "content": "Hi"}], "answer": "b"}, "exact", ["B"], ["a"]),
+    ({"question": "E?", "answer": "cafe\u0301"}, "exact", ["Caf\u00e9"], ["cafe"]),
+    ({"question": "A stop", "answer": "."}, "exact", ["."], ["", "a"]),
     ({"instruction": "Add", "input": "1, 2", "output": "3"}, "math", ["3"], ["4"]),
 ]
 
@@ -170,7 +172,7 @@ def test_own_questions_are_graded(row, match, right, wrong, tmp_path):
     [
         ({"question": "Hi"}, "exact", "own.jsonl:1: .*question and answer"),
         ({"question": "Hi", "answer": "("}, "regex", "own.jsonl:1: .*regular expression"),
-        ({"question": "Hi", "answer": ["a", ""]}, "regex", "own.jsonl:1: got an empty answer"),
+        ({"question": "Hi", "answer": ["a", " "]}, "regex", "own.jsonl:1: got an empty answer"),
         ({"question": "Hi", "answer": [True]}, "exact", "own.jsonl:1: answer: got True"),
         ("text", "exact", "own.jsonl:1: got a JSON str"),
         ({"question": "Hi", "answer": "b"}, "fuzzy", "match: got 'fuzzy', expected one of exact"),

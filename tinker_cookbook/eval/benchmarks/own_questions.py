@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,8 @@ class OwnQuestions(ExampleBenchmark):
             return Grade(float(right), logs={"extracted": found[0][1]})
         if self.match == "regex":
             return Grade(float(any(_matches(pattern, response) for pattern in example.expected)))
-        said = comparable_text(response)
-        return Grade(float(any(said == comparable_text(answer) for answer in example.expected)))
+        said = _comparable(response)
+        return Grade(float(any(said == _comparable(answer) for answer in example.expected)))
 
     async def grade_async(self, response: str, example: Example, config: BenchmarkConfig) -> Grade:
         """Grades a response; with a judge, the reward is 1 if Yes is more probable than No."""
@@ -182,7 +183,7 @@ def _split(row: Mapping[str, Any], needs_answer: bool) -> tuple[list[Message], l
         got = messages[-1]["role"] if messages else "no message"
         raise RendererError(f"got {got} before the answer, expected a question of the user")
     # An empty answer would accept an empty response, and an empty pattern every response.
-    if not all(map(comparable_text, answers)) or (needs_answer and not answers):
+    if not all(answer.strip() for answer in answers) or (needs_answer and not answers):
         raise RendererError(f"got an empty answer, expected {_EXPECTED}")
     return messages, answers
 
@@ -196,6 +197,12 @@ def _accepted(row: Mapping[str, Any], column: str | None) -> list[str]:
                 f"{column}: got {one!r:.80}, expected a text, a number, or a list of these"
             )
     return [str(one) for one in values]
+
+
+def _comparable(text: str) -> str:
+    # Letters with accents have two spellings. A sign alone, such as ".", stays.
+    text = unicodedata.normalize("NFC", text)
+    return comparable_text(text) or text.strip()
 
 
 def _matches(pattern: str, response: str) -> bool:

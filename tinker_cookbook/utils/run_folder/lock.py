@@ -24,6 +24,7 @@ except ImportError:  # Windows
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
+_TRIES = 3
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -48,7 +49,14 @@ class RunLock:
         path = ensure_writable_dir(self.log_path, self._field) / LOCK_FILE
         # Not truncated when it is opened: the record of another holder must stay readable.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if not _try_lock(descriptor):
+        # A look of lock_holder takes the lock for a moment, so one failure says nothing.
+        is_free = False
+        for _ in range(_TRIES):
+            is_free = _try_lock(descriptor)
+            if is_free:
+                break
+            time.sleep(0.05)
+        if not is_free:
             holder = _describe(descriptor)
             os.close(descriptor)
             raise ConfigurationError(
