@@ -96,7 +96,8 @@ def check_same_settings(
             f"log_path={log_path} holds a run with other {what} ({'; '.join([*lines, *of_data])}); "
             "its steps and the new ones would be mixed in one run. Continue with the original "
             f"{what}{hint}, give another log_path=…, start over with "
-            "behavior_if_log_dir_exists=delete, or continue with the new ones on purpose: allow_config_change=true"
+            "behavior_if_log_dir_exists=delete, or continue with the new ones on purpose: "
+            "allow_config_change=true"
         )
     said = [f"changed since the run began: {line}" for line in (*changes.values(), *of_data)]
     if of_data:
