@@ -121,7 +121,10 @@ async def _server_is_back(config: Any) -> bool:
 
 
 def _last_step(config: Any) -> int | None:
-    last = get_last_checkpoint(config.log_path)
+    try:
+        last = get_last_checkpoint(config.log_path)
+    except OSError:  # the loop refuses such a folder with a sentence
+        return None
     return None if last is None else last.batch
 
 
