@@ -168,6 +168,9 @@ def openai(message, parsed_arguments=False):
     return result
 
 
+ENDS = ("<|im_end|>", "<end_of_turn>", "</s>")
+
+
 def ended(tokenizer, ids):
     """Token ids of a template without white space after the token that ends the last message: no
     model writes it, and an example does not have it."""
@@ -175,7 +178,7 @@ def ended(tokenizer, ids):
     while kept and not tokenizer.decode(ids[kept - 1 : kept]).strip():
         kept -= 1
     # Otherwise the white space is the content of the last message.
-    ends = kept and tokenizer.decode(ids[kept - 1 : kept]) in ("<|im_end|>", "<end_of_turn>")
+    ends = kept and tokenizer.decode(ids[kept - 1 : kept]) in ENDS
     return ids[:kept] if ends else ids
 
 
