@@ -52,6 +52,9 @@ def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, t
         run(story_config(stories_model, tmp_path, {"reward_for": "nan"}))
 
 
+BEFORE_THE_FIRST_TURN = r"test set, group \d: .* before its first"
+
+
 def broken(*_, **__):
     return json.loads("x")
 
@@ -64,12 +67,7 @@ async def broken_async(*_, **__):
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "named"),
     [
-        (
-            StoryEnv,
-            "initial_observation",
-            broken_async,
-            r"test set, group \d: .* before its first",
-        ),
+        (StoryEnv, "initial_observation", broken_async, BEFORE_THE_FIRST_TURN),
         (StoryEnv, "step", broken_async, r"test set, group \d: StoryEnv, member \d, turn 0: JSON"),
         (StoryGroupBuilder, "make_envs", broken_async, r"batch 0, group \d: make_envs of StoryG"),
         (StoryGroupBuilder, "reward", broken, r"batch 0, group \d: StoryEnv, member \d, turn 0"),

@@ -49,6 +49,23 @@ def browser(tmp_path):
     running.close()
 
 
+def check_settings_and_header(browser):
+    # A right key closes the settings; the message has the focus. Escape closes them too.
+    at_message = "document.activeElement.id == 'message' && !document.querySelector('[open]')"
+    browser.wait(at_message)
+    browser.run("document.querySelector('#settings').open = true, 1")
+    browser.press("Escape")
+    assert browser.run(at_message)
+    # From a small window on, the header is one row.
+    for width in (1200, 1100, 900):
+        browser.size(width, 800)
+        parts = "[...document.querySelectorAll('header > :not(.grow)')]"
+        boxes = browser.run(f"{parts}.map(e => [e.offsetTop, e.offsetTop + e.offsetHeight])")
+        assert max(top for top, _ in boxes) < min(bottom for _, bottom in boxes), width
+        assert browser.run("document.documentElement.scrollWidth") == width
+    browser.size(1200, 800)
+
+
 @pytest.mark.slow
 def test_a_person_chats_on_the_page(
     browser, oai_serving, oai, stories_model, scripted_model, tmp_path
@@ -71,20 +88,7 @@ def test_a_person_chats_on_the_page(
     browser.fill("#key", oai_serving.key())
     names = browser.wait("[...document.querySelectorAll('#model-0 option')].map(o => o.text)")
     assert "stories260k" in names
-    # A right key closes the settings; the message has the focus. Escape closes them too.
-    at_message = "document.activeElement.id == 'message' && !document.querySelector('[open]')"
-    browser.wait(at_message)
-    browser.run("document.querySelector('#settings').open = true, 1")
-    browser.press("Escape")
-    assert browser.run(at_message)
-    # From a small window on, the header is one row.
-    for width in (1200, 1100, 900):
-        browser.size(width, 800)
-        parts = "[...document.querySelectorAll('header > :not(.grow)')]"
-        boxes = browser.run(f"{parts}.map(e => [e.offsetTop, e.offsetTop + e.offsetHeight])")
-        assert max(top for top, _ in boxes) < min(bottom for _, bottom in boxes), width
-        assert browser.run("document.documentElement.scrollWidth") == width
-    browser.size(1200, 800)
+    check_settings_and_header(browser)
     assert browser.run("sessionStorage.getItem('key')") == oai_serving.key()
     assert browser.run("localStorage.length") == 0
 
