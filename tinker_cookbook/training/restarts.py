@@ -87,12 +87,14 @@ def through_restarts(run: F) -> F:
 
     @functools.wraps(run)
     async def running(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not config.server_wait:
+            return await run(config, *args, **kwargs)
         tries, saved = 0, _last_step(config)
         while True:
             try:
                 return await run(config, *args, **kwargs)
             except Exception as error:
-                if not config.server_wait or not server_is_gone(error):
+                if not server_is_gone(error):
                     raise
                 step = _last_step(config)
                 tries, saved = (0 if step != saved else tries + 1), step

@@ -378,7 +378,7 @@ class TrainingSession:
         saved = "" if self._saved_any else " before the first checkpoint"
         if gone:
             by = "the loss of its server"
-            if program_takes("server_wait"):
+            if program_takes("server_wait") and "server_wait=" not in command:
                 command += " server_wait=600"
         return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
 
