@@ -12,6 +12,7 @@ DISTRIBUTION = "tinker_cookbook"
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _NAME = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[([^\]]*)\])?")
 _USES = {
+    "capture": "recording of samples",
     "demo": "the demo model's 4-bit copy",
     "eval": "benchmarks: grading of mathematics, IFEval",
     "gguf": "export for llama.cpp and Ollama",

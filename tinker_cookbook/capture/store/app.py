@@ -1,0 +1,220 @@
+"""The store's HTTP interface.
+
+- ``POST /ingest/wire`` with ``{"rows": […]}``, ``POST /ingest/annotations`` with
+  ``{"annotations": […]}``: stores a batch as a whole; a row that is there already is counted
+- ``GET /runs``
+- ``GET /runs/RUN_ID/rows?split=&iteration=&group_idx=&traj_idx=&purpose=&cursor=&limit=``
+- ``GET /runs/RUN_ID/annotations?kind=&cursor=&limit=``
+- ``GET /stream?run_id=&cursor=``: rows as they arrive (server-sent events); ``Last-Event-ID``
+  continues where a reader stopped
+- ``GET /healthz``; ``GET /touch``, which also restarts the time until the store ends unused
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from tinker_cookbook.capture.store.db import CaptureDB, IngestResult
+
+_MAX_REQUEST_BYTES = 256 * 2**20
+_MAX_ROWS = 1000  # of one answer
+_POLL_SECONDS = 0.25
+_HEARTBEAT_SECONDS = 15.0
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    db: CaptureDB,
+    *,
+    idle_shutdown_sec: float | None = None,
+    shutdown_cb: Callable[[], None] | None = None,
+    identity: dict[str, str] | None = None,
+) -> web.Application:
+    """Builds the application of a store.
+
+    Args:
+        db: The database; stays open.
+        idle_shutdown_sec: Seconds without a request, ``/healthz`` apart, until ``shutdown_cb`` is
+            called. From then on each request gets status 503.
+        shutdown_cb: Ends the server.
+        identity: Added to the answer of ``/healthz``.
+    """
+    store = _Store(db, identity or {})
+    app = web.Application(middlewares=[store.count], client_max_size=_MAX_REQUEST_BYTES)
+    app.router.add_get("/healthz", store.healthz)
+    app.router.add_get("/touch", store.touch)
+    app.router.add_post("/ingest/wire", store.ingest_wire)
+    app.router.add_post("/ingest/annotations", store.ingest_annotations)
+    app.router.add_get("/runs", store.runs)
+    app.router.add_get("/runs/{run_id}/rows", store.rows)
+    app.router.add_get("/runs/{run_id}/annotations", store.annotations)
+    app.router.add_get("/stream", store.stream)
+    if idle_shutdown_sec is not None and shutdown_cb is not None:
+        seconds, end = idle_shutdown_sec, shutdown_cb
+
+        async def watch(_: web.Application) -> AsyncIterator[None]:
+            watching = asyncio.create_task(store.end_when_idle(seconds, end))
+            yield
+            watching.cancel()
+
+        app.cleanup_ctx.append(watch)
+    return app
+
+
+class _Store:
+    """The handlers."""
+
+    def __init__(self, db: CaptureDB, identity: dict[str, str]) -> None:
+        self._db, self._identity = db, identity
+        self._used_at = time.monotonic()
+        self._ending = False
+
+    @web.middleware
+    async def count(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        # A client must not take a store that ends before its next request.
+        if self._ending:
+            return _error("the store is shutting down", status=503)
+        if request.path != "/healthz":
+            self._used_at = time.monotonic()
+        return await handler(request)
+
+    async def end_when_idle(self, seconds: float, end: Callable[[], None]) -> None:
+        """Calls ``end`` after ``seconds`` without a request."""
+        while (left := self._used_at + seconds - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        self._ending = True
+        end()
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "pid": os.getpid(), **self._identity})
+
+    async def touch(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def ingest_wire(self, request: web.Request) -> web.Response:
+        return await self._ingest(request, "rows", self._db.ingest_wire)
+
+    async def ingest_annotations(self, request: web.Request) -> web.Response:
+        return await self._ingest(request, "annotations", self._db.ingest_annotations)
+
+    async def _ingest(
+        self, request: web.Request, key: str, store: Callable[[list[Any]], IngestResult]
+    ) -> web.Response:
+        body = await request.read()
+        return await _answer(lambda: vars(store(_items(body, key))))
+
+    async def runs(self, request: web.Request) -> web.Response:
+        return await _answer(lambda: {"runs": [run.to_dict() for run in self._db.list_runs()]})
+
+    async def rows(self, request: web.Request) -> web.Response:
+        def query() -> dict[str, Any]:
+            asked = request.query
+            filters: dict[str, str | int] = {
+                name: asked[name] for name in ("split", "purpose") if name in asked
+            }
+            for name in ("iteration", "group_idx", "traj_idx"):
+                if name in asked:
+                    filters[name] = _integer(asked, name, 0)
+            run_id, cursor, limit = _page(request)
+            rows = self._db.query_rows(run_id, filters=filters, cursor=cursor, limit=limit)
+            return {"rows": rows, "next_cursor": rows[-1]["cursor"] if rows else None}
+
+        return await _answer(query)
+
+    async def annotations(self, request: web.Request) -> web.Response:
+        def query() -> dict[str, Any]:
+            kind = request.query.get("kind")
+            run_id, cursor, limit = _page(request)
+            found = self._db.query_annotations(run_id, kind=kind, cursor=cursor, limit=limit)
+            return {"annotations": found, "next_cursor": found[-1]["cursor"] if found else None}
+
+        return await _answer(query)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        run_id, header = request.query.get("run_id"), request.headers.get("Last-Event-ID", "0")
+        try:
+            cursor = _integer({"cursor": request.query.get("cursor") or header}, "cursor", 0)
+        except ValueError as error:
+            return _error(f"{error} (of the query, or of the header Last-Event-ID)")
+
+        def read(after: int) -> list[tuple[int, str]]:
+            return [
+                (e.cursor, f"id: {e.cursor}\nevent: {e.event_type}\ndata: {json.dumps(e.data)}\n\n")
+                for e in self._db.stream_events(run_id, after)
+            ]
+
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        written_at = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            while request.transport is not None and not request.transport.is_closing():
+                self._used_at = time.monotonic()
+                events = await asyncio.to_thread(read, cursor)
+                for _, text in events:
+                    await response.write(text.encode())
+                if events:
+                    cursor, written_at = events[-1][0], time.monotonic()
+                    continue
+                if time.monotonic() - written_at >= _HEARTBEAT_SECONDS:
+                    await response.write(b": heartbeat\n\n")
+                    written_at = time.monotonic()
+                await asyncio.sleep(_POLL_SECONDS)
+        return response
+
+
+def _error(text: str, status: int = 400) -> web.Response:
+    return web.json_response({"error": text}, status=status)
+
+
+async def _answer(work: Callable[[], Mapping[str, Any]]) -> web.Response:
+    """Returns the result of ``work`` as JSON, status 400 for its ``ValueError``."""
+    try:
+        # In a thread with the encoding: rows are large, and other requests would wait.
+        text = await asyncio.to_thread(lambda: json.dumps(work()))
+    except ValueError as error:
+        return _error(str(error))
+    return web.Response(text=text, content_type="application/json")
+
+
+def _items(body: bytes, key: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise ValueError(f"the request's body must be valid JSON: {error}") from error
+    if not isinstance(found, dict) or key not in found:
+        raise ValueError(f"the request's body must be a JSON object with {key!r}")
+    items = found[key]
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"{key!r} must be a list of JSON objects")
+    return items
+
+
+def _page(request: web.Request) -> tuple[str, int, int]:
+    """Returns run, cursor and number of rows that a request asks for."""
+    cursor, limit = (
+        _integer(request.query, "cursor", 0),
+        _integer(request.query, "limit", _MAX_ROWS),
+    )
+    if limit < 1:  # SQLite would take a negative one for none
+        raise ValueError("'limit' must be a positive integer")
+    return request.match_info["run_id"], cursor, min(limit, _MAX_ROWS)
+
+
+def _integer(values: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        value = int(values.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name!r} must be an integer, got {values[name]!r}") from None
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name!r} must be a signed 64-bit integer, got {value}")
+    return value
