@@ -12,7 +12,12 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
-from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+)
 from tinker_cookbook.renderers.core.codec import token_bytes, token_name
 from tinker_cookbook.renderers.core.messages import (
     ensure_text,
@@ -209,7 +214,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     """Returns the writer of the next message; blocks, so it needs a thread."""
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
-    prompt = prompt_tokens(renderer, body.messages, body.tools or [])
+    prompt = chat_prompt(renderer, body.messages, body.tools or []).to_ints()
     calls = CallPolicy.of(body)
     mask = chat_mask(body, calls, renderer, model.eos_ids)
     # Default: as many tokens as the context has space for.
@@ -231,9 +236,9 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     return ResponseWriter(body, *names, choices, samples, first_fields=first)
 
 
-def prompt_tokens(
+def chat_prompt(
     renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
-) -> list[int]:
+) -> types.ModelInput:
     """Returns the generation prompt of a conversation in OpenAI's format."""
     if not messages:
         raise ApiError("messages: got none, expected at least one", param="messages")
@@ -258,7 +263,7 @@ def prompt_tokens(
         specs = [tool_spec(tool) for tool in tools]
         prefix = renderer.create_conversation_prefix_with_tools(specs, system)
         normal = [*prefix, *normal]
-    return renderer.build_generation_prompt(normal).to_ints()
+    return renderer.build_generation_prompt(normal)
 
 
 def _convert(message: Mapping[str, Any], where: str) -> Json:
@@ -297,6 +302,29 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
     return converted
 
 
+def answer_of(message: Message, policy: CallPolicy) -> tuple[Json, str]:
+    """Returns a parsed message in OpenAI's format, and the last part of its text: the calls that
+    cannot be parsed or are not allowed."""
+    unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+    found, refused = policy.split(message.get("tool_calls", []))
+    calls = [
+        {
+            "id": call.id or f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": call.function.model_dump(),
+        }
+        for call in found
+    ]
+    more_text = unparsed + refused
+    text = get_text_content(message) + more_text
+    # As in OpenAI's API, a message with only calls has null as content.
+    answer: Json = {"role": "assistant", "content": text if text or not calls else None}
+    if not isinstance(content := message["content"], str):
+        thinking = (part["thinking"] for part in content if part["type"] == "thinking")
+        answer["reasoning_content"] = "".join(thinking)
+    return (answer | {"tool_calls": calls} if calls else answer), more_text
+
+
 class ChatChoice(Choice):
     """Choice of a chat completion: text, thinking and tool calls."""
 
@@ -326,31 +354,12 @@ class ChatChoice(Choice):
         text = self._detokenizer.finish()
         deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
         message, delta = self._reader.message(), _delta(deltas)
-        # A tool call that cannot be parsed is returned as text.
-        unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
-        if unparsed:
-            delta["content"] = delta.get("content", "") + unparsed
-        found, refused = self._calls.split(message.get("tool_calls", []))
-        if refused:
-            delta["content"] = delta.get("content", "") + refused
-        unparsed += refused
-        calls = [
-            {
-                "id": call.id or f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": call.function.model_dump(),
-            }
-            for call in found
-        ]
-        content, whole_text = message["content"], get_text_content(message) + unparsed
-        # As in OpenAI's API, a message with only calls has null as content.
-        fields = {"content": whole_text if whole_text or not calls else None, "refusal": None}
-        self._message = {"role": "assistant", **fields}
-        if not isinstance(content, str):
-            thinking = (part["thinking"] for part in content if part["type"] == "thinking")
-            self._message["reasoning_content"] = "".join(thinking)
+        answer, more_text = answer_of(message, self._calls)
+        if more_text:
+            delta["content"] = delta.get("content", "") + more_text
+        self._message = {**answer, "refusal": None}
+        calls = answer.get("tool_calls", [])
         if calls:
-            self._message["tool_calls"] = calls
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         ready = self._take_tokens()
         chunks = [self._chunk(delta, ready)] if delta or ready else []

@@ -120,19 +120,19 @@ def _messages(body: ResponsesBody) -> list[Json]:
             # A new text starts a new answer, unless the last answer has only reasoning.
             if messages and messages[-1].get("content"):
                 messages.append({"role": "assistant", "content": ""})
-            answer()["content"] += _text(item.get("content"), where)
+            answer()["content"] += part_text(item.get("content"), f"{where}.content")
         elif kind == "message":
-            text = _text(item.get("content"), where)
+            text = part_text(item.get("content"), f"{where}.content")
             messages.append({"role": item.get("role"), "content": text})
         elif kind == "reasoning":
-            text = _text(item.get("content") or item.get("summary") or [], where)
+            text = part_text(item.get("content") or item.get("summary") or [], f"{where}.content")
             messages.append({"role": "assistant", "content": "", "reasoning_content": text})
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             answer().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            text = _text(item.get("output"), where)
+            text = part_text(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
         else:
             raise ApiError(
@@ -143,20 +143,21 @@ def _messages(body: ResponsesBody) -> list[Json]:
     return messages
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for j, part in enumerate(content if isinstance(content, list) else [content]):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ApiError(
-                f"{where}.content[{j}]: got a part of type {kind!r}, expected text: the engine "
-                "supports only text",
-                param=f"{where}.content[{j}]",
-            )
-        texts.append(part["text"])
-    return "".join(texts)
+def part_text(content: Any, where: str) -> str:
+    """Returns the text of a string, a part, or a list of parts; raises ``ApiError`` for no text."""
+    if isinstance(content, list):
+        return "".join(_text(part, f"{where}[{j}]") for j, part in enumerate(content))
+    return content if isinstance(content, str) else _text(content, where)
+
+
+def _text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+        raise ApiError(
+            f"{where}: got a part of type {kind!r}, expected text: the engine supports only text",
+            param=where,
+        )
+    return part["text"]
 
 
 @dataclass
