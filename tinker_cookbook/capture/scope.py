@@ -50,7 +50,7 @@ class capture:  # noqa: N801 (a public name of the official cookbook)
         TypeError: A value is of another type.
     """
 
-    def __init__(self, **pairs: ScopeValue) -> None:
+    def __init__(self, /, **pairs: ScopeValue) -> None:
         self._pairs = _checked(pairs)
 
     def __enter__(self) -> Mapping[str, ScopeValue]:
