@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
+import numpy as np
+
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
 from tinker_cookbook.tokenizer_utils import is_tml_renderers_model
 
@@ -45,6 +47,29 @@ PINNED_REMOTE_CODE = {
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
 _DATA_URI = re.compile(
     r"data:(?P<kind>image|audio)/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL
+)
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others run programs, or allocate by their header
+_MOST_SCANS = 100
+# Steps that make an image upright, by its EXIF orientation.
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_OTHER_FILES = (
+    (b"%pdf", "a PDF document"),
+    (b"<svg", "an SVG drawing"),
+    (b"<html", "an HTML page"),
+    (b"<!doctype", "an HTML page"),
+    (b"ii*\0", "a TIFF file"),
+    (b"mm\0*", "a TIFF file"),
+    (b"ftypavif", "an AVIF file"),
+    (b"ftyphei", "a HEIC file"),
+    (b"ftypmif", "a HEIC file"),
 )
 _REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
@@ -113,16 +138,106 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
             "URI or the path of a file"
         )
     data = read_media(os.fspath(image))
+    return _opened(data, f"image: {_short(image)}"), data
+
+
+def decode_image(data: bytes, where: str = "image") -> Image.Image:
+    """Returns the pixels of an encoded image (PNG, JPEG, WebP, GIF or BMP); see :func:`rgb_image`.
+
+    Raises DataFormatError, which begins with ``where``, for other data, for damaged files, and for
+    more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``, before memory is allocated for them.
+    """
+    image = _opened(data, where)
     try:
-        opened = library.open(io.BytesIO(data))
-        # open() reads only the header; load() finds damaged data now, where the path is known.
-        opened.load()
-    except Exception as error:  # readers may raise anything on damaged files
+        return rgb_image(image)
+    except DataFormatError as error:
+        raise DataFormatError(f"{where}: {error}") from error
+
+
+def rgb_image(image: Image.Image) -> Image.Image:
+    """Returns the image as a model sees it; the image itself if it is like that already.
+
+    Upright by its EXIF orientation, 8 bits per colour (the high byte of 16), transparent parts on
+    white as transformers' ``convert_to_rgb`` paints them, of an animation the first frame. Raises
+    DataFormatError for pixels of an unknown range (modes I and F).
+    """
+    library = pillow()
+    if (turn := _TURNS.get(_orientation(image))) is not None:
+        colors = {k: v for k, v in image.info.items() if k == "transparency"}
+        image = image.transpose(library.Transpose[turn])
+        image.info = colors  # without the orientation, which is applied
+    key = image.info.get("transparency")
+    # Pillow's own conversion of 16 bits cuts everything above 255 to white.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        values = np.asarray(image)
+        gray = np.where(values == key, 255, values >> 8).astype(np.uint8)
+        return library.fromarray(gray).convert("RGB")
+    if image.mode in ("I", "F", "LAB"):
         raise DataFormatError(
-            f"image: {_short(image)} cannot be read as an image: {error}; expected a whole file in "
-            "a format that Pillow reads, such as PNG or JPEG"
+            f"image: got pixels of Pillow's mode {image.mode}, expected 8 or 16 bits per colour; "
+            "scale them to 0 … 255 and convert the image to RGB"
+        )
+    if key is not None or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
+        image = image.convert("RGBA")
+        white = library.new("RGB", image.size, "white")
+        white.paste(image, mask=image)
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> Any:
+    try:
+        return image.getexif().get(0x0112)
+    except Exception:  # damaged EXIF data, without which browsers show the image as it is stored
+        return None
+
+
+def _opened(data: bytes, where: str) -> Image.Image:
+    """Returns the image with its pixels read; raises DataFormatError."""
+    library = pillow()
+    # A small JPEG file can have thousands of passes over all its pixels; cameras write about ten.
+    if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > _MOST_SCANS:
+        raise DataFormatError(
+            f"{where} has {scans} scans, expected at most {_MOST_SCANS}; save it again as PNG"
+        )
+    try:
+        opened = library.open(io.BytesIO(data), formats=_FORMATS)
+        # open() reads only the header, so that the size is known before memory is allocated.
+        width, height = opened.size
+        limit = library.MAX_IMAGE_PIXELS
+        if limit is not None and width * height > limit:
+            raise DataFormatError(
+                f"has {width} x {height} pixels, expected at most {limit} pixels "
+                "(PIL.Image.MAX_IMAGE_PIXELS, on a server max_image_megapixels=); make it smaller"
+            )
+        if opened.format == "PNG" and "transparency" in opened.info:
+            _scale_transparency(opened)
+        # load() finds damaged data now, where the source is known.
+        opened.load()
+    except DataFormatError as error:
+        raise DataFormatError(f"{where} {error}") from error
+    except library.DecompressionBombError as error:
+        raise DataFormatError(f"{where}: {error} Make the image smaller") from error
+    except Exception as error:  # readers may raise anything on damaged files
+        head = data[:256].lower()
+        kind = next((name for mark, name in _OTHER_FILES if mark in head), None)
+        reason = "" if str(error).startswith("cannot identify") else f": {error}"
+        found = f"is {kind}" if kind else f"cannot be read as an image{reason}"
+        raise DataFormatError(
+            f"{where} {found}; expected a whole PNG, JPEG, WebP, GIF or BMP file"
         ) from error
-    return opened, data
+    return opened
+
+
+def _scale_transparency(image: Image.Image) -> None:
+    """Scales the transparent colour of a PNG file as Pillow scales the pixels; call before load."""
+    raw = image.tile[0][3]
+    if raw in ("L;2", "L;4"):
+        image.info["transparency"] *= {"L;2": 85, "L;4": 17}[raw]
+    elif raw == "RGB;16B":  # Pillow drops the low bytes, by which colours may differ
+        raise DataFormatError(
+            "got 16-bit RGB with a transparent colour, expected 8 bits or an alpha channel"
+        )
 
 
 def png_bytes(image: Image.Image) -> bytes:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import base64
 import builtins
 import io
+import itertools
 import json
 import os
+import re
+import struct
+import zlib
+from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
 from tinker_cookbook.image_processing_utils import (
     PINNED_REMOTE_CODE,
+    decode_image,
     get_image_processor,
     image_to_data_uri,
     open_image,
     resize_image,
+    rgb_image,
 )
 
 CONFIG = {
@@ -178,3 +186,196 @@ def test_hub_names_go_to_transformers_as_they_are(monkeypatch, name, trust, opti
     get_image_processor(name)
     get_image_processor.cache_clear()
     assert calls == [((name.partition(":")[0],), options)]
+
+
+def png(size, depth, color, body, *chunks):
+    """A PNG file by the specification, without Pillow; ``body`` are the rows before compression."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">IIBBBBB", *size, depth, color, 0, 0, 0)
+    parts = [(b"IHDR", head), *chunks, (b"IDAT", zlib.compress(body, 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(itertools.starmap(chunk, parts))
+
+
+def on_white(colors, alpha):
+    return np.round(colors * (alpha / 255) + 255 * (1 - alpha / 255)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(
+    ("color", "depth"),
+    [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16), (3, 1), (3, 4), (3, 8), (4, 8),
+     (4, 16), (6, 8), (6, 16)],
+)  # fmt: skip
+def test_every_kind_of_png_has_the_pixels_of_the_specification(color, depth, keyed):
+    """Gray, RGB, palette, gray with alpha, RGBA; ``keyed``: transparent colours."""
+    rng, channels = np.random.default_rng(depth), {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
+    values = rng.integers(0, 2**depth, (5, 8, channels))
+    bits = (values.reshape(5, -1, 1) >> np.arange(depth)[::-1]) & 1
+    rows = np.packbits(bits.reshape(5, -1).astype(np.uint8), axis=1)
+    body = b"".join(b"\0" + row.tobytes() for row in rows)
+    eight = values >> 8 if depth == 16 else values * 255 // (2**depth - 1)
+    chunks, key = [], values[1, 2]
+    if color == 3:
+        palette = rng.integers(0, 256, (2**depth, 3)).astype(np.uint8)
+        alphas = rng.integers(0, 256, 2**depth).astype(np.uint8)
+        chunks = [(b"PLTE", palette.tobytes())] + [(b"tRNS", alphas.tobytes())] * keyed
+        expected = palette[values[..., 0]]
+        if keyed:
+            expected = on_white(expected, alphas[values])
+    elif color in (4, 6):
+        expected = on_white(eight[..., :-1], eight[..., -1:])
+    else:
+        chunks = [(b"tRNS", struct.pack(f">{channels}H", *key))] * keyed
+        same = (values == key).all(-1, keepdims=True) & keyed
+        expected = np.where(same, 255, eight)
+    if (color, depth, keyed) == (2, 16, True):
+        with pytest.raises(DataFormatError, match="got 16-bit RGB with a transparent colour"):
+            decode_image(png((8, 5), depth, color, body, *chunks))
+        return
+    found = decode_image(png((8, 5), depth, color, body, *chunks))
+    np.testing.assert_array_equal(np.asarray(found), np.broadcast_to(expected, (5, 8, 3)))
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_every_orientation_is_upright_as_for_transformers(picture, kind):
+    from transformers.image_utils import load_image
+
+    upright = [lambda a: a, np.fliplr, lambda a: np.rot90(a, 2), np.flipud,
+               lambda a: a.swapaxes(0, 1), lambda a: np.rot90(a, -1),
+               lambda a: np.rot90(a.swapaxes(0, 1), 2), np.rot90]  # fmt: skip
+    for orientation, turn in enumerate(upright, 1):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(picture, kind, exif=exif)
+        found = np.asarray(decode_image(data))
+        np.testing.assert_array_equal(found, turn(np.asarray(Image.open(io.BytesIO(data)))))
+        loaded = load_image(base64.b64encode(data).decode())
+        np.testing.assert_array_equal(found, np.asarray(loaded))
+        # Damaged EXIF data are ignored, as browsers do.
+        if kind == "JPEG":
+            assert decode_image(data.replace(b"MM\0*", b"??\0*")).size == picture.size
+
+
+def test_alpha_animations_and_inks(picture):
+    """Alpha as transformers' processors do it, the first frame, and CMYK."""
+    from transformers.image_transforms import convert_to_rgb
+
+    see_through = picture.convert("RGBA")
+    see_through.putalpha(Image.radial_gradient("L").resize(picture.size))
+    for mode in ("RGBA", "LA", "PA", "P", "1", "L", "RGB", "YCbCr", "HSV"):
+        image = see_through.convert(mode)
+        np.testing.assert_array_equal(
+            np.asarray(rgb_image(image)), convert_to_rgb(image, return_numpy=True)
+        )
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
+    for kind, options in (("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True})):
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        assert decode_image(data).convert("RGB").tobytes() == frames[0].tobytes()
+    for inks, color in (((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 200), (55, 55, 55))):
+        data = encoded(Image.new("CMYK", (16, 16), inks), "JPEG", quality=95)
+        assert np.abs(np.asarray(decode_image(data)) - np.array(color)).max() <= 3
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20_000, 2), (2, 20_000)])
+def test_small_and_narrow_images(size):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3)).astype(np.uint8)
+    for kind in ("PNG", "BMP", *(["WEBP"] if max(size) < 16384 else [])):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = encoded(Image.fromarray(pixels), kind, **options)
+        np.testing.assert_array_equal(np.asarray(decode_image(data)), pixels)
+
+
+def halves():
+    image = Image.effect_noise((64, 64), 50).convert("RGB")
+    whole = {kind: encoded(image, kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")}
+    cut = {f"half a {kind}": data[: len(data) // 2] for kind, data in whole.items()}
+    return {
+        **{kind: data for kind, data in cut.items() if "TIFF" not in kind},
+        "TIFF": whole["TIFF"],
+    }
+
+
+def lossless_webp(side):
+    data = bytearray(encoded(Image.new("RGB", (8, 8)), "WEBP", lossless=True))
+    at = data.index(b"VP8L") + 9
+    (bits,) = struct.unpack_from("<I", data, at)
+    struct.pack_into("<I", data, at, bits >> 28 << 28 | (side - 1) << 14 | (side - 1))
+    return bytes(data)
+
+
+def jpeg(side, scans=0):
+    """A JPEG with another size in its header, or with its only scan repeated."""
+    data = bytearray(encoded(Image.new("L", (8, 8)), "JPEG"))
+    struct.pack_into(">HH", data, data.index(b"\xff\xc0") + 5, side, side)
+    return bytes(data[:-2]) + bytes(data[data.index(b"\xff\xda") : -2]) * scans + b"\xff\xd9"
+
+
+def bombs():
+    gif, bmp = bytearray(encoded(Image.new("L", (8, 8)), "GIF")), bytearray(54)
+    struct.pack_into("<HH", gif, 6, 60_000, 60_000)
+    struct.pack_into("<2sIIIIiiHH", bmp, 0, b"BM", 54, 0, 54, 40, 30_000, 30_000, 1, 24)
+    # Rows of one block each, which is repeated.
+    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
+    row = packed.compress(bytes(30_001)) + packed.flush(zlib.Z_FULL_FLUSH)
+    body = b"\x78\xda" + row * 30_000
+    large = png((30_000, 30_000), 8, 0, b"").replace(zlib.compress(b"", 9), body)
+    assert len(large) > 1_000_000
+    return {"PNG": large, "PNG of 90 million": png((10_000, 9_000), 8, 2, b""), "GIF": bytes(gif),
+            "BMP": bytes(bmp), "WEBP": lossless_webp(16_383), "JPEG": jpeg(65_500)}  # fmt: skip
+
+
+REFUSED = {
+    "": "cannot be read as an image", "<svg xmlns='http://www.w3.org/2000/svg'/>": "is an SVG",
+    "<!DOCTYPE html><p>": "is an HTML page", "%PDF-1.7": "is a PDF", "%!PS-Adobe-3.0": "cannot be",
+    "TIFF": "is a TIFF file", "half a": "cannot be read",
+}  # fmt: skip
+
+
+def test_what_is_no_whole_image_is_refused():
+    texts = {text: text.encode() for text in REFUSED if text not in ("TIFF", "half a")}
+    for name, data in {**texts, **halves()}.items():
+        said = REFUSED["half a" if name.startswith("half") else name]
+        with pytest.raises(DataFormatError, match=rf"^datum 3: images\[0\].*{said}.*expected"):
+            decode_image(data, "datum 3: images[0]")
+    with pytest.raises(DataFormatError, match="has 3001 scans, expected at most 100"):
+        decode_image(jpeg(64, scans=3000))
+    for mode in ("F", "I"):
+        with pytest.raises(DataFormatError, match=f"mode {mode}, expected 8 or 16 bits"):
+            rgb_image(Image.new(mode, (2, 2)))
+
+
+def test_too_many_pixels_are_refused_before_memory_is_taken(monkeypatch):
+    def peak():
+        return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+    files = bombs()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+        before = peak()
+    except OSError:
+        pytest.skip("needs Linux")
+    for data in files.values():
+        with pytest.raises(DataFormatError, match=r"pixels.*make|Make .*smaller"):
+            decode_image(data)
+    assert peak() - before < 32
+    # Eight bytes per pixel: Pillow has four, before and after the conversion.
+    data = encoded(Image.new("RGBA", (5_000, 4_000)), "PNG", compress_level=1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000 * 4_000)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    decode_image(data)
+    assert peak() - before < 220
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000 * 4_000 - 1)
+    with pytest.raises(DataFormatError, match="has 5000 x 4000 pixels, expected at most 19999999"):
+        decode_image(data)

@@ -14,6 +14,7 @@ from tinker_cookbook.image_processing_utils import (
     open_image,
     png_bytes,
     resize_image,
+    rgb_image,
 )
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
 from tinker_cookbook.renderers.core.rendered import Piece
@@ -56,26 +57,21 @@ def image_to_chunk(
 ) -> tinker.types.ImageChunk:
     """Returns the image as a chunk with the number of tokens that the processor counts.
 
-    ``max_image_size`` limits the longest side in pixels. The EXIF orientation is applied. Raises
-    RendererError for anything but a local image, and for a shape that the processor rejects.
+    ``max_image_size`` limits the longest side in pixels. Raises RendererError for anything but a
+    local image, and for a shape that the processor rejects.
     """
     try:
         opened, data = open_image(image_or_str)
+        image = rgb_image(opened)
     except DataFormatError as error:
         raise RendererError(str(error)) from error
-    # Of an animation take the first frame, since a server may take another one.
-    image = opened.copy() if getattr(opened, "n_frames", 1) > 1 else opened
-    if image.getexif().get(0x0112, 1) != 1:  # the tag of the orientation
-        from PIL import ImageOps
-
-        image = ImageOps.exif_transpose(image)
-    if image.mode != "RGB":
-        image = image.convert("RGB")
     if max_image_size:
         image = resize_image(image, max_image_size)
-    # Send the original bytes where the image was not changed.
+    # Send the original bytes where the image was not changed. Of an animation send only the first
+    # frame, since a server may take another one.
     kind: Literal["png", "jpeg"] = "jpeg" if opened.format == "JPEG" else "png"
-    if data is None or image is not opened or opened.format not in ("PNG", "JPEG"):
+    changed = image is not opened or getattr(opened, "is_animated", False)
+    if data is None or changed or opened.format not in ("PNG", "JPEG"):
         data, kind = png_bytes(image), "png"
     width, height = image.size
     if hasattr(image_processor, "get_number_of_image_patches"):
