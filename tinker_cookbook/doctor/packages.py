@@ -19,6 +19,7 @@ _USES = {
     "gpu": "fused kernels for NVIDIA GPUs",
     "images": "images in prompts",
     "inspect": "evaluations with Inspect AI",
+    "litellm": "sampling through LiteLLM",
     "llama-cpp": "check of a GGUF export in llama.cpp",
     "math": "grading of mathematical answers",
     "mcp": "tools from MCP servers",
