@@ -121,7 +121,8 @@ class StoreSink:
         refused: list[urllib.error.HTTPError] = []
         for endpoint, payload in _ordered_ingest_batches(records):
             ((key, items),) = payload.items()
-            refused += self._post(endpoint, key, items, deadline)
+            for part in _parts(items):
+                refused += self._post(endpoint, key, part, deadline)
         if refused:
             raise refused[0]
 
@@ -132,17 +133,15 @@ class StoreSink:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"{self._base_url}{endpoint}: the store takes too long")
-        payload = {key: items}
-        if len(items) == 1 or _encoded_size(payload) <= _MAX_POST_BYTES:
-            try:
-                _post_json(f"{self._base_url}{endpoint}", payload, left)
-                return []
-            except urllib.error.HTTPError as error:
-                # Too large, or a row is wrong: the others are stored without it.
-                if error.code not in (400, 413):
-                    raise
-                if len(items) == 1:
-                    return [error]
+        try:
+            _post_json(f"{self._base_url}{endpoint}", {key: items}, left)
+            return []
+        except urllib.error.HTTPError as error:
+            # A row is wrong, or all are too large together: the others are stored without it.
+            if error.code not in (400, 413):
+                raise
+            if len(items) == 1:
+                return [error]
         half = len(items) // 2
         parts = items[:half], items[half:]
         return [error for part in parts for error in self._post(endpoint, key, part, deadline)]
@@ -269,17 +268,30 @@ def _annotation_from_record(record: CaptureRecord) -> JsonDict:
     }
 
 
-def _encoded_size(payload: JsonDict) -> int:
-    return len(_encode(payload))
+def _parts(items: list[JsonDict]) -> Iterator[list[JsonDict]]:
+    """Divides rows into requests of at most ``_MAX_POST_BYTES``, or of one row."""
+    part: list[JsonDict] = []
+    size = 64  # of the brackets
+    for item in items:
+        item_size = _encoded_size(item) + 2
+        if part and size + item_size > _MAX_POST_BYTES:
+            yield part
+            part, size = [], 64
+        part.append(item)
+        size += item_size
+    yield part
 
 
-def _encode(payload: JsonDict) -> bytes:
-    return json.dumps(payload, default=str).encode()
+def _encoded_size(value: JsonDict) -> int:
+    return len(json.dumps(value, default=str))
 
 
 def _post_json(url: str, payload: JsonDict, timeout: float) -> JsonDict:
+    ((key, items),) = payload.items()
+    # Row by row: a single call for all of them would hold the interpreter's lock too long.
+    body = f'{{"{key}": [{", ".join(json.dumps(item, default=str) for item in items)}]}}'
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data=_encode(payload), headers=headers)
+    request = urllib.request.Request(url, data=body.encode(), headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return json.load(response)
