@@ -287,7 +287,7 @@ def _future_of(returned: Any) -> Future[Any] | None:
     """Returns the future in what a method gave, if there is one."""
     # The attribute first: ``future()`` of the engine's samples keeps them from being cancelled when
     # nothing waits for them any more.
-    candidates: tuple[Any, ...] = (returned, getattr(returned, "_future", None))
+    candidates: list[Any] = [returned, getattr(returned, "_future", None)]
     for candidate in candidates:
         if hasattr(candidate, "add_done_callback"):
             return candidate
