@@ -5,8 +5,9 @@ Loaded only through ``connect()``, so it may import the SDK at the top.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tinker
@@ -18,8 +19,17 @@ from tinker_cookbook.engine.sampling.requests import PromptScores, Sample, Sampl
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput
-from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+from tinker_cookbook.engine.vision.images import ImageInput, joined
+from tinker_cookbook.engine.vision.processing import ImageReader
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataFormatError,
+    DataValidationError,
+)
+from tinker_cookbook.image_processing_utils import read_media
 
+MakeReader: TypeAlias = "Callable[[], ImageReader]"
 _OPTIONS = fields(LogitOptions)
 
 
@@ -33,34 +43,56 @@ class LocalSampleResponse(types.SampleResponse):
     sampling_adjustments: tuple[str, ...] = ()
 
 
-def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
-    """Returns the token ids [T] int64 of an input that contains only text."""
-    parts = []
-    for chunk in model_input.chunks:
-        if not isinstance(chunk, types.EncodedTextChunk):
+class TokenSequence(NamedTuple):
+    """Token ids [T] int64 of a model input, and its images."""
+
+    tokens: np.ndarray
+    images: tuple[ImageInput, ...] = ()
+
+
+def sequence_of(model_input: types.ModelInput, where: str, reader: MakeReader) -> TokenSequence:
+    """Returns the token ids and images of an input; ``reader`` is called if it has an image."""
+    parts: list[np.ndarray | ImageInput] = []
+    for index, chunk in enumerate(model_input.chunks):
+        if isinstance(chunk, types.EncodedTextChunk):
+            parts.append(np.asarray(chunk.tokens, dtype=np.int64))
+            continue
+        at = f"{where}: chunk {index}"
+        if isinstance(chunk, types.ImageAssetPointerChunk):
+            try:
+                data = read_media(chunk.location)
+            except DataFormatError as error:
+                raise DataValidationError(f"{at}: {error}") from error
+        elif isinstance(chunk, types.ImageChunk):
+            data = chunk.data
+        else:
             raise DataValidationError(
-                f"{where}: has a chunk of type {chunk.type!r}; the local engine supports only text "
-                "tokens (encoded_text)"
+                f"{at}: has the type {chunk.type!r}; the local engine supports text tokens "
+                "(encoded_text) and images (image, image_asset_pointer)"
             )
-        parts.append(np.asarray(chunk.tokens, dtype=np.int64))
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        parts.append(reader().read(data, chunk.expected_tokens, at))
+    images = tuple(part for part in parts if isinstance(part, ImageInput))
+    return TokenSequence(joined(parts), images)
 
 
-def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
+def examples_of(data: Sequence[tinker.Datum], reader: MakeReader) -> list[Example]:
     """Converts SDK datums to engine examples; shares arrays if their types match."""
     out = []
     for index, datum in enumerate(data):
-        tokens = tokens_of(datum.model_input, f"datum {index}: model_input")
+        sequence = sequence_of(datum.model_input, f"datum {index}: model_input", reader)
         inputs = {name: value.to_numpy() for name, value in datum.loss_fn_inputs.items()}
-        out.append(Example(tokens, inputs))
+        out.append(Example(sequence.tokens, inputs, sequence.images))
     return out
 
 
-def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> list[Example]:
+def custom_examples_of(
+    data: Sequence[tinker.Datum], reader: MakeReader, *, trained_only: bool
+) -> list[Example]:
     """Returns examples for a custom loss: tokens, targets and, with ``trained_only``, weights."""
     out = []
     for index, datum in enumerate(data):
-        tokens, inputs = tokens_of(datum.model_input, f"datum {index}: model_input"), {}
+        sequence = sequence_of(datum.model_input, f"datum {index}: model_input", reader)
+        inputs: dict[str, np.ndarray] = {}
         for name in ("target_tokens", "weights") if trained_only else ("target_tokens",):
             if name not in datum.loss_fn_inputs:
                 reason = "; a loss_fn with trained_only needs it" if name == "weights" else ""
@@ -69,7 +101,7 @@ def custom_examples_of(data: Sequence[tinker.Datum], *, trained_only: bool) -> l
         if not trained_only:
             # The inputs are validated like those of cross_entropy, which requires weights.
             inputs["weights"] = np.zeros(inputs["target_tokens"].shape, dtype=np.float32)
-        out.append(Example(tokens, inputs))
+        out.append(Example(sequence.tokens, inputs, sequence.images))
     return out
 
 

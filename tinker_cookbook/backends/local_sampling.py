@@ -117,7 +117,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             )
         if isinstance(prompt, str):
             prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
-        tokens = convert.tokens_of(prompt, "prompt")
+        sequence = self._sequence(prompt)
         sampling_params = sampling_params or types.SamplingParams()
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
         targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
@@ -131,7 +131,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         request = cache(
             partial(
                 self._request,
-                tokens,
+                sequence,
                 num_samples,
                 sampling_params,
                 topk_sample_logprobs,
@@ -143,7 +143,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         scored = None
         if scores_prompt:
             scored = self._score(
-                tokens,
+                sequence,
                 lambda scores: scores,
                 sample=request if in_one_pass else None,
                 logprobs=include_prompt_logprobs,
@@ -170,9 +170,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
             assert scores.logprobs is not None
             return [None if np.isnan(value) else float(value) for value in scores.logprobs]
 
-        tokens = convert.tokens_of(prompt, "prompt")
         return SampleFuture(
-            self._score(tokens, answer, logprobs=True, last_n=prompt_logprobs_last_n)
+            self._score(
+                self._sequence(prompt), answer, logprobs=True, last_n=prompt_logprobs_last_n
+            )
         )
 
     def sampler(self) -> Sampler:
@@ -242,7 +243,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
 
     def _request(
         self,
-        tokens: np.ndarray,
+        sequence: convert.TokenSequence,
         num_samples: int,
         params: types.SamplingParams,
         topk: int,
@@ -256,9 +257,10 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
         decode = self._decode if settings.stop_strings else None
         request = sample_request(
             sampler,
-            tokens,
+            sequence.tokens,
             num_samples,
             settings,
+            images=sequence.images,
             decode=decode,
             topk_sample=topk,
             scored=in_scoring_pass,
@@ -268,22 +270,27 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
 
     def _score(
         self,
-        tokens: np.ndarray,
+        sequence: convert.TokenSequence,
         finish: Callable[[PromptScores], T],
         sample: Callable[[], SampleRequest] | None = None,
         **what: Any,
     ) -> Future[T]:
-        """Returns ``finish`` of the scores of ``tokens``; ``what`` is passed to ``score_request``.
+        """Returns ``finish`` of the scores of a sequence; ``what`` is passed to ``score_request``.
 
         ``sample`` creates a request for one sampled token, computed in the same pass.
         """
 
         def submit() -> Future[PromptScores]:
-            request = score_request(self._made.result(), tokens, **what)
+            tokens, images = sequence
+            request = score_request(self._made.result(), tokens, images=images, **what)
             request.sample = None if sample is None else sample()
             return self._engine.score(request)
 
         return chain(self._made, submit, finish)
+
+    def _sequence(self, prompt: types.ModelInput) -> convert.TokenSequence:
+        reader = partial(self._engine.image_reader, self._base_model)
+        return convert.sequence_of(prompt, "prompt", reader)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._codec.decode(tokens)

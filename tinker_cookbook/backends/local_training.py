@@ -49,6 +49,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         self._base_model = base_model
         self._run_id = run_id
         self._created = created
+        self._image_reader = partial(engine.image_reader, base_model)
 
     def forward(
         self,
@@ -57,7 +58,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Computes log-probabilities and the summed loss, without gradients."""
-        examples = partial(convert.examples_of, data)
+        examples = partial(convert.examples_of, data, self._image_reader)
         return self.run_pass(examples, loss_fn, loss_fn_config, backward=False)
 
     def forward_backward(
@@ -67,7 +68,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Adds the gradient of the summed loss; metric ``loss:sum``."""
-        examples = partial(convert.examples_of, data)
+        examples = partial(convert.examples_of, data, self._image_reader)
         return self.run_pass(examples, loss_fn, loss_fn_config, backward=True)
 
     def forward_backward_custom(
@@ -91,7 +92,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
             group_size = getattr(loss_fn, "group_size", None)
             # A datum that cannot be converted also makes the next step fail.
             with run.refusing_step_after_failure(True):
-                examples = convert.custom_examples_of(data, trained_only=trained_only)
+                examples = convert.custom_examples_of(
+                    data, self._image_reader, trained_only=trained_only
+                )
                 self._engine.begin_pass()
                 output = run.forward_backward_custom(
                     examples, call, group_size, trained_only=trained_only

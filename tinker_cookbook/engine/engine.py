@@ -57,6 +57,7 @@ from tinker_cookbook.engine.sampling.requests import (
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.run import TrainingRun
+from tinker_cookbook.engine.vision.processing import ImageReader, image_reader
 from tinker_cookbook.engine.worker import Joinable, Worker
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -186,6 +187,10 @@ class Engine:
                 import_architecture(Path(resolved.folder))
                 self._resolved[name] = resolved
             return self._resolved[name]
+
+    def image_reader(self, name: str) -> ImageReader:
+        """Returns the reader of images for a model; raises ``ConfigurationError`` for others."""
+        return image_reader(name, Path(self.resolve(name).folder))
 
     def adopt(self, name: str, resolved: ResolvedModel) -> None:
         """Takes the folder of a model name from another rank, which has resolved it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import distributed
 
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
 from tinker_cookbook.engine.sampling.requests import (
@@ -29,6 +30,7 @@ from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import TrainingRun
+from tinker_cookbook.engine.vision.images import ImageInput, is_image
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -151,7 +153,6 @@ def _trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]
 def peft_model(base: BaseModel, adapter: Adapter, folder: Path, dtype: Any = torch.float32) -> Any:
     """The same adapter, written as peft files and loaded by peft onto a plain model."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(adapter.peft_config(str(base.folder)))
@@ -159,15 +160,33 @@ def peft_model(base: BaseModel, adapter: Adapter, folder: Path, dtype: Any = tor
     tensors = {name: t.detach().contiguous() for name, t in adapter.parameters().items()}
     save_file(tensors, str(folder / "adapter_model.safetensors"))
     # A loop over experts: the grouped product of torch has no float64.
-    plain = AutoModelForCausalLM.from_pretrained(
+    plain = model_class(base.folder).from_pretrained(
         base.folder, dtype=dtype, experts_implementation="eager"
     )
     return PeftModel.from_pretrained(plain, str(folder), is_trainable=True).eval()
 
 
-def reference_logprobs(model: Any, tokens: np.ndarray, targets: np.ndarray) -> torch.Tensor:
+def with_images(
+    model: Any, tokens: np.ndarray, images: Sequence[ImageInput]
+) -> dict[str, torch.Tensor]:
+    """What transformers takes for a sequence: tokens, with its own id at the images, and pixels."""
+    at = is_image(tokens)
+    ids = torch.from_numpy(np.where(at, getattr(model.config, "image_token_id", 0), tokens))[None]
+    if not images:
+        return {"input_ids": ids}
+    pixels = [image.pixels() for image in images]
+    arrays = {name: np.concatenate([one[name] for one in pixels]) for name in pixels[0]}
+    inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+    kinds = {"mm_token_type_ids": torch.from_numpy(at).int()[None]}
+    return {"input_ids": ids, **inputs, **(kinds if "image_grid_thw" in inputs else {})}
+
+
+def reference_logprobs(
+    model: Any, tokens: np.ndarray, targets: np.ndarray, images: Sequence[ImageInput] = ()
+) -> torch.Tensor:
     """Log-probabilities [T] or [T, K] by a plain forward of one sequence."""
-    logits = model(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0]
+    logits = model(**with_images(model, tokens, images), use_cache=False).logits[0]
     index = torch.from_numpy(targets).long()
     picked = logits.log_softmax(-1).gather(1, index if index.dim() == 2 else index[:, None])
     return picked if index.dim() == 2 else picked[:, 0]
@@ -362,7 +381,7 @@ def _reference_pass(
     base: BaseModel, adapter: Adapter, folder: Path, data: list[Example], loss_of: Any, dtype: Any
 ) -> _Pass:
     model = peft_model(base, adapter, folder).to(dtype)
-    lps = [reference_logprobs(model, item.tokens, item.targets) for item in data]
+    lps = [reference_logprobs(model, item.tokens, item.targets, item.images) for item in data]
     loss = loss_of(lps)
     return [lp.detach() for lp in lps], float(loss.detach()), peft_gradients(model, loss)
 

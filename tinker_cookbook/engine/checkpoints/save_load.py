@@ -68,7 +68,8 @@ def save_run(
 def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapter:
     """Returns the adapter of a checkpoint; raises if it belongs to another base model."""
     try:
-        fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
+        state = {"train_vision": False, **loaded.state}  # older checkpoints have no such field
+        fields = {name: state[name] for name in AdapterSpec.__dataclass_fields__}
     except KeyError as error:
         raise CheckpointError(f"{path}: state.json lacks {error}; it is damaged") from error
     # ``targets`` are the layers of this base model; tensors that do not fit are refused.

@@ -53,6 +53,7 @@ class RunInfo:
     train_mlp: bool = True
     train_attn: bool = True
     train_unembed: bool = True
+    train_vision: bool = False
     seed: int | None = None
     user_metadata: dict[str, str] = field(default_factory=dict)
 

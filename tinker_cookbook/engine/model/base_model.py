@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -39,6 +40,7 @@ from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
     files_digest,
+    model_class,
     weights_digest,
 )
 from tinker_cookbook.engine.model.lora import (
@@ -54,6 +56,7 @@ from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
+from tinker_cookbook.engine.vision.tower import VisionTower, has_vision
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 _ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
@@ -63,7 +66,7 @@ _TRAINING_ATTENTION = "tinker_cookbook_cpu"
 
 
 class BaseModel:
-    """A transformers causal language model with hooks for adapters and a chunked head.
+    """A transformers causal or vision-language model with hooks for adapters and a chunked head.
 
     Attributes: ``name`` as the user gave it, ``folder``, ``device``, ``dtype``, ``targets`` (the
     layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``,
@@ -102,15 +105,19 @@ class BaseModel:
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
-        self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
+        text = getattr(model.config, "text_config", model.config)
+        self.context_length = int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
         self.limits = KnownLimits()
         self.sampled_tokens = 0  # total, including cancelled requests
 
+        self._decoder: Any = model.get_decoder() if has_vision(model.config) else model.base_model
         vocabulary = model.get_input_embeddings().weight.shape[0]
         tokens = torch.from_numpy(probe_tokens(vocabulary, 8)).to(at)[None]
         expected, hidden = _reference(model, tokens, with_hidden=quantized)
         self._active = ActiveTerms()
-        self.targets = _hook(model, self._active, placement)
+        self.targets = _hook(model, self._decoder, self._active, placement)
+        self.vision = VisionTower.of(model, folder, self._active, self.targets)
+        """``None`` for a text model, and for a folder without an image processor."""
         if divided:
             for part in (*whole_parts(model).values(), *model.buffers()):
                 part.data = part.to(device)
@@ -122,7 +129,6 @@ class BaseModel:
         self.eos_ids = tuple(one for one in _eos_ids(model) if 0 <= one < self.vocab_size)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
-        self._decoder: Any = model.base_model
         self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
         """Of a divided base model."""
         # Before the head is quantised: its check is for full precision.
@@ -186,7 +192,13 @@ class BaseModel:
         # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
         with self.with_ranks(), self._rotary.active():
-            return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
+            inputs = {"input_ids": tokens} if self.vision is None else self.vision.inputs(tokens)
+            return self._decoder(**inputs, **kwargs).last_hidden_state
+
+    def positions(self, tokens: np.ndarray) -> np.ndarray | None:
+        """Returns rotary positions [3, T] of a sequence with images; ``None`` if they count its
+        tokens."""
+        return None if self.vision is None else self.vision.positions(tokens)
 
     def hidden_with_backward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Returns ``hidden`` after a backward pass to the embeddings, whose result is dropped."""
@@ -207,7 +219,8 @@ class BaseModel:
     ) -> Tensor:
         """Returns the last hidden states [T, H] of the tokens [T] of many sequences.
 
-        Choices of experts are written to the sequences' cache, if it stores them.
+        ``positions`` are [T] or, with images, [3, T]. Choices of experts are written to the
+        sequences' cache, if it stores them.
         """
         cache = layout.runs[0].table.cache if layout.runs else None
         with (
@@ -215,7 +228,7 @@ class BaseModel:
             self._active.use({}, segments),
             self._active.recording() as chosen,
         ):
-            hidden = self.hidden(tokens[None], position_ids=positions[None])[0]
+            hidden = self.hidden(tokens[None], position_ids=positions[..., None, :])[0]
         if cache is not None and cache.choices:
             cache.write_choices(layout.runs, torch.cat(chosen, 1))
         return hidden
@@ -329,13 +342,12 @@ def _load(
     name: str, folder: Path, at: torch.device, device: torch.device, dtype: torch.dtype
 ) -> Any:
     """Loads a model to the device ``at``, for use on ``device``."""
-    from transformers import AutoModelForCausalLM
     from transformers.masking_utils import sdpa_mask
 
     check_architecture(name, folder)
     # On CUDA, load directly to the device: the host never holds the whole model.
     where = {"device_map": {"": at}} if at.type == "cuda" else {}
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = model_class(folder).from_pretrained(
         folder, dtype=dtype, local_files_only=True, **where, **dequantized(name, folder)
     )
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
@@ -343,14 +355,17 @@ def _load(
     # An architecture that requires another attention keeps it.
     if chosen == "sdpa" and kernel is not None:
         attention_hook.register(_TRAINING_ATTENTION, kernel, sdpa_mask)
-        model.set_attn_implementation(_TRAINING_ATTENTION)
+        # Not in a vision tower, whose attention is not causal.
+        parts = {"text_config": _TRAINING_ATTENTION} if has_vision(model.config) else None
+        model.set_attn_implementation(parts or _TRAINING_ATTENTION)
     # Frozen, and in evaluation mode: dropout would make training differ from sampling.
     return model.requires_grad_(False).eval().to(at)
 
 
 def _eos_ids(model: Any) -> tuple[int, ...]:
     # generation_config.json takes precedence, as in ``generate``.
-    configs = (getattr(model, "generation_config", None), model.config)
+    text_config = getattr(model.config, "text_config", None)
+    configs = (getattr(model, "generation_config", None), model.config, text_config)
     found = (getattr(config, "eos_token_id", None) for config in configs)
     eos = next((ids for ids in found if ids is not None), ())
     return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
@@ -366,20 +381,26 @@ def _reference(model: Any, tokens: Tensor, *, with_hidden: bool) -> tuple[Tensor
     return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0], hidden
 
 
-def _hook(model: Any, active: ActiveTerms, placement: Placement) -> list[Target]:
-    """Replaces every linear layer of the decoder by one that supports adapters; the head, which
-    ``Head`` applies in chunks, is only listed."""
+def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -> list[Target]:
+    """Replaces every linear layer of decoder, vision tower and connector by one that supports
+    adapters; the head, which ``Head`` applies in chunks, is only listed."""
     head = model.get_output_embeddings()
+    of_decoder = {id(module) for module in decoder.modules()}
+    # A tower is small beside its decoder, so it stays whole and in full precision.
+    of_tower = Placement(placement.device)
     targets = []
     # Iterate by name, so that each plain matrix is freed as soon as it is packed.
     for name in [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
         module = model.get_submodule(name)
         group = "unembed" if module is head else _group_of(name)
+        if module is not head and id(module) not in of_decoder:
+            group = "vision"
         if group is None:
             continue
         targets.append(Target(name, group, module.in_features, module.out_features))
         if module is not head:
-            model.set_submodule(name, AdapterLinear(module, name, active, placement))
+            where = of_tower if group == "vision" else placement
+            model.set_submodule(name, AdapterLinear(module, name, active, where))
     for name in stacked_experts(model):
         group = _group_of(f"{name}.")
         if group is None:

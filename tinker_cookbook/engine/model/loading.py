@@ -50,26 +50,43 @@ def import_library(device: torch.device | None = None) -> None:
 
 def import_architecture(folder: Path) -> None:
     """Imports the code of the model in ``folder``; leaves errors to ``BaseModel``."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     with _lock:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            _ = AutoModelForCausalLM._model_mapping[type(config)]  # the lookup imports the class
+            _ = model_class(folder)._model_mapping[type(config)]  # the lookup imports the class
         except Exception:  # loading the model will report the error
             return
 
 
+def model_class(folder: Path) -> Any:
+    """Returns the class of transformers that loads the model in ``folder``."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
+    )
+
+    # Some types are in both lists. With the vision tower images work, and adapters have the names
+    # that other programs look for.
+    config = model_config(folder)
+    takes_images = "vision_config" in config and config.get("model_type") in WITH_IMAGES
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+
+
 def check_architecture(name: str, folder: Path) -> None:
-    """Raises ``ConfigurationError`` if transformers has no causal language model for ``folder``."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Raises ``ConfigurationError`` if transformers has no text-writing model for ``folder``."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     kind = model_config(folder).get("model_type")
-    if kind is not None and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    if kind is not None and kind not in known:
         raise ConfigurationError(
-            f"model_name: {name} has the model type {kind!r}, for which transformers has no causal "
-            "language model; expected a text model. The engine does not load vision-language "
-            "models such as Qwen3-VL"
+            f"model_name: {name} has the model type {kind!r}, for which transformers has neither a "
+            "causal language model nor a vision-language model; expected a model that writes text"
         )
 
 

@@ -33,7 +33,7 @@ TermGradients = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Target:
-    """One linear layer that can carry an adapter; ``group`` is attn, mlp or unembed.
+    """One linear layer that can carry an adapter; ``group`` is attn, mlp, unembed or vision.
 
     In a stacked parameter, each of the ``experts`` has an adapter of the full rank, and
     ``saved_as`` is the module name that peft uses for the tensors.
@@ -58,17 +58,21 @@ class Target:
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """Shape of an adapter: rank, and which of the three groups of linear layers it covers."""
+    """Shape of an adapter: rank, and which of the groups of linear layers it covers.
+
+    ``train_vision`` is the vision tower with the connector to the language model.
+    """
 
     rank: int = 32
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+    train_vision: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ConfigurationError(f"rank: got {self.rank}, expected a whole number >= 1")
-        if not (self.train_attn or self.train_mlp or self.train_unembed):
+        if not (self.train_attn or self.train_mlp or self.train_unembed or self.train_vision):
             raise ConfigurationError(
                 "train_attn, train_mlp, train_unembed: all are false, so nothing would be "
                 "trained; set at least one of them to true"
@@ -81,7 +85,7 @@ class AdapterSpec:
 
     def covered(self, targets: list[Target]) -> list[Target]:
         """Returns the targets that an adapter covers; raises for a flag that matches no layer."""
-        groups = [g for g in ("attn", "mlp", "unembed") if getattr(self, f"train_{g}")]
+        groups = [g for g in ("attn", "mlp", "unembed", "vision") if getattr(self, f"train_{g}")]
         for group in groups:
             if not any(target.group == group for target in targets):
                 raise ConfigurationError(
@@ -335,9 +339,22 @@ class Adapter:
             **self._peft_targets(),
         }
 
-    def _peft_targets(self) -> dict[str, list[str]]:
+    def _peft_targets(self) -> dict[str, Any]:
         """Returns the suffixes of the layers' names, as peft's config lists them."""
         covered = [target for target in self.targets if target.name in self.tensors]
+        # Names in a vision tower may be numbers, which are no suffix of one layer alone.
+        names: dict[str, Any] = self._suffixes([t for t in covered if t.group != "vision"])
+        names["target_modules"] += sorted(t.name for t in covered if t.group == "vision")
+        # A vision tower may have layers of the same names, for which peft would make new adapters.
+        others = [t for t in self.targets if t.group == "vision" and t.name not in self.tensors]
+        given = names["target_modules"]
+        if any(target.name.rpartition(".")[2] in given for target in others):
+            parts = sorted({re.escape(".".join(t.name.split(".")[:2])) for t in others})
+            names["exclude_modules"] = rf"({'|'.join(parts)})\..*"
+        return names
+
+    @staticmethod
+    def _suffixes(covered: Sequence[Target]) -> dict[str, list[str]]:
         if not any(target.experts for target in covered):
             return {"target_modules": sorted({t.name.rpartition(".")[2] for t in covered})}
         # In a model with experts, peft treats an MLP's module names as experts. Naming the

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, Run
 from tinker_cookbook.engine.sampling.prefix_cache import Prefill
@@ -20,6 +22,8 @@ class BatchPlan:
     runs: list[Run] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    axes: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    """Positions [3, n] of chunks with images, with the index of the chunk's first token."""
     owners: list[Sampler] = field(default_factory=list)
     outputs: list[tuple[int, SampledSequence]] = field(default_factory=list)
     """Sequences that sample a token in this step, with the index of their hidden state."""
@@ -44,7 +48,8 @@ class BatchPlan:
                 row = rows[table]
                 plan.runs.append(Run(table, table.length, len(plan.tokens), 1, decodes=True))
                 plan.outputs.append((len(plan.tokens), row))
-                plan._append([row.sample.tokens[-1]], [table.length], sampler)
+                position = table.length + row.request.position_offset
+                plan._append([row.sample.tokens[-1]], [position], sampler)
         # Decode tokens come first and are always included: a long prompt must not delay them.
         plan._add_prefills(prefills, step_tokens - len(plan.tokens))
         if not plan.tokens:
@@ -76,12 +81,23 @@ class BatchPlan:
                 start, end = table.length, table.length + count
                 self.runs.append(Run(table, start, len(self.tokens), count))
                 tokens = prefill.tokens[start:end].tolist()
+                if prefill.positions is not None:
+                    self.axes.append((len(self.tokens), prefill.positions[:, start:end]))
                 self._append(tokens, list(range(start, end)), prefill.sampler)
                 self.chunks.append((prefill, table, count))
                 # All samples of a prompt sample their first token from its last hidden state.
                 if end == len(prefill.tokens):
                     self.outputs += [(len(self.tokens) - 1, row) for row in prefill.rows]
                 share, room = share - count, room - count
+
+    def rotary_positions(self) -> np.ndarray:
+        """Returns the positions [T], or [3, T] if a chunk has images."""
+        positions = np.array(self.positions, dtype=np.int64)
+        if self.axes:
+            positions = np.broadcast_to(positions, (3, len(positions))).copy()
+            for first, chunk in self.axes:
+                positions[:, first : first + chunk.shape[1]] = chunk
+        return positions
 
     def _append(self, tokens: list[int], positions: list[int], owner: Sampler) -> None:
         self.tokens += tokens

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, WaitingRequest, owner_of
-from tinker_cookbook.engine.sampling.requests import SampleRequest
+from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
 from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 
 _MOST_REQUESTS = 8
@@ -82,11 +82,17 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
     cache: Any = DynamicCache(config=base.config)
 
     @torch.no_grad()
-    def last_hidden(tokens: torch.Tensor) -> torch.Tensor:
+    def last_hidden(tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        # transformers counts positions itself, except those of images and after them.
+        given = {} if positions is None else {"position_ids": positions.to(base.device)}
         with base.with_segments(request.sampler.terms()):
-            return base.hidden(tokens, past_key_values=cache, use_cache=True)[:, -1]
+            return base.hidden(tokens, past_key_values=cache, use_cache=True, **given)[:, -1]
 
-    hidden = last_hidden(torch.from_numpy(request.prompt).to(base.device)[None])
+    of_prompt = base.positions(request.prompt)
+    hidden = last_hidden(
+        torch.from_numpy(request.prompt).to(base.device)[None],
+        None if of_prompt is None else torch.from_numpy(of_prompt)[:, None],
+    )
     rows = list(request.rows)
     if len(rows) > 1:
         # The only method that selects sequences in all cache types.
@@ -106,4 +112,10 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
         yield  # the request may be cancelled while others take their step
         if not request.future.done():
             newest = torch.tensor([[row.sample.tokens[-1]] for row in rows]).to(base.device)
-            hidden = last_hidden(newest)
+            hidden = last_hidden(newest, None if of_prompt is None else _positions_of(rows))
+
+
+def _positions_of(rows: list[SampledSequence]) -> torch.Tensor:
+    """Returns the rotary positions [3, rows, 1] of each row's newest token."""
+    at = [row.length - 1 + row.request.position_offset for row in rows]
+    return torch.tensor(at)[None, :, None].expand(3, -1, -1)

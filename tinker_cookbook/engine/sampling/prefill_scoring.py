@@ -17,7 +17,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
-from tinker_cookbook.engine.training.prefix_tree import lay_out
+from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions
 
 STEP_TOKENS = 512
 """Maximum tokens of a forward pass. More would not be more efficient and would delay other
@@ -52,6 +52,7 @@ def read_together(
     """
     # A tree of segments: a common prefix is one segment, whose blocks its continuations share.
     row = lay_out(sequences)
+    positions = tree_positions(row, sequences, base.positions)
     cache = PagedCache(shapes, base.dtype, base.device)
     waiting = [_Segment(some.path, indices) for some in row.siblings for indices in some.segments]
     complete: dict[int, BlockTable] = {}  # by the last index of the segment
@@ -64,7 +65,7 @@ def read_together(
         fill = (0, -count % 32 if base.ragged else filling(count))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
-            torch.from_numpy(np.pad(row.positions[indices], fill)).to(base.device),
+            torch.from_numpy(_padded(positions[..., indices], fill)).to(base.device),
             BatchLayout(runs),
             Segments.of_one(terms),
         )
@@ -86,6 +87,10 @@ def read_together(
             pause()
     assert hidden is not None
     return hidden, row.where
+
+
+def _padded(positions: np.ndarray, fill: tuple[int, int]) -> np.ndarray:
+    return np.pad(positions, [(0, 0)] * (positions.ndim - 1) + [fill])
 
 
 def _next_runs(

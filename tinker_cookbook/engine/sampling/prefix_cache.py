@@ -25,12 +25,12 @@ SHORTEST = 16
 """Minimum length of an entry, and of a match."""
 
 
-_TOKEN_BYTES = 4
+_TOKEN_BYTES = 8  # positions of images have large ids
 
 
 def token_bytes(tokens: np.ndarray) -> bytes:
     """Returns tokens [T] as bytes that sort in the same lexicographic order as the tokens."""
-    return tokens.astype(">u4").tobytes()
+    return tokens.astype(">i8").tobytes()
 
 
 @dataclass(eq=False)
@@ -62,6 +62,11 @@ class Prefill:
     def key(self) -> bytes:
         """Tokens as bytes, because comparing bytes is faster than comparing arrays."""
         return token_bytes(self.tokens)
+
+    @cached_property
+    def positions(self) -> np.ndarray | None:
+        """Rotary positions [3, T]; ``None`` if they count the tokens."""
+        return self.sampler.base.positions(self.tokens)
 
     @property
     def left(self) -> int:

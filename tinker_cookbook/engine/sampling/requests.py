@@ -16,6 +16,7 @@ from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import check_token_range
+from tinker_cookbook.engine.vision.images import ImageInput, text_tokens
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 Prompt: TypeAlias = "Sequence[int] | np.ndarray"
@@ -112,6 +113,8 @@ class SampleRequest:
     limit: int
     decode: Callable[[list[int]], str] | None = None
     topk: int = 0
+    images: tuple[ImageInput, ...] = ()
+    """Images of the prompt, which must exist as long as the request."""
     on_token: Callable[[int, Sample], None] | None = None
     """Called on the engine's thread with a sample's index and the sample whenever a token was
     added to it. It must return immediately and must not raise: all running samples wait for it."""
@@ -123,6 +126,11 @@ class SampleRequest:
         self._running = self.num_samples
         sampler = self.sampler
         self.stats = RequestStats(sampler.base.name, sampler.owner, len(self.prompt))
+        positions = sampler.base.positions(self.prompt)
+        self.position_offset = (
+            0 if positions is None else int(positions.max()) + 1 - len(self.prompt)
+        )
+        """Rotary position of a sampled token, less the number of tokens before it."""
 
     def row_ended(self) -> None:
         """Counts a finished sample; the last one completes the future."""
@@ -177,7 +185,8 @@ class SampledSequence:
         self._number, self._decides = 0.0, -1
         self.adjuster: LogitAdjuster | None = None
         if (settings := request.settings).change_logits:
-            self.adjuster = LogitAdjuster(settings, settings.stop_tokens, request.prompt)
+            text = text_tokens(request.prompt)
+            self.adjuster = LogitAdjuster(settings, settings.stop_tokens, text)
         self.ended = False
         """Whether the last token was added."""
 
@@ -266,6 +275,7 @@ class ScoreRequest:
     targets: np.ndarray | None
     first: int
     sample: SampleRequest | None = None
+    images: tuple[ImageInput, ...] = ()
     future: Future[PromptScores] = field(default_factory=Future)
     batch: list[ScoreRequest] = field(default_factory=list)
     """Requests that are scored in one batch, including this one; empty before planning."""
@@ -293,8 +303,9 @@ def sample_request(
     decode: Callable[[list[int]], str] | None = None,
     topk_sample: int = 0,
     scored: bool = False,
+    images: tuple[ImageInput, ...] = (),
 ) -> SampleRequest:
-    """Returns a checked request for ``num_samples`` completions of ``prompt``.
+    """Returns a checked request for ``num_samples`` completions of ``prompt`` with its ``images``.
 
     ``scored``: the pass that scores the prompt samples one token, also if the prompt fills the
     context.
@@ -317,7 +328,7 @@ def sample_request(
             f"prompt: {len(tokens)} tokens leave no room in the model's context of "
             f"{sampler.base.context_length}; shorten the prompt"
         )
-    return SampleRequest(sampler, tokens, num_samples, settings, limit, decode, topk_sample)
+    return SampleRequest(sampler, tokens, num_samples, settings, limit, decode, topk_sample, images)
 
 
 def score_request(
@@ -328,6 +339,7 @@ def score_request(
     topk: int = 0,
     targets: np.ndarray | None = None,
     last_n: int | None = None,
+    images: tuple[ImageInput, ...] = (),
 ) -> ScoreRequest:
     """Returns a checked request for scores of ``prompt``, each token given those before it.
 
@@ -356,14 +368,16 @@ def score_request(
             check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
     # The first token has no context, so it has no log-probability.
     first = 1 if last_n is None else len(tokens) - last_n
-    return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
+    return ScoreRequest(sampler, tokens, logprobs, topk, targets, first, images=images)
 
 
 def _checked(sampler: Sampler, prompt: Prompt) -> np.ndarray:
     tokens = np.asarray(prompt, dtype=np.int64)
     if not len(tokens):
         raise DataValidationError("prompt: got no token, expected at least one")
-    check_token_range("prompt", tokens, sampler.base.vocab_size)
+    text = text_tokens(tokens)
+    if len(text):
+        check_token_range("prompt", text, sampler.base.vocab_size)
     if len(tokens) > sampler.base.context_length:
         raise DataValidationError(
             f"prompt: {len(tokens)} tokens, but the model's context is "

@@ -141,7 +141,7 @@ class Scheduler:
         try:
             hidden = self._base.hidden_of_batch(
                 torch.tensor(plan.tokens, device=device),
-                torch.tensor(plan.positions, device=device),
+                torch.from_numpy(plan.rotary_positions()).to(device),
                 BatchLayout(plan.runs),
                 segments_of(plan.owners, device),
             )

@@ -22,6 +22,7 @@ from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest,
 from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.micro_batch import hidden_states, pad_for, plan_for
+from tinker_cookbook.engine.vision.images import is_image
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ class Scorer:
         try:
             for request, scores in zip(requests, self._answers(requests), strict=True):
                 logprobs = scores.logprobs
+                given = request.tokens[request.first :]
                 checked = (
-                    None if logprobs is None else logprobs[request.first :],
+                    None if logprobs is None else logprobs[request.first :][~is_image(given)],
                     scores.topk_logprobs,
                     scores.target_logprobs,
                 )
@@ -207,9 +209,13 @@ def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> N
     indices = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
     targets = np.concatenate([r.tokens[r.first :] for r, _, _ in wanted])
     vocab_size = sampler.base.vocab_size
+    # The positions of an image have no probability and stay NaN.
+    text = ~is_image(targets)
     # A (state, target) pair as one number, so that equal pairs of a shared prefix are found.
-    keys, expand = np.unique(indices * vocab_size + targets, return_inverse=True)
-    values = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
+    pairs = indices[text] * vocab_size + targets[text]
+    keys, expand = np.unique(pairs, return_inverse=True)
+    values = np.full(len(targets), np.nan, dtype=np.float32)
+    values[text] = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
     for request, _, answer in wanted:
         assert answer.logprobs is not None
         count = len(request.tokens) - request.first

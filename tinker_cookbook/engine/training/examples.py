@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tinker_cookbook.engine.training.losses import LOSSES, Loss
+from tinker_cookbook.engine.vision.images import ImageInput, text_tokens
 from tinker_cookbook.exceptions import DataValidationError, nearest
 
 
@@ -16,11 +17,13 @@ class Example:
     """One sequence.
 
     ``tokens`` [T] int64 is the model's input; position i predicts ``inputs["target_tokens"][i]``.
-    ``inputs`` holds the loss's arrays, [T] or, for cross_entropy, [T, K].
+    ``inputs`` holds the loss's arrays, [T] or, for cross_entropy, [T, K]. ``images`` are those
+    whose ids are in ``tokens``; they must exist as long as the example.
     """
 
     tokens: np.ndarray
     inputs: Mapping[str, np.ndarray]
+    images: tuple[ImageInput, ...] = ()
 
     @property
     def targets(self) -> np.ndarray:
@@ -43,7 +46,7 @@ class Example:
         if ignored.isdisjoint(self.inputs):
             return self
         kept = {name: value for name, value in self.inputs.items() if name not in ignored}
-        return Example(self.tokens, kept)
+        return replace(self, inputs=kept)
 
 
 def check_examples(
@@ -58,7 +61,9 @@ def check_examples(
     optional = frozenset(name for name in loss.optional if name in data[0].inputs)
     for index, example in enumerate(data):
         where = f"datum {index}"
-        _check_tokens(where, "model_input", example.tokens, vocab_size)
+        text = text_tokens(example.tokens)
+        if len(text):
+            _check_tokens(where, "model_input", text, vocab_size)
         if len(example) > context_length:
             raise DataValidationError(
                 f"{where}: model_input has {len(example)} tokens, but the model's context is "

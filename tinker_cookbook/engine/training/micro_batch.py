@@ -55,7 +55,7 @@ def plan_for(
 
 def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray]) -> PaddedBatch:
     """Lays out a micro-batch of the batch ``sequences`` for ``base``."""
-    return pad(micro, sequences, base.device, base.shared_layout or TreeLayout)
+    return pad(micro, sequences, base.device, base.shared_layout or TreeLayout, base.positions)
 
 
 class MicroBatchPass:

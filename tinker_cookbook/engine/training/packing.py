@@ -19,7 +19,14 @@ from torch import Tensor
 
 from tinker_cookbook.engine.model.attention_hook import Layout
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
-from tinker_cookbook.engine.training.prefix_tree import group_by_prefix, lay_out, row_length
+from tinker_cookbook.engine.training.prefix_tree import (
+    PositionsOf,
+    TreeRow,
+    group_by_prefix,
+    lay_out,
+    row_length,
+    tree_positions,
+)
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
 _LENGTH_MULTIPLE = 8
@@ -210,7 +217,7 @@ class PaddedBatch:
     ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
     the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] is the index
     of the sequence of each position. ``positions`` [B, L] and ``layout`` are set if rows are shared
-    or packed; B is then 1.
+    or packed; B is then 1. With images, ``positions`` may be [3, B, L].
     """
 
     tokens: Tensor
@@ -225,8 +232,12 @@ def pad(
     sequences: Sequence[np.ndarray],
     device: torch.device,
     shared_layout: type[PackedLayout | TreeLayout] = TreeLayout,
+    positions_of: PositionsOf = lambda _: None,
 ) -> PaddedBatch:
-    """Lays out a micro-batch of ``sequences``; rows with shared prefixes use ``shared_layout``."""
+    """Lays out a micro-batch of ``sequences``; rows with shared prefixes use ``shared_layout``.
+
+    ``positions_of`` returns the rotary positions [3, T] of a sequence with images.
+    """
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
     if not (micro.shared or micro.packed):
@@ -236,7 +247,10 @@ def pad(
             row[:length] = sequences[index]
         is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
         flat = torch.from_numpy(np.flatnonzero(is_token))
-        return PaddedBatch(torch.from_numpy(tokens).to(device), flat.to(device), number_of)
+        positions = _padded_positions(tokens, lengths, positions_of, device)
+        return PaddedBatch(
+            torch.from_numpy(tokens).to(device), flat.to(device), number_of, positions
+        )
     # Concatenate the rows; ``layout`` separates them in attention.
     kind = shared_layout if micro.shared else PackedLayout
     laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
@@ -246,9 +260,40 @@ def pad(
         concatenate([row.tokens for row in laid_out], torch.int64, device)[None],
         concatenate(flat, torch.int64, device),
         number_of,
-        concatenate([row.positions for row in laid_out], torch.int64, device)[None],
+        _row_positions(laid_out, micro, sequences, positions_of, device),
         kind.of(laid_out, device),
     )
+
+
+def _padded_positions(
+    tokens: np.ndarray, lengths: Sequence[int], positions_of: PositionsOf, device: torch.device
+) -> Tensor | None:
+    """Returns the positions [3, B, L] of padded rows; ``None`` if all count tokens."""
+    found = [positions_of(row[:n]) for row, n in zip(tokens, lengths, strict=True)]
+    if all(positions is None for positions in found):
+        return None
+    out = np.broadcast_to(np.arange(tokens.shape[1]), (3, *tokens.shape)).copy()
+    for number, positions in enumerate(found):
+        if positions is not None:
+            out[:, number, : positions.shape[1]] = positions
+    return torch.from_numpy(out).to(device)
+
+
+def _row_positions(
+    rows: Sequence[TreeRow],
+    micro: MicroBatch,
+    sequences: Sequence[np.ndarray],
+    positions_of: PositionsOf,
+    device: torch.device,
+) -> Tensor:
+    """Returns the positions [1, L] or, with images, [3, 1, L] of concatenated rows."""
+    parts = [
+        tree_positions(row, [sequences[i] for i in of.indices], positions_of)
+        for row, of in zip(rows, micro.rows, strict=True)
+    ]
+    if any(part.ndim == 2 for part in parts):
+        parts = [np.broadcast_to(part, (3, part.shape[-1])) for part in parts]
+    return torch.from_numpy(np.concatenate(parts, -1)).to(device)[..., None, :]
 
 
 def concatenate(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,10 +10,14 @@ as for the separate sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+
+PositionsOf: TypeAlias = Callable[[np.ndarray], "np.ndarray | None"]
+"""From a sequence [T] to its rotary positions [3, T]; ``None`` if they count tokens."""
 
 MIN_SAVED_TOKENS = 32
 MIN_SAVED_SHARE = 0.1
@@ -141,6 +145,21 @@ def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -
         # Reversed, so that the row keeps the sorted order of the sequences.
         stack.extend(reversed(rest))
     return TreeRow(np.concatenate(tokens), np.concatenate(positions), all_siblings, where)
+
+
+def tree_positions(
+    row: TreeRow, sequences: Sequence[np.ndarray], positions_of: PositionsOf
+) -> np.ndarray:
+    """Returns the rotary positions of the row of ``sequences``: [L], or [3, L] with images."""
+    found = [positions_of(sequence) for sequence in sequences]
+    if all(positions is None for positions in found):
+        return row.positions
+    out = np.broadcast_to(row.positions, (3, len(row.positions))).copy()
+    # Positions depend only on the tokens before, so sequences agree about a common prefix.
+    for where, positions in zip(row.where, found, strict=True):
+        if positions is not None:
+            out[:, where] = positions
+    return out
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:

@@ -137,8 +137,8 @@ class VLLMSampler:
     def takes(self, request: SampleRequest) -> bool:
         """Returns whether vLLM samples the request; if not, the built-in sampler does."""
         base, adapter = request.sampler.base, request.sampler.adapter
-        # A mask is a Python object that is called before each token.
-        if request.settings.token_mask is not None:
+        # A mask is a Python object that is called before each token. Images have ids of the engine.
+        if request.settings.token_mask is not None or request.images:
             return False
         if adapter is not None and (reason := _unsupported(base, adapter.spec)) is not None:
             self._warn_once(base, reason)

@@ -1,0 +1,119 @@
+"""Vision-language models of random weights, small enough for tests: the true architectures of
+transformers with processors and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_VOCABULARY = 320
+_TEXT = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+}
+IMAGE_TOKEN = 300
+
+
+def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
+    """Writes a model of type ``kind`` (a key of ``_MAKERS``) to ``folder``, and returns it."""
+    torch.manual_seed(seed)
+    model, processor = _MAKERS[kind]()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases and norms that are all equal would hide errors
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.generation_config.eos_token_id = 1
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def _rope() -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+
+
+_QWEN_IDS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 301,
+    "vision_start_token_id": 302,
+    "vision_end_token_id": 303,
+}
+
+
+def _qwen_processor(patch: int) -> dict[str, Any]:
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": patch,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 1 << 16},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+
+
+def _qwen3_vl() -> tuple[Any, dict[str, Any]]:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    config = Qwen3VLConfig(text_config=_qwen_text(), vision_config=_qwen3_vision(), **_QWEN_IDS)
+    return Qwen3VLForConditionalGeneration(config), _qwen_processor(8)
+
+
+def _qwen3_vl_moe() -> tuple[Any, dict[str, Any]]:
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    text = {**_qwen_text(), **experts}
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=_qwen3_vision(), **_QWEN_IDS)
+    return Qwen3VLMoeForConditionalGeneration(config), _qwen_processor(8)
+
+
+def _qwen2_5_vl() -> tuple[Any, dict[str, Any]]:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": _TEXT["hidden_size"],
+        "patch_size": 8,
+        "window_size": 32,
+        "fullatt_block_indexes": [2],
+    }
+    config = Qwen2_5_VLConfig(text_config=_qwen_text(), vision_config=vision, **_QWEN_IDS)
+    return Qwen2_5_VLForConditionalGeneration(config), _qwen_processor(8)
+
+
+def _qwen_text() -> dict[str, Any]:
+    return {**_TEXT, "rope_parameters": _rope()}
+
+
+def _qwen3_vision() -> dict[str, Any]:
+    return {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": _TEXT["hidden_size"],
+        "patch_size": 8,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 2],
+    }
+
+
+_MAKERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
+}
+KINDS = tuple(_MAKERS)

@@ -1,0 +1,177 @@
+"""Images in the engine against plain transformers, peft and autograd."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+from tiny_vlm import IMAGE_TOKEN, KINDS, tiny_vlm
+
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.vision.images import ImageInput, is_image, joined
+from tinker_cookbook.engine.vision.processing import image_reader
+
+Prompt = tuple[np.ndarray, tuple[ImageInput, ...]]
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
+    made: dict[str, BaseModel] = {}
+
+    def get(kind: str) -> BaseModel:
+        if kind not in made:
+            made[kind] = ref.load_base(tiny_vlm(tmp_path_factory.mktemp(kind), kind))
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture
+def base(request: Any, vlm: Callable[[str], BaseModel]) -> BaseModel:
+    return vlm(request.param)
+
+
+EVERY_VLM = pytest.mark.parametrize("base", KINDS, indirect=True)
+
+
+def png(seed: int, height: int = 40, width: int = 64) -> bytes:
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)  # larger areas than noise has
+    out = io.BytesIO()
+    Image.fromarray(small).resize((width, height)).save(out, "PNG")
+    return out.getvalue()
+
+
+SIZES = ((40, 64), (24, 90), (64, 33))
+
+
+def prompt_of(base: BaseModel, count: int, seed: int = 0, length: int = 12) -> Prompt:
+    """Text with ``count`` images of different sizes in it."""
+    rng = np.random.default_rng(seed)
+    reader = image_reader(base.name, base.folder)
+    parts: list[Any] = [rng.integers(3, IMAGE_TOKEN, 5)]
+    images = []
+    for number in range(count):
+        image = reader.read(png(seed + number, *SIZES[number % 3]), None, "image")
+        images.append(image)
+        parts += [image, rng.integers(3, IMAGE_TOKEN, 3 + number)]
+    parts.append(rng.integers(3, IMAGE_TOKEN, length))
+    return joined(parts), tuple(images)
+
+
+def example_of(prompt: Prompt, seed: int = 0) -> Example:
+    """Signed weights on the tokens that are no images."""
+    tokens, images = prompt
+    targets = np.where(is_image(tokens), 0, tokens)[1:]
+    weights = np.random.default_rng(seed).normal(size=len(targets)).astype(np.float32)
+    weights[is_image(tokens[1:])] = 0
+    weights[:4] = 0
+    return Example(tokens[:-1], {"target_tokens": targets, "weights": weights}, images)
+
+
+@EVERY_VLM
+@pytest.mark.parametrize("budget", [10_000, 1], ids=["one batch", "one row each"])
+def test_training_equals_peft(base, budget, tmp_path, record_property):
+    """0, 1 and 3 images of different sizes in one batch."""
+    data = [example_of(prompt_of(base, count, count), count) for count in (1, 0, 3)]
+    run = ref.make_run(base, budget)
+    output = run.forward_backward(data, "cross_entropy")
+    ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
+
+
+@EVERY_VLM
+def test_a_shared_prefix_with_images_equals_separate_rows(base, tmp_path, record_property):
+    """A group of answers to one prompt: the row has the images once."""
+    tokens, images = prompt_of(base, 2, 7, 30)
+    rng = np.random.default_rng(1)
+    answers = [np.concatenate([tokens, rng.integers(3, IMAGE_TOKEN, n)]) for n in (9, 14, 6)]
+    data = [example_of((answer, images), n) for n, answer in enumerate(answers)]
+    run = ref.make_run(base)
+    micros = run._plan(data)
+    assert micros[0].shared
+    output = run.forward_backward(data, "cross_entropy")
+    ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
+
+
+@EVERY_VLM
+def test_greedy_samples_equal_generate(base):
+    from tinker_cookbook.engine.model.loading import model_class
+
+    plain = model_class(base.folder).from_pretrained(base.folder, dtype=torch.float32).eval()
+    prompts = [prompt_of(base, count, 10 + count) for count in (0, 1, 3)]
+    settings = SamplingSettings(max_tokens=12, temperature=0)
+    requests = [
+        sample_request(Sampler(base, None), tokens, 2, settings, images=images)
+        for tokens, images in prompts
+    ]
+    ref.run_batch(base, requests)
+    for request, (tokens, images) in zip(requests, prompts, strict=True):
+        inputs = ref.with_images(plain, tokens, images)
+        expected = plain.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        for sample in request.future.result(timeout=0):
+            assert sample.tokens == expected[0, len(tokens) :].tolist()
+
+
+@EVERY_VLM
+def test_sampler_and_trainer_agree(base):
+    """Also over two turns, the second of which continues a cached prefix and adds an image."""
+    sampler = Sampler(base, ref.random_adapter(base))
+    settings = SamplingSettings(max_tokens=10, seed=3)
+    tokens, images = prompt_of(base, 2, 20)
+    (first,) = ref.draw(sampler, tokens, 1, settings, images=images)
+    more, others = prompt_of(base, 1, 30)
+    tokens = np.concatenate([tokens, first.tokens, more])
+    images += others
+    (second,) = ref.draw(sampler, tokens, 1, settings, images=images)
+    whole = np.concatenate([tokens, second.tokens])
+    targets = np.where(is_image(whole), 0, whole)[1:]
+    run = ref.TrainingRun("run", base, sampler.adapter, 10_000)
+    weights = np.zeros(len(targets), np.float32)
+    item = Example(whole[:-1], {"target_tokens": targets, "weights": weights}, images)
+    (trained,) = run.forward_backward([item], "cross_entropy", backward=False).logprobs
+    np.testing.assert_allclose(trained[-10:], second.logprobs, atol=1e-4)
+    scores = ref.score(sampler, whole, logprobs=True, images=images)
+    text = ~is_image(whole)[1:]
+    np.testing.assert_allclose(scores.logprobs[1:][text], trained[text], atol=1e-4)
+    assert np.isnan(scores.logprobs[1:][~text]).all()
+
+
+@pytest.mark.parametrize("base", ["qwen3_vl", "qwen2_5_vl"], indirect=True)
+def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
+    """Gradients of tower and connector, and a sampler that has the trained features."""
+    spec = AdapterSpec(rank=4, train_vision=True)
+    data = [example_of(prompt_of(base, count, count), count) for count in (1, 0, 3)]
+    run = ref.make_run(base, spec=spec)
+    output = run.forward_backward(data, "cross_entropy")
+    gradient = run._pending or run._gradients
+    assert any("visual" in name and g.abs().max() > 1e-4 for name, g in gradient.items())
+    ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
+    # Two samplers with different towers in one batch, and one without an adapter.
+    samplers = [Sampler(base, ref.random_adapter(base, spec, seed, 0.2)) for seed in (1, 2)]
+    samplers.append(Sampler(base, None))
+    tokens, images = prompt_of(base, 2, 40)
+    settings = SamplingSettings(max_tokens=6, temperature=0)
+    alone = [ref.draw(one, tokens, 1, settings, images=images)[0] for one in samplers]
+    requests = [sample_request(one, tokens, 1, settings, images=images) for one in samplers]
+    ref.run_batch(base, requests)
+    for request, expected in zip(requests, alone, strict=True):
+        (found,) = request.future.result(timeout=0)
+        assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
+    assert len({tuple(sample.logprobs) for sample in alone}) == 3
+    for one, sample in zip(samplers[:2], alone, strict=False):
+        whole = np.concatenate([tokens, sample.tokens])
+        trainer = ref.TrainingRun("run", base, one.adapter, 10_000)
+        item = example_of((whole, images))
+        (trained,) = trainer.forward_backward([item], "cross_entropy", backward=False).logprobs
+        np.testing.assert_allclose(trained[-6:], sample.logprobs, atol=1e-4)

@@ -1,0 +1,1 @@
+"""Images in prompts and training data of vision-language models."""
