@@ -6,7 +6,6 @@ Needs no weights, so images are checked before anything is loaded or computed.
 from __future__ import annotations
 
 import hashlib
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,8 +23,13 @@ from tinker_cookbook.engine.vision.images import (
     grid_positions,
     interned,
 )
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, ModelNotFoundError
-from tinker_cookbook.image_processing_utils import get_image_processor, pillow
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    DataValidationError,
+    ModelNotFoundError,
+)
+from tinker_cookbook.image_processing_utils import decode_image, get_image_processor
 
 Pixels: TypeAlias = dict[str, np.ndarray]
 
@@ -135,12 +139,9 @@ def image_reader(name: str, folder: Path) -> ImageReader:
 
 def _decoded(data: bytes, where: str) -> Any:
     try:
-        with pillow().open(io.BytesIO(data)) as image:
-            return image.convert("RGB")
-    except Exception as error:  # readers may raise anything on damaged files
-        raise DataValidationError(
-            f"{where}: cannot be read as an image: {error}; expected a whole PNG or JPEG file"
-        ) from error
+        return decode_image(data, where)
+    except DataFormatError as error:
+        raise DataValidationError(str(error)) from error
 
 
 def _processed(processor: Any, rgb: Any) -> Pixels:
