@@ -55,10 +55,11 @@ TOOLS = {"add-person": PERSON, "set_flag": FLAG}
 def walk(mask, tokenizer, seed, most=300, likely=()):
     """Random tokens of those that the mask allows; ``likely`` are taken more often."""
     rng, state, tokens = np.random.default_rng(seed), mask.start(), []
+    likely = np.unique(np.asarray(likely, dtype=int))
+    likely = likely[likely < len(tokenizer)]
     while not state.finished and len(tokens) < most:
-        allowed = np.flatnonzero(np.unpackbits(state.allowed(), bitorder="little"))
-        allowed = allowed[allowed < len(tokenizer)]
-        often = np.intersect1d(allowed, likely)
+        bits = np.unpackbits(state.allowed(), bitorder="little")[: len(tokenizer)]
+        allowed, often = np.flatnonzero(bits), likely[bits[likely] == 1]
         tokens.append(int(rng.choice(often if len(often) and rng.random() < 0.2 else allowed)))
         state.add(tokens[-1])
     return tokens, state.finished

@@ -60,12 +60,12 @@ def load(shared_dir, tokenizer_folder):
         key = (case.tokenizer, tuple(case.added_tokens), own)
         if key not in tokenizers:
             tokenizer = get_tokenizer(tokenizer_folder(case.tokenizer))
-            if case.added_tokens or own:
-                tokenizer = copy.deepcopy(tokenizer)
             if case.added_tokens:
+                tokenizer = copy.deepcopy(tokenizer)
                 tokenizer.add_special_tokens({"additional_special_tokens": [*case.added_tokens]})
             if own:  # this renderer reads the template from the tokenizer
                 path = shared_dir / "tokenizers" / own
+                tokenizer = copy.copy(tokenizer)
                 tokenizer.chat_template = path.read_text(encoding="utf-8")
             tokenizers[key] = tokenizer
         return Side.load(case, tokenizers[key], shared_dir / "tokenizers", **options)
