@@ -34,6 +34,8 @@ def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
     model.generation_config.eos_token_id = 1
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    if kind == "smolvlm":
+        _idefics_tokenizer(folder)
     return folder
 
 
@@ -111,9 +113,55 @@ def _qwen3_vision() -> dict[str, Any]:
     }
 
 
+def _smolvlm() -> tuple[Any, dict[str, Any]]:
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    config = SmolVLMConfig(
+        text_config={**_TEXT, "model_type": "llama"},
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN,
+        scale_factor=2,
+    )
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "size": {"longest_edge": 64},
+        "max_image_size": {"longest_edge": 32},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    return SmolVLMForConditionalGeneration(config), processor
+
+
+def _idefics_tokenizer(folder: Path) -> None:
+    """Bytes, and the marks of the tiles."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    marks = ["<fake_token_around_image>", "<global-img>"]
+    marks += [f"<row_{row}_col_{column}>" for row in range(1, 6) for column in range(1, 6)]
+    fill = [f"<reserved_{i}>" for i in range(IMAGE_TOKEN - len(letters) - len(marks))]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*marks, *fill, "<image>"]})
+    assert tokenizer.convert_tokens_to_ids("<image>") == IMAGE_TOKEN
+    tokenizer.save_pretrained(folder)
+
+
 _MAKERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,
+    "smolvlm": _smolvlm,
 }
 KINDS = tuple(_MAKERS)

@@ -175,7 +175,8 @@ def with_images(
     if not images:
         return {"input_ids": ids}
     pixels = [image.pixels() for image in images]
-    arrays = {name: np.concatenate([one[name] for one in pixels]) for name in pixels[0]}
+    axis = 0 if "image_grid_thw" in pixels[0] else 1  # Idefics has [prompts, tiles, ...]
+    arrays = {name: np.concatenate([one[name] for one in pixels], axis) for name in pixels[0]}
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     kinds = {"mm_token_type_ids": torch.from_numpy(at).int()[None]}

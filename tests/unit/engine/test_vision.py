@@ -126,7 +126,8 @@ def test_greedy_samples_equal_generate(base):
 @EVERY_VLM
 def test_sampler_and_trainer_agree(base):
     """Also over two turns, the second of which continues a cached prefix and adds an image."""
-    sampler = Sampler(base, ref.random_adapter(base))
+    adapter = ref.random_adapter(base)
+    sampler = Sampler(base, adapter)
     settings = SamplingSettings(max_tokens=10, seed=3)
     tokens, images = prompt_of(base, 2, 20)
     (first,) = ref.draw(sampler, tokens, 1, settings, images=images)
@@ -136,15 +137,16 @@ def test_sampler_and_trainer_agree(base):
     (second,) = ref.draw(sampler, tokens, 1, settings, images=images)
     whole = np.concatenate([tokens, second.tokens])
     targets = np.where(is_image(whole), 0, whole)[1:]
-    run = ref.TrainingRun("run", base, sampler.adapter, 10_000)
+    run = ref.TrainingRun("run", base, adapter, 10_000)
     weights = np.zeros(len(targets), np.float32)
     item = Example(whole[:-1], {"target_tokens": targets, "weights": weights}, images)
     (trained,) = run.forward_backward([item], "cross_entropy", backward=False).logprobs
     np.testing.assert_allclose(trained[-10:], second.logprobs, atol=1e-4)
     scores = ref.score(sampler, whole, logprobs=True, images=images)
-    text = ~is_image(whole)[1:]
-    np.testing.assert_allclose(scores.logprobs[1:][text], trained[text], atol=1e-4)
-    assert np.isnan(scores.logprobs[1:][~text]).all()
+    text, scored = ~is_image(whole)[1:], scores.logprobs
+    assert scored is not None
+    np.testing.assert_allclose(scored[1:][text], trained[text], atol=1e-4)
+    assert np.isnan(scored[1:][~text]).all()
 
 
 @pytest.mark.parametrize("base", ["qwen3_vl", "qwen2_5_vl"], indirect=True)
@@ -158,8 +160,8 @@ def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
     assert any("visual" in name and g.abs().max() > 1e-4 for name, g in gradient.items())
     ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
     # Two samplers with different towers in one batch, and one without an adapter.
-    samplers = [Sampler(base, ref.random_adapter(base, spec, seed, 0.2)) for seed in (1, 2)]
-    samplers.append(Sampler(base, None))
+    adapters = [ref.random_adapter(base, spec, seed, 0.2) for seed in (1, 2)]
+    samplers = [Sampler(base, adapter) for adapter in (*adapters, None)]
     tokens, images = prompt_of(base, 2, 40)
     settings = SamplingSettings(max_tokens=6, temperature=0)
     alone = [ref.draw(one, tokens, 1, settings, images=images)[0] for one in samplers]
@@ -169,9 +171,9 @@ def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
         (found,) = request.future.result(timeout=0)
         assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
     assert len({tuple(sample.logprobs) for sample in alone}) == 3
-    for one, sample in zip(samplers[:2], alone, strict=False):
+    for adapter, sample in zip(adapters, alone, strict=False):
         whole = np.concatenate([tokens, sample.tokens])
-        trainer = ref.TrainingRun("run", base, one.adapter, 10_000)
+        trainer = ref.TrainingRun("run", base, adapter, 10_000)
         item = example_of((whole, images))
         (trained,) = trainer.forward_backward([item], "cross_entropy", backward=False).logprobs
         np.testing.assert_allclose(trained[-6:], sample.logprobs, atol=1e-4)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -42,7 +43,22 @@ class Expansion(NamedTuple):
     advance: int = 0
 
 
-Expand: TypeAlias = "Callable[[dict[str, Any], Pixels, bytes], Expansion]"
+Encode: TypeAlias = "Callable[[str], list[int]]"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How images of a kind of model become tokens.
+
+    ``expand`` gets the model's config, the arrays of the image processor (called with
+    ``options``), the image's digest, and the model's tokenizer. The vision tower takes the arrays
+    ``inputs``.
+    """
+
+    expand: Callable[[dict[str, Any], Pixels, bytes, Encode], Expansion]
+    inputs: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
 
 _KEPT_IMAGES = 256
 """Images that are kept after their last use: an epoch, or a group's next turn, reads them again."""
@@ -63,18 +79,19 @@ class ImageReader:
                 f"{name} is a text model (model_type {kind!r}), but the input has an image; give a "
                 "model that takes images, such as Qwen3-VL, or leave the images out"
             )
-        if kind not in EXPANDS:
+        if kind not in FAMILIES:
             raise ConfigurationError(
                 f"{name} has the model type {kind!r}, whose images the engine does not know; "
-                f"expected one of {', '.join(EXPANDS)}. Text alone works"
+                f"expected one of {', '.join(FAMILIES)}. Text alone works"
             )
         try:
             self._processor = get_image_processor(str(folder))
         except ModelNotFoundError as error:
             raise ConfigurationError(str(error)) from error
-        self._expand = EXPANDS[kind]
+        self._family = FAMILIES[kind]
         self._kept: OrderedDict[bytes, tuple[ImageInput, int]] = OrderedDict()
         self._kept_bytes = 0
+        self._tokenizer: Any = None
         self._lock = threading.Lock()
         # Images of two processors are different inputs, also if their pixels are equal.
         self._source = repr(sorted(self._processor.to_dict().items(), key=str)).encode()
@@ -113,22 +130,29 @@ class ImageReader:
         rgb = _decoded(data, where)
         digest = hashlib.sha256(self._source + repr(rgb.size).encode() + rgb.tobytes()).digest()
         try:
-            pixels = _processed(self._processor, rgb)
+            pixels = _processed(self._processor, rgb, self._family)
         except ValueError as error:  # an aspect ratio that the processor refuses
             width, height = rgb.size
             raise DataValidationError(
                 f"{where}: the image processor refuses {width} x {height} pixels: {error}; crop "
                 "the image or pad it"
             ) from error
-        expansion = self._expand(self._config, pixels, digest)
+        expansion = self._family.expand(self._config, pixels, digest, self._encode)
         if len(expansion.tokens) > MOST_TOKENS:
             raise DataValidationError(
                 f"{where}: the image has {len(expansion.tokens)} tokens, expected at most "
                 f"{MOST_TOKENS}; make it smaller"
             )
         # Pixels are many times larger than the file, and needed only if the features are not kept.
-        make_pixels = partial(_pixels_of, str(self._folder), data)
+        make_pixels = partial(_pixels_of, str(self._folder), str(self._config["model_type"]), data)
         return interned(ImageInput(digest, make_pixels, *expansion))
+
+    def _encode(self, text: str) -> list[int]:
+        from transformers import AutoTokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 @cache
@@ -144,15 +168,19 @@ def _decoded(data: bytes, where: str) -> Any:
         raise DataValidationError(str(error)) from error
 
 
-def _processed(processor: Any, rgb: Any) -> Pixels:
-    return dict(processor(images=[rgb], return_tensors="np"))
+def _processed(processor: Any, rgb: Any, family: Family) -> Pixels:
+    return dict(processor(images=[rgb], return_tensors="np", **family.options))
 
 
-def _pixels_of(folder: str, data: bytes) -> Pixels:
-    return _processed(get_image_processor(folder), _decoded(data, "image"))
+def _pixels_of(folder: str, kind: str, data: bytes) -> Pixels:
+    family = FAMILIES[kind]
+    pixels = _processed(get_image_processor(folder), _decoded(data, "image"), family)
+    return {name: np.asarray(pixels[name]) for name in family.inputs if name in pixels}
 
 
-def _expand_qwen(config: dict[str, Any], pixels: Pixels, digest: bytes) -> Expansion:
+def _expand_qwen(
+    config: dict[str, Any], pixels: Pixels, digest: bytes, encode: Encode
+) -> Expansion:
     """One token for each square of merged patches, with positions on three axes."""
     merge = int(config["vision_config"].get("spatial_merge_size", 2))
     _, height, width = (int(side) for side in pixels["image_grid_thw"][0])
@@ -161,7 +189,35 @@ def _expand_qwen(config: dict[str, Any], pixels: Pixels, digest: bytes) -> Expan
     return Expansion(ids, grid_positions(height, width), max(height, width))
 
 
-EXPANDS: dict[str, Expand] = dict.fromkeys(
-    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _expand_qwen
+def _expand_idefics(
+    config: dict[str, Any], pixels: Pixels, digest: bytes, encode: Encode
+) -> Expansion:
+    """Tiles in rows and columns, each behind its mark, and the whole image in low resolution."""
+    vision = config["vision_config"]
+    side = int(vision["image_size"]) // int(vision["patch_size"])
+    count = side**2 // int(config.get("scale_factor", 2)) ** 2
+    around, image = "<fake_token_around_image>", "<image>" * count
+    rows, columns = (int(np.ravel(pixels[name])[0]) for name in ("rows", "cols"))
+    text = ""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            text += f"{around}<row_{row}_col_{column}>{image}"
+        text += "\n"
+    text += "\n" * bool(rows) + f"{around}<global-img>{image}{around}"
+    ids = np.array(encode(text), dtype=np.int64)
+    at = ids == int(config["image_token_id"])
+    ids[at] = feature_ids(digest, int(at.sum()))
+    return Expansion(ids)
+
+
+_QWEN = Family(_expand_qwen, ("pixel_values", "image_grid_thw"))
+_IDEFICS = Family(
+    _expand_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True}
 )
-"""How the images of a model type become tokens."""
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN
+    ),
+    **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
+}
+"""By the model type in config.json."""

@@ -103,7 +103,7 @@ class VisionTower:
             "deepstack_visual_embeds": [_rows(features, rows, i, embedded) for i in layers],
         }
 
-    def _owners(self, at: Tensor) -> tuple[np.ndarray, list[Terms]]:
+    def _owners(self, at: Tensor) -> tuple[np.ndarray, Sequence[Terms]]:
         """Returns the index of the adapter of each image position, and each adapter's terms of the
         tower."""
         if (segments := self._active.segments) is None:
@@ -141,6 +141,9 @@ class VisionTower:
             return []
         device = self._embed.weight.device
         made = [image.pixels() for image in images]
+        shapes = {tuple(array.shape[1:] for array in one.values()) for one in made}
+        if len(shapes) > 1:  # other numbers of tiles
+            return [self._compute([image], terms)[0] for image in images]
         pixels = {
             name: torch.from_numpy(np.concatenate([one[name] for one in made])).to(device)
             for name in made[0]
