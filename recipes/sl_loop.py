@@ -119,7 +119,9 @@ def load_data(config: Config) -> list[tinker.Datum]:
     """Returns the conversations as datums; those without a trained token are dropped."""
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
     with naming("dataset_path"):
-        found = read_conversations(config.dataset_path, config.train_on_what, lambda: renderer)
+        found = read_conversations(
+            config.dataset_path, config.train_on_what, lambda: renderer, None, config.max_length
+        )
     rows = [
         conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
         for row in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 from pathlib import Path
@@ -52,6 +53,20 @@ def tokenizer_folder(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory)
         return made[family]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def vision_tokenizer(tokenizer_folder, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with tokenizer, template and image processor of Qwen3-VL, without weights."""
+    folder = tmp_path_factory.mktemp("tokenizer-qwen3-vl")
+    source = Path(tokenizer_folder("qwen3"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder / name)
+    shutil.copy(source / "chat_template.qwen3_vl.jinja", folder / "chat_template.jinja")
+    processor = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 16}
+    processor |= {"merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,8 @@ else:
     # A type that does not need transformers, because importing it takes seconds.
     ImageProcessor = Any
 
-ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
-"""A Pillow image, a data URI, a ``file://`` URI or the path of a local file."""
+ImageSource: TypeAlias = "Image.Image | bytes | str | os.PathLike[str]"
+"""A Pillow image, the bytes of a file, a data URI, a ``file://`` URI or a local path."""
 
 PINNED_REMOTE_CODE = {
     "moonshotai/Kimi-K2.5": "3367c8d1c68584429fab7faf845a32d5195b6ac1",
@@ -132,12 +132,12 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
     library = pillow()
     if isinstance(image, library.Image):
         return cast("Image.Image", image), None
-    if not isinstance(image, (str, os.PathLike)):
+    if not isinstance(image, (bytes, str, os.PathLike)):
         raise DataFormatError(
-            f"image: got {type(image).__name__}, expected a Pillow image, a data URI, a file:// "
-            "URI or the path of a file"
+            f"image: got {type(image).__name__}, expected a Pillow image, the bytes of a file, a "
+            "data URI, a file:// URI or the path of a file"
         )
-    data = read_media(os.fspath(image))
+    data = image if isinstance(image, bytes) else read_media(os.fspath(image))
     return _opened(data, f"image: {_short(image)}"), data
 
 

@@ -98,7 +98,8 @@ def test_data_uris_without_base64_are_read(picture):
         ("data:text/plain,hi", r"expected a data URI such as 'data:image/png"),
         ("data:image/png;base64,&&&", r"not valid base64"),
         ("data:image/png;base64,aGk=", r"cannot be read as an image"),
-        (b"\x89PNG", r"got bytes, expected a Pillow image"),
+        (b"\x89PNG", r"cannot be read as an image"),
+        (5, r"got int, expected a Pillow image"),
     ],
 )
 def test_what_is_no_local_image_is_refused(source, error):

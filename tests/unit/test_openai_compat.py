@@ -104,7 +104,7 @@ def test_what_the_client_returns_is_read():
         ({"role": "assistant", "content": "", "reasoning": {"a": 1}}, "must be a string"),
         ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "'function_call'"),
         ({"role": "user", "content": [{"type": "file", "file": {}}]}, r"\[0\]\.type: got 'file'"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, 'expected {"url"'),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, 'data URI, {"url"'),
         (
             {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "?"}}]},
             "got",

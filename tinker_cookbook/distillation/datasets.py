@@ -18,11 +18,11 @@ from tinker_cookbook.exceptions import (
     DataError,
     DataFormatError,
     DataValidationError,
-    RendererError,
     nearest,
 )
 from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.renderers import (
+    Content,
     Message,
     Renderer,
     check_renderer_name,
@@ -40,8 +40,10 @@ from tinker_cookbook.rl.types import (
     RLDatasetBuilder,
     StepResult,
 )
+from tinker_cookbook.supervised.conversation_row import data_error
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.json_files import json_lines
+from tinker_cookbook.supervised.json_files import file_rows
+from tinker_cookbook.supervised.row_images import has_images, with_images
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import at_least, number
 from tinker_cookbook.training.weights import check_weights
@@ -197,12 +199,12 @@ class PromptOnlyEnv(ProblemEnv):
     """Single-turn environment without a reward: the teacher is the only signal."""
 
     def __init__(
-        self, prompt: str, renderer: Renderer, convo_prefix: Sequence[Message] | None = None
+        self, prompt: Content, renderer: Renderer, convo_prefix: Sequence[Message] | None = None
     ) -> None:
         super().__init__(renderer, convo_prefix, format_coef=0.0)
         self.prompt = prompt
 
-    def get_question(self) -> str:
+    def get_question(self) -> Content:
         """Returns the prompt."""
         return self.prompt
 
@@ -252,7 +254,8 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
     def _group(self, prompt: list[Message]) -> EnvGroupBuilder:
         # The last message is the question, the others are context.
         prefix = [*self.convo_prefix, *prompt[:-1]]
-        env = partial(PromptOnlyEnv, get_text_content(prompt[-1]), self.renderer, prefix)
+        content = prompt[-1]["content"] if has_images(prompt[-1:]) else get_text_content(prompt[-1])
+        env = partial(PromptOnlyEnv, content, self.renderer, prefix)
         return ProblemGroupBuilder(env, self.group_size, self.dataset_name)
 
 
@@ -282,7 +285,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     """Prompts from the Hub or from a local file, without rewards.
 
     A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}``; its prompt is
-    everything before the last answer.
+    everything before the last answer. Both may have images, as in supervised data.
     """
 
     dataset_name: str = chz.field(doc=f"{', '.join(HUB_PROMPTS)}, or a JSONL file of prompts")
@@ -313,7 +316,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         """Reads the prompts; raises ``DataError``, with file and line, for an invalid line."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        prompts = load_prompts(self.dataset_name, self.max_prompts)
+        prompts = load_prompts(self.dataset_name, self.max_prompts, renderer=renderer)
         prefix = self.convo_prefix or []
         prompts = fitting(prompts, renderer, prefix, self.max_prompt_tokens, self.dataset_name)
         # One metrics tag for all sources: a file path would be a poor name.
@@ -323,11 +326,14 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         return dataset, None
 
 
-def load_prompts(name: str, most: int | None = None, split: str = "train") -> list[list[Message]]:
+def load_prompts(
+    name: str, most: int | None = None, split: str = "train", renderer: Renderer | None = None
+) -> list[list[Message]]:
     """Loads up to ``most`` prompts as conversations that end with the user.
 
     ``name`` is one of ``HUB_PROMPTS``, with its ``split``, or a file (also ``.jsonl.gz``). Raises
-    ``DataError`` if the dataset cannot be loaded or, with file and line, for an invalid line.
+    ``DataError`` if the dataset cannot be loaded or, with file and line, for an invalid line and
+    for images that ``renderer`` cannot show.
     """
     rows: Iterable[tuple[str, Any]]
     if name in HUB_PROMPTS:
@@ -338,8 +344,13 @@ def load_prompts(name: str, most: int | None = None, split: str = "train") -> li
         )
         rows = ((f"{name}, row {i}", found[i]) for i in range(len(found)))
     else:
-        rows = json_lines(Path(name).expanduser(), f"lines like {_EXPECTED}")
-    prompts = [prompt_of(row, where) for where, row in itertools.islice(rows, most)]
+        rows = file_rows(Path(name).expanduser(), f"lines like {_EXPECTED}")
+    prompts: list[list[Message]] = []
+    for where, row in itertools.islice(rows, most):
+        prompts.append(prompt_of(row, where))
+        if renderer is not None and has_images(prompts[-1]):
+            with data_error(where):
+                renderer.build_generation_prompt(prompts[-1])
     if not prompts:
         raise DataValidationError(f"{name}: got no prompts; expected lines like {_EXPECTED}")
     return prompts
@@ -349,6 +360,7 @@ def prompt_of(row: Any, where: str) -> list[Message]:
     """Parses a row as a conversation that ends with the user; ``where`` names it in errors."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
+    raw: Any = row.get("messages")
     if "messages" not in row:
         text = next((row[name] for name in ("prompt", "question", "problem") if name in row), None)
         if not isinstance(text, str) or not text.strip():
@@ -356,19 +368,15 @@ def prompt_of(row: Any, where: str) -> list[Message]:
             raise DataFormatError(
                 f"{where}: got {text!r} as prompt and the fields {fields}; expected {_EXPECTED}"
             )
-        return [Message(role="user", content=text)]
-    if not isinstance(row["messages"], list):
-        raise DataFormatError(
-            f"{where}: messages: got {row['messages']!r}, expected a list as in {_EXPECTED}"
-        )
-    try:
-        messages = normalize_messages(row["messages"])
-    except RendererError as error:
-        raise DataFormatError(f"{where}: {error}") from error
+        raw = [{"role": "user", "content": text}]
+    if not isinstance(raw, list):
+        raise DataFormatError(f"{where}: messages: got {raw!r}, expected a list as in {_EXPECTED}")
+    with data_error(where):
+        messages = normalize_messages(with_images(row, raw))
     contents = [message["content"] for message in messages]
     parts = itertools.chain.from_iterable(c for c in contents if isinstance(c, list))
-    if any(part["type"] not in ("text", "thinking") for part in parts):
-        raise DataFormatError(f"{where}: got images or audio, expected text as in {_EXPECTED}")
+    if any(part["type"] == "audio" for part in parts):
+        raise DataFormatError(f"{where}: got audio, expected text or images as in {_EXPECTED}")
     # The student answers the last user message: drop everything after it.
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users or not get_text_content(messages[users[-1]]).strip():
@@ -400,7 +408,7 @@ def fitting(
     lengths: list[int] = []
     for prompt in prompts:
         bound = around + 8 + len(get_text_content(prompt[-1]).encode())
-        proven = len(prompt) == 1 and bound <= max_tokens
+        proven = len(prompt) == 1 and bound <= max_tokens and not has_images(prompt)
         rendered = None if proven else renderer.build_generation_prompt([*prefix, *prompt])
         lengths.append(0 if rendered is None else rendered.length)
     kept = [prompt for prompt, n in zip(prompts, lengths, strict=True) if n <= max_tokens]

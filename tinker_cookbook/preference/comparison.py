@@ -19,6 +19,7 @@ from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer, ToolSpec, get_text_content
 from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.supervised.conversation_row import with_tools
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import lazy_module
 
@@ -66,6 +67,8 @@ class LabeledComparison:
 
     comparison: Comparison
     label: Label
+    place: str = field(default="", compare=False, repr=False)
+    """Place of its row, such as ``FILE:LINE``, for messages."""
 
     def __post_init__(self) -> None:
         if self.label not in LABELS:
@@ -76,7 +79,7 @@ class LabeledComparison:
 
     def swap(self) -> LabeledComparison:
         """Returns the same preference with A and B exchanged."""
-        return LabeledComparison(self.comparison.swap(), SWAPPED[self.label])
+        return LabeledComparison(self.comparison.swap(), SWAPPED[self.label], self.place)
 
     def chosen_and_rejected(self) -> tuple[list[Message], list[Message]]:
         """Returns the preferred completion and the other one; for a tie, A and B."""
@@ -165,8 +168,13 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         return self._labels.tokens
 
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
-        """Returns the messages that a label answers."""
+        """Returns the messages that a label answers; raises RendererError for images."""
         prompt = comparison.prompt(self.convo_renderer)
+        if has_images([*prompt, *comparison.completion_A, *comparison.completion_B]):
+            raise RendererError(
+                "prompt_conversation: got an image, but models that compare answers read text "
+                "only; expected text, or direct preference optimization (preference.train_dpo)"
+            )
         if self._allows_headers:
             return _with_headers(comparison, prompt)
         # One user message with everything except a leading system prompt and declared tools.

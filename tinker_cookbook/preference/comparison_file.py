@@ -14,8 +14,8 @@ no prompt               ``{"chosen": […], "rejected": […]}``: two conversati
 ``question``            also ``instruction`` (with ``input``), ``problem`` or ``query``, as prompts
 ======================  ============================================================================
 
-A row may also have ``system``, ``history`` and ``tools``. Rows are read as those of conversations
-(``supervised.layouts``), from files of the same formats.
+A row may also have ``system``, ``history``, ``tools`` and ``images`` of its prompt. Rows are read
+as those of conversations (``supervised.layouts``), from files of the same formats.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from tinker_cookbook.supervised.layouts import (
     TOOLS,
     after_system,
     check_columns,
-    check_media,
     from_json,
     read_question,
     turn,
+    with_media,
 )
 from tinker_cookbook.supervised.row_datasets import PlacedRows
+from tinker_cookbook.supervised.row_images import IMAGE_COLUMNS
 
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
@@ -95,7 +96,7 @@ def _pair(
     prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
     inputs = prompt_key in _QUESTIONS
     context = CONTEXT if prompt_key is not None else CONTEXT[:-1]
-    known = (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *(INPUTS if inputs else ()))
+    known = (*_SIDES, *_PROMPT_KEYS, *context, *TOOLS, *IMAGE_COLUMNS, *(INPUTS if inputs else ()))
     check_columns(row, known)
     for key in REASONING_KEYS:
         if row.get(key):
@@ -116,7 +117,9 @@ def _pair(
         parts = [turn(side, "assistant", key) for side, key in zip(sides, _SIDES, strict=True)]
     prompt = [] if prompt_key is None else read_question(row, prompt_key, inputs)
     tools = tools_of_row(row, *map(take_tools, (prompt, *parts)))
-    check_media(row, [message for part in (prompt, *parts) for message in part])
+    # The images belong to the prompt, and to an answer that repeats it.
+    prompt = with_media(row, prompt) if prompt else []
+    parts = [with_media(row, part) if _has_prompt(part) else part for part in parts]
     chosen, rejected = (
         _checked(part, key, unread) for part, key in zip(parts, _SIDES, strict=True)
     )
@@ -152,7 +155,7 @@ def _labeled(row: Mapping[str, Any], unread: UnreadKeys) -> LabeledComparison:
         role = "user" if key == "prompt_conversation" else "assistant"
         parts.append(turn(comparison[key], role, f"comparison.{key}"))
     tools = tools_of_row(row, *(comparison.get(name) for name in TOOLS), *map(take_tools, parts))
-    check_media({**comparison, **row}, [message for part in parts for message in part])
+    parts[0] = with_media({**comparison, **row}, parts[0])
     prompt, first, second = (
         _checked(part, f"comparison.{key}", unread)
         for part, key in zip(parts, _LABELED, strict=True)
@@ -174,6 +177,10 @@ def _checked(messages: list[Any], place: str, unread: UnreadKeys) -> list[Messag
                 "answer are trained; expected it in the prompt"
             )
     return normal
+
+
+def _has_prompt(answer: list[Any]) -> bool:
+    return bool(answer) and answer[0].get("role") in ("user", "system", "developer")
 
 
 def _without_repeated_prompt(

@@ -18,7 +18,11 @@ from tinker_cookbook.preference.preference_datasets import (
     SkipReason,
 )
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
-from tinker_cookbook.supervised.common import count_loss_tokens, datum_from_model_input_weights
+from tinker_cookbook.supervised.common import (
+    check_images_fit,
+    count_loss_tokens,
+    datum_from_model_input_weights,
+)
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -77,6 +81,7 @@ class PairDataset(ComparisonDataset):
             model_input, weights = self._renderer.build_supervised_example(
                 [*prompt, *marked], TrainOnWhat.CUSTOMIZED
             )
+            check_images_fit(model_input, limit)
             # Train a tie in both directions with half the weight, so that it counts as one pair.
             weights = weights * (0.5 if tie else 1.0)
             datum = datum_from_model_input_weights(model_input, weights, limit)

@@ -30,9 +30,10 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.conversation_file import held_out_mask
-from tinker_cookbook.supervised.conversation_row import UnreadKeys
+from tinker_cookbook.supervised.conversation_row import UnreadKeys, data_error
 from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ class ComparisonSet:
     usable: list[LabeledComparison] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
 
-    def add(self, row: int, labeled: LabeledComparison | None) -> None:
+    def add(self, row: int, labeled: LabeledComparison | None, place: str = "") -> None:
         """Adds the comparison of row number ``row``, or records why it is skipped."""
         if labeled is None:
             self.dropped[row] = SkipReason.NO_COMPARISON
             return
+        labeled.place = place
         first, second = labeled.comparison.completion_A, labeled.comparison.completion_B
         if is_empty(first) or is_empty(second):
             self.dropped[row] = SkipReason.EMPTY
@@ -152,7 +154,7 @@ class ComparisonDatasetBuilder:
         self.unread_columns.clear()
         for i in range(len(rows)):
             try:
-                found.add(i, self.example_to_labeled_comparison(rows[i]))
+                found.add(i, self.example_to_labeled_comparison(rows[i]), place_of(rows, i))
             except TinkerCookbookError as error:
                 raise DataFormatError(f"{place_of(rows, i)}: {error}") from error
         if self.unread_keys:
@@ -222,6 +224,14 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
             return data
 
         super().__init__(list(enumerate(comparisons.usable)), batch_size, flatmap_fn=data_of)
+        # A missing image must not stop a run in the middle of an epoch.
+        for i, labeled in enumerate(comparisons.usable):
+            if has_images(labeled.comparison.prompt_conversation):
+                with data_error(self._where(i)):
+                    to_data(labeled)
+
+    def _where(self, number: int) -> str:
+        return self.hf_dataset[number][1].place or super()._where(number)
 
     @property
     def num_dropped(self) -> int:

@@ -141,9 +141,9 @@ def get_renderer(
 ) -> Renderer:
     """Returns the renderer called ``name``, with options after a question mark or without.
 
-    ``image_processor`` is needed only for messages with images, ``model_name`` only to unpickle
-    where the tokenizer has another name. ``options`` override those in the name. Raises
-    ConfigurationError for an unknown name, option or value.
+    ``image_processor`` counts the tokens of images; by default the first image loads that of
+    ``model_name``, which is by default the tokenizer's name. ``options`` override those in the
+    name. Raises ConfigurationError for an unknown name, option or value.
 
     Names: those of :func:`register_renderer`, role_colon for base models, template for any model
     with a chat template, chatml, smollm2, llama3, gemma3, mistral,

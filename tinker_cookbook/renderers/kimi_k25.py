@@ -21,7 +21,7 @@ _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
 
 
 class KimiK25Renderer(KimiK2Renderer):
-    """Kimi K2.5 and K2.6 with thinking. Images need ``image_processor``."""
+    """Kimi K2.5 and K2.6 with thinking and images."""
 
     _context_parts = TEXT_AND_IMAGES
     _inside = KIMI_THINKING
@@ -34,7 +34,7 @@ class KimiK25Renderer(KimiK2Renderer):
         return messages + system_message(system_prompt)
 
     def _segments(self, message: Message, idx: int) -> Segments:
-        return content_segments(message, idx, self._name, self.image_processor, _AROUND_IMAGE)
+        return content_segments(message, idx, self, _AROUND_IMAGE)
 
 
 class KimiK25DisableThinkingRenderer(KimiK25Renderer):

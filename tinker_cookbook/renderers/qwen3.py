@@ -229,8 +229,8 @@ def _with_tool_calls(text: str, message: Message, has_text: bool) -> str:
 class _WithImages(Qwen3InstructRenderer):
     """Qwen3 with images in messages of users and tools.
 
-    Images need ``image_processor``; ``max_image_size`` limits their longest side in pixels, 0 does
-    not. ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
+    ``max_image_size`` limits the longest side of images in pixels, 0 does not.
+    ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
     """
 
     merge_text_chunks: bool = True
@@ -240,9 +240,7 @@ class _WithImages(Qwen3InstructRenderer):
         return self._answer_parts | ({"image"} if role in ("user", "tool") else set())
 
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
-        return content_segments(
-            message, ctx.idx, self._name, self.image_processor, AROUND_IMAGE, self.max_image_size
-        )
+        return content_segments(message, ctx.idx, self, AROUND_IMAGE, self.max_image_size)
 
 
 class Qwen3VLInstructRenderer(_WithImages):

@@ -62,6 +62,23 @@ def datum_from_model_input_weights(
     return data_from_examples([(model_input, weights)], max_length, reduction)[0]
 
 
+def check_images_fit(model_input: tinker.ModelInput, max_length: int | None) -> None:
+    """Raises DataValidationError if a truncation to ``max_length`` would cut an image."""
+    if max_length is None or model_input.length <= max_length:
+        return
+    start = 0
+    for chunk in model_input.chunks:
+        end = start + chunk.length
+        # An image at the very end would be context of nothing.
+        if getattr(chunk, "tokens", None) is None and start < max_length <= end:
+            raise DataValidationError(
+                f"max_length: got {max_length}, which would cut an image of {chunk.length} tokens, "
+                f"{start} to {end} of {model_input.length}; expected more than {end}, or smaller "
+                "images (max_image_size=PIXELS is an option of some renderer names)"
+            )
+        start = end
+
+
 def datum_from_tokens_weights(
     tokens: Tokens,
     weights: Weights,

@@ -48,6 +48,7 @@ from tinker_cookbook.supervised.row_datasets import (
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
 )
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.terminal import print_line
 
@@ -114,16 +115,18 @@ def read_conversations(
     train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     renderer: Callable[[], Renderer] | None = None,
     columns: ColumnsTaken | None = None,
+    max_length: int | None = None,
 ) -> list[list[Message]]:
     """Returns the conversations of a file in any format and layout, checked.
 
-    ``renderer`` is called for rows with ``tools``, to declare them; ``columns`` records
-    which columns were read. Raises DataFormatError with file and line for a row that is not a
+    ``renderer`` is called for rows with ``tools``, to declare them, and for rows with images, which
+    are rendered up to ``max_length`` for their errors; ``columns`` records which columns were read.
+    Raises DataFormatError with file and line for a row that is not a
     conversation, has another layout than earlier rows, has nothing to train on with
     ``train_on_what``, or has tools that the chat format cannot declare; and DataValidationError for
     a file that is missing, unreadable or empty.
     """
-    return list(_read_file(path, train_on_what, renderer, columns).rows)
+    return list(_read_file(path, train_on_what, renderer, columns, max_length).rows)
 
 
 def _read_file(
@@ -131,6 +134,7 @@ def _read_file(
     train_on_what: TrainOnWhat | str,
     renderer: Callable[[], Renderer] | None,
     columns: ColumnsTaken | None,
+    max_length: int | None,
 ) -> PlacedRows:
     """Returns the conversations with their places."""
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
@@ -162,6 +166,10 @@ def _read_file(
                 f"{where}: got messages of roles {roles}, of which train_on_what={what.value} "
                 "selects none; expected at least one to train on"
             )
+        # A missing image must not stop a run in the middle of an epoch.
+        if renderer is not None and has_images(messages):
+            with data_error(where):
+                conversation_to_data(messages, renderer(), max_length, what)
         conversations.append(messages)
         places.append(where)
     if not conversations:
@@ -226,9 +234,11 @@ class ConversationRows:
         left_out = len(rows) - len(self._numbers) if numbers is None else 0
         self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
         self._unread = UnreadKeys()
-        # The first row determines the layout; an unknown layout fails before anything is loaded.
-        if len(self):
-            self._read(0)
+        # The first row determines the layout; an unknown layout fails before anything is loaded,
+        # and so do images for a model without.
+        if len(self) and has_images(self._read(0)[0]):
+            with data_error(self.place(0)):
+                renderer().build_supervised_example(self[0])
 
     def data_sources(self) -> dict[str, Any]:
         """Returns the table."""
@@ -340,7 +350,13 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         """Reads a file and prints which columns were used."""
         columns = ColumnsTaken()
         with naming(key):
-            rows = _read_file(path, self.train_on_what, lambda: self.renderer, columns)
+            rows = _read_file(
+                path,
+                self.train_on_what,
+                lambda: self.renderer,
+                columns,
+                self.common_config.max_length,
+            )
         print_line(f"{key}: {columns.line(path)}")
         return rows
 

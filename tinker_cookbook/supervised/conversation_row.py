@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tinker_cookbook.exceptions import DataFormatError, RendererError
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -141,8 +141,8 @@ def with_tools(
 
 @contextmanager
 def data_error(where: str) -> Iterator[None]:
-    """Converts a RendererError to a DataFormatError that starts with ``where``."""
+    """Converts an error of a row's content to a DataFormatError that starts with ``where``."""
     try:
         yield
-    except RendererError as error:
+    except (RendererError, DataValidationError) as error:
         raise DataFormatError(f"{where}: {error}") from error

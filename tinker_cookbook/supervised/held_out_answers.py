@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.panel import Panel
 from rich.text import Text
 
+from tinker_cookbook.renderers import format_content_as_string
 from tinker_cookbook.supervised.types import ChatDatasetBuilder
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import lazy_module
@@ -47,5 +48,6 @@ async def show_answers(
         text = str(answer["content"]).strip() or "(nothing)"
         if sampled.stop_reason == "length":
             text += f" … (cut off at {config.sample_max_tokens} tokens)"
-        body = Text.assemble((f"{prompt[-1]['content']}\n", "bold"), text)
+        asked = format_content_as_string(prompt[-1]["content"])
+        body = Text.assemble((f"{asked}\n", "bold"), text)
         get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))

@@ -15,6 +15,7 @@ from tinker_cookbook.supervised.arrow_rows import (
     parquet_stream,
     parquet_table,
 )
+from tinker_cookbook.supervised.row_images import resolve_paths
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
@@ -75,9 +76,15 @@ def file_rows(file: Path, expected: str = "one JSON object per line") -> Iterato
     """Yields the location (``FILE:LINE``, or ``FILE[N]`` with N from 0) and the value of each row.
 
     Reads JSON lines (also gzipped), a JSON array, CSV, TSV and parquet, by its suffix or else its
-    content. Raises DataFormatError for other content, and DataValidationError for a file
-    that is missing or cannot be read.
+    content. Paths of images are relative to the file. Raises DataFormatError for other content, and
+    DataValidationError for a file that is missing or cannot be read.
     """
+    for where, row in _placed_rows(file, expected):
+        resolve_paths(row, file.parent)
+        yield where, row
+
+
+def _placed_rows(file: Path, expected: str) -> Iterator[tuple[str, Any]]:
     kind = _format_of(file)
     if kind == "lines":
         yield from json_lines(file, expected)

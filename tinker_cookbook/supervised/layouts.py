@@ -10,9 +10,9 @@
 ``context`` |
 
 The last three may also have ``system``, ``history`` and the answer's reasoning (``reasoning``). All
-layouts may have ``tools``, and ``label`` (true or false, as in data for KTO): rows with false are
-bad examples and are skipped. Cells may be JSON text, as in CSV files. Pairs of answers
-(``preference.comparison_file``) use the same parts.
+layouts may have ``images`` (``row_images``), ``tools``, and ``label`` (true or false, as in data
+for KTO): rows with false are bad examples and are skipped. Cells may be JSON text, as in CSV files.
+Pairs of answers (``preference.comparison_file``) use the same parts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.message_keys import FLAGS, REASONING_KEYS, misspelt
+from tinker_cookbook.supervised.row_images import IMAGE_COLUMNS, with_images
 
 EXPECTED_COLUMNS = (
     "messages; conversations; instruction and output (Alpaca); prompt and completion; question "
@@ -55,7 +56,8 @@ _PAIRS = {
 INPUTS = ("input", "context")
 LABEL = "label"
 TOOLS = ("tools", "tool_defs", "available_tools")
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_OTHER_MEDIA = ("videos", "video", "audios", "audio")
+_MEDIA = (*IMAGE_COLUMNS, *_OTHER_MEDIA)
 # Columns that hold a part of the conversation, so a layout that does not read them refuses them.
 _SYSTEM = ("system", "system_prompt", "system_message")
 CONTEXT = (*_SYSTEM, "history")
@@ -76,15 +78,13 @@ class Layout:
 
     @cached_property
     def known(self) -> tuple[str, ...]:
-        """All columns that are read, tools included."""
-        return (*self.columns, *self.optional, *TOOLS)
+        """All columns that are read, tools and images included."""
+        return (*self.columns, *self.optional, *TOOLS, *IMAGE_COLUMNS)
 
     def messages(self, row: Mapping[str, Any]) -> list[Any]:
         """Returns the row's messages before validation; raises RendererError."""
         check_columns(row, self.known)
-        messages = self.read(row)
-        check_media(row, messages)
-        return messages
+        return with_media(row, self.read(row))
 
 
 def check_columns(row: Mapping[str, Any], known: Collection[str]) -> None:
@@ -125,15 +125,18 @@ def is_used(name: str, column: str) -> bool:
     return lower in others or misspelt(lower, frozenset(known)) is not None
 
 
-def check_media(row: Mapping[str, Any], messages: Iterable[Any]) -> None:
-    """Raises RendererError for images in a separate column if no message has media."""
-    media = [name for name in _MEDIA if row.get(name)]
-    # Without their images, such rows would train on text without its context.
+def with_media(row: Mapping[str, Any], messages: list[Any]) -> list[Any]:
+    """Returns the messages with the images of the row's columns; raises RendererError for other
+    media in a column if no message has media."""
+    messages = with_images(row, messages)
+    media = [name for name in _OTHER_MEDIA if row.get(name)]
+    # Without their media, such rows would train on text without its context.
     if media and not any(_has_media(message) for message in messages):
         raise RendererError(
             f"{media[0]}: got media in a separate column, which is not read; expected them as "
-            'parts of the content: {"type": "image", "image": "FILE"}'
+            'parts of the content: {"type": "audio", "audio": "FILE"}'
         )
+    return messages
 
 
 @dataclass

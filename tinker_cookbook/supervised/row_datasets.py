@@ -21,6 +21,7 @@ from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
 from tinker_cookbook.supervised.arrow_rows import stream_without_nulls, without_arrow_nulls
 from tinker_cookbook.supervised.common import (
     Reduction,
+    check_images_fit,
     count_loss_tokens,
     data_from_examples,
     datum_from_model_input_weights,
@@ -95,8 +96,12 @@ def conversation_to_datum(
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     reduction: Reduction = "mean",
 ) -> tinker.Datum:
-    """Returns the whole conversation as one datum; ``conversation_to_data`` may split it."""
+    """Returns the whole conversation as one datum; ``conversation_to_data`` may split it.
+
+    Raises DataValidationError where ``max_length`` would cut an image.
+    """
     model_input, weights = renderer.build_supervised_example(conversation, train_on_what)
+    check_images_fit(model_input, max_length)
     return datum_from_model_input_weights(model_input, weights, max_length, reduction)
 
 
@@ -112,9 +117,12 @@ def conversation_to_data(
     A renderer that changes the history (for example, strips earlier thinking)
     needs several datums, so that every answer is trained after its inference prompt; others need
     one. ``reduction="mean"`` gives the conversation a weight of 1, not each datum. ``max_length``
-    truncates each datum, possibly leaving no token to train on.
+    truncates each datum, possibly leaving no token to train on; raises DataValidationError where it
+    would cut an image.
     """
     examples = renderer.build_merged_examples(conversation, train_on_what)
+    for model_input, _ in examples:
+        check_images_fit(model_input, max_length)
     return data_from_examples(examples, max_length, reduction)
 
 

@@ -52,21 +52,16 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    kind = part.get("type")
-    if kind not in ("image_url", "input_audio"):
+    if part.get("type") != "input_audio":
         return part
-    value: Any = part.get(kind)
+    value: Any = part.get("input_audio")
     try:
-        if kind == "image_url":
-            # Some servers take the address itself.
-            return {"type": "image", "image": value if isinstance(value, str) else value["url"]}
         data = base64.b64decode(value["data"], validate=True)
         numbers = {name: value[name] for name in ("num_frames", "sample_rate") if name in value}
         return {"type": "audio", "audio": data, "format": value["format"].lower(), **numbers}
     except (AttributeError, KeyError, TypeError, binascii.Error) as error:
-        expected = {"image_url": '{"url": …}', "input_audio": '{"data": base64, "format": …}'}
         raise RendererError(
-            f"{where}.{kind}: got {value!r:.80}, expected {expected[kind]}"
+            f'{where}.input_audio: got {value!r:.80}, expected {{"data": base64, "format": …}}'
         ) from error
 
 

@@ -237,8 +237,8 @@ def test_file_formats(tmp_path, name):
         ),
         ([{"question": "Which?", "answer": 3}], "answer: got 3, expected a text or a list of mess"),
         (
-            [{"messages": dialogue("<image>"), "images": ["a.png"]}],
-            "images: got media in a",
+            [{"messages": dialogue("<image>"), "images": ["a.png", "b.png"]}],
+            "images: got 2 images and 1 marks <image>",
         ),
     ],
 )

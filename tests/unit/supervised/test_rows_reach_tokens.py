@@ -213,7 +213,10 @@ REFUSED = {
         {"messages": [{**HI, "images": ["a.png"]}, BYE]},
         "'images', expected a part of the",
     ),
-    "images of a row": ({"messages": [HI, BYE], "images": ["a.png"]}, "images: got media in a sep"),
+    "images of a row": (
+        {"messages": [{**HI, "content": "<image> or <image>?"}, BYE], "images": ["a.png"]},
+        "images: got 1 images and 2 marks",
+    ),
     "late tools": ({"messages": [HI, {**BYE, "tools": TOOLS}]}, "got 'tools', expected the tools"),
     "misspelt key": ({"messages": [HI, {**BYE, "tool_call": "x"}]}, "did you mean 'tool_calls'"),
     "misspelt column": (
@@ -250,7 +253,7 @@ REFUSED_PAIRS = {
     "weight": ({**PAIR, "chosen": [{**BYE, "weight": 0}]}, "chosen: .*got 'weight', expected"),
     "trainable": ({**PAIR, "chosen": [{**BYE, "trainable": False}]}, "got trainable: false"),
     "weight of a row": ({**PAIR, "weight": 0.5}, "weight: got .*no weights"),
-    "images": ({**PAIR, "images": ["a.png"]}, "images: got media in a separate column"),
+    "images": ({**PAIR, "images": ["a.png"], "image": "a.png"}, "columns images and image"),
     "reasoning column": ({**PAIR, "thinking": "So."}, "thinking: got reasoning in a column"),
     "misspelt": ({**PAIR, "sytem": "Be kind."}, "did you mean 'system'"),
     "history column": (

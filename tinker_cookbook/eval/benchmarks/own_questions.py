@@ -44,9 +44,9 @@ from tinker_cookbook.supervised.conversation_row import UnreadKeys, checked_mess
 from tinker_cookbook.supervised.json_files import SUFFIXES, file_rows
 from tinker_cookbook.supervised.layouts import (
     check_columns,
-    check_media,
     find_layout,
     read_question,
+    with_media,
 )
 
 MATCHES = ("exact", "regex", "math", "judge:TEXT")
@@ -171,8 +171,7 @@ def _split(row: Mapping[str, Any], needs_answer: bool) -> tuple[list[Message], l
         raw = find_layout(rest, turns).messages(rest)
     else:
         check_columns(rest, (*rest, asked))
-        raw = read_question(rest, asked, inputs=asked != "input")
-        check_media(rest, raw)
+        raw = with_media(rest, read_question(rest, asked, inputs=asked != "input"))
     messages = checked_messages(raw, UnreadKeys())
     # Without a column for the answer, the last message is the answer.
     if column is None and messages[-1]["role"] == "assistant":

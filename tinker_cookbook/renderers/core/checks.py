@@ -18,6 +18,12 @@ TEXT = frozenset({"text"})
 TEXT_AND_THINKING = frozenset({"text", "thinking"})
 TEXT_AND_IMAGES = frozenset({"text", "image"})
 
+_CURES = {
+    "thinking": "drop it with remove_thinking(content)",
+    "image": "images belong to messages of users and tools, and need the renderer of a model that "
+    "takes them, such as qwen3_vl_instruct",
+}
+
 _ROLE_ALIASES = {
     **dict.fromkeys(("human", "prompter", "instruction"), "user"),
     **dict.fromkeys(("gpt", "bot", "ai", "model", "chatgpt"), "assistant"),
@@ -44,11 +50,7 @@ def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[st
     content = message["content"]
     for part in () if isinstance(content, str) else content:
         if part["type"] not in allowed:
-            cure = (
-                "drop it with remove_thinking(content)"
-                if part["type"] == "thinking"
-                else "use the renderer of a model that takes it"
-            )
+            cure = _CURES.get(part["type"], "use the renderer of a model that takes it")
             raise RendererError(
                 f"messages[{idx}].content: {renderer} cannot write a part of type "
                 f"{part['type']!r}, expected {' or '.join(sorted(allowed))}; {cure}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from tinker_cookbook.exceptions import DataFormatError, RendererError
+from tinker_cookbook.exceptions import DataFormatError, RendererError, TinkerCookbookError
 from tinker_cookbook.image_processing_utils import (
     ImageSource,
+    get_image_processor,
     open_image,
     png_bytes,
     resize_image,
@@ -18,10 +19,13 @@ from tinker_cookbook.image_processing_utils import (
 )
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
 from tinker_cookbook.renderers.core.rendered import Piece
+from tinker_cookbook.tokenizer_utils import tokenizer_name
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
+
+    from tinker_cookbook.renderers.core.renderer import Renderer
 else:
     tinker = lazy_module("tinker")
 
@@ -98,14 +102,14 @@ def image_to_chunk(
 def content_segments(
     message: Message,
     idx: int,
-    renderer: str,
-    image_processor: ImageProcessorProtocol | None,
+    renderer: Renderer,
     around: tuple[str, str],
     max_image_size: int | None = None,
 ) -> Segments:
     """Returns text and images of a message, each image between the two texts of ``around``.
 
-    Raises RendererError for other parts.
+    Images are counted by the image processor of ``renderer``, by default that of its model. Raises
+    RendererError for other parts.
     """
     segments: list[Segment] = []
     for i, part in enumerate(ensure_list(message["content"])):
@@ -115,22 +119,36 @@ def content_segments(
             continue
         if part["type"] != "image":
             raise RendererError(
-                f"{where}: {renderer} cannot write a part of type {part['type']!r} in a message "
-                f"of role {message['role']!r}, expected text or image"
-            )
-        if image_processor is None:
-            raise RendererError(
-                f"{where}: got an image, but the renderer has no image processor, which counts "
-                "its tokens; make it with get_renderer(NAME, tokenizer, "
-                "image_processor=get_image_processor(model_name)), for example with the NAME "
-                "qwen3_vl_instruct"
+                f"{where}: {renderer._name} cannot write a part of type {part['type']!r} in a "
+                f"message of role {message['role']!r}, expected text or image"
             )
         try:
-            chunk = image_to_chunk(part["image"], image_processor, max_image_size)
+            chunk = image_to_chunk(part["image"], _image_processor(renderer), max_image_size)
         except RendererError as error:
             raise RendererError(f"{where}: {error}") from error
         segments += [around[0], chunk, around[1]]
     return segments
+
+
+def _image_processor(renderer: Renderer) -> ImageProcessorProtocol:
+    """Returns the renderer's image processor, or that of its model, which is loaded once."""
+    if renderer.image_processor is not None:
+        return renderer.image_processor
+    name = renderer.model_name or tokenizer_name(renderer.tokenizer)
+    try:
+        # None for the models of the tml-renderers package, which have a renderer of their own.
+        found = get_image_processor(name) if name else None
+    except TinkerCookbookError as error:
+        raise RendererError(
+            f"got an image, but no image processor of the model, which counts its tokens: {error}"
+        ) from error
+    if found is None:
+        raise RendererError(
+            "got an image, but the renderer has no image processor, which counts its tokens, and "
+            f"the tokenizer's name ({name!r}) leads to none; make the renderer with get_renderer("
+            "NAME, tokenizer, image_processor=get_image_processor(model_name))"
+        )
+    return found
 
 
 def trim_segments(segments: Segments) -> Segments:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.arguments import arguments_text
+from tinker_cookbook.renderers.core.image_parts import image_label, read_image_part
 from tinker_cookbook.renderers.core.message_keys import KNOWN_KEYS, check_keys, take_reasoning
 
 Role: TypeAlias = str
@@ -34,7 +35,10 @@ class ThinkingPart(TypedDict):
 
 
 class ImagePart(TypedDict):
-    """An image: a PIL image, a URL, a data URI or a file path."""
+    """An image: a Pillow image, the bytes of a file, a data URI or a file path.
+
+    Messages of data may write it as OpenAI's ``image_url``, as base64, or as ``{"bytes", "path"}``.
+    """
 
     type: Literal["image"]
     image: Any
@@ -159,7 +163,7 @@ def remove_thinking(parts: Content) -> Content:
 
 
 def format_content_as_string(content: Content, separator: str = "\n") -> str:
-    """Returns the whole content as readable text: thinking in tags, images by URL or size."""
+    """Returns the whole content as readable text: thinking in tags, images by path or size."""
     if isinstance(content, str):
         return content
     written: list[str] = []
@@ -169,10 +173,7 @@ def format_content_as_string(content: Content, separator: str = "\n") -> str:
         elif part["type"] == "thinking":
             written.append(f"{THINK}{part['thinking']}{END_THINK}")
         elif part["type"] == "image":
-            image = part["image"]
-            if not isinstance(image, str):
-                image = f"Image({image.size[0]}x{image.size[1]}, {image.mode})"
-            written.append(f"<image>{image}</image>")
+            written.append(f"<image>{image_label(part['image'])}</image>")
         else:
             raise RendererError(
                 f"Unknown content part type: {part['type']}, expected text, thinking or image"
@@ -286,7 +287,7 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
     calls = result.get("tool_calls") or result.get("unparsed_tool_calls")
     if result.get("content") is None and calls:
         result["content"] = ""
-    _check_content(result.get("content"), f"{where}.content")
+    result["content"] = _read_content(result.get("content"), f"{where}.content")
     for field, kind in (("tool_calls", ToolCall), ("unparsed_tool_calls", UnparsedToolCall)):
         # An empty list means the same as no list.
         if calls := result.pop(field, None):
@@ -334,12 +335,13 @@ def _check_encodable(value: Any, where: str) -> None:
             _check_encodable(item, f"{where}.{key}")
 
 
-def _check_content(content: Any, where: str) -> None:
+def _read_content(content: Any, where: str) -> Any:
     if isinstance(content, str):
-        return
+        return content
     if not isinstance(content, list):
         raise RendererError(f"{where}: got {content!r}, expected a string or a list of parts")
-    for i, part in enumerate(content):
+    parts: list[Any] = [read_image_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in _PART_TYPES:
             raise RendererError(
@@ -349,6 +351,7 @@ def _check_content(content: Any, where: str) -> None:
         value = part.get(kind)
         if value is None or (kind in ("text", "thinking") and not isinstance(value, str)):
             raise RendererError(f"{where}[{i}].{kind}: got {value!r}, expected a {kind}")
+    return parts
 
 
 def checked_arguments(arguments: Any, where: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.renderers import Content, Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import bounded, in_thread, run_in_daemon_thread
 from tinker_cookbook.rl.types import (
     Action,
@@ -63,8 +63,8 @@ class ProblemEnv(Env):
         self._grader_timeout: float | None = None
 
     @abstractmethod
-    def get_question(self) -> str:
-        """Returns the user message."""
+    def get_question(self) -> Content:
+        """Returns the content of the user message: a text, or parts of text and images."""
 
     @abstractmethod
     def check_answer(self, sample_str: str) -> bool | float | Awaitable[bool | float]:
@@ -123,7 +123,8 @@ class ProblemEnv(Env):
         """Returns the answer's text, its ``format`` metric if the task checks it, and the logs."""
         message, ending = self.renderer.parse_response(action)
         text = get_text_content(message)
-        logs: Logs = {"question": self.get_question(), "answer": text}
+        question = Message(role="user", content=self.get_question())
+        logs: Logs = {"question": get_text_content(question), "answer": text}
         if reference := self.get_reference_answer():
             logs["reference"] = reference
         metrics: Metrics = {}
