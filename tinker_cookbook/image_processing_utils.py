@@ -298,6 +298,8 @@ def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
 
 
 def _short(image: Any) -> str:
+    if isinstance(image, bytes):
+        return f"{len(image)} bytes"
     text = repr(image)
     return text if len(text) <= 100 else f"{text[:80]}… ({len(text)} characters)"
 
