@@ -17,6 +17,12 @@ pytest.register_assert_rewrite("recipe_runs")
 # that asks for the same examples at every run would see others in every selection of the tests.
 providers._get_local_constants = providers.Constants
 
+# Two workers on two cores, each with threads for both, spend most of their time on waking threads.
+# torch and the programs that tests start read it.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Without bytecode, each program that a test starts compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
 

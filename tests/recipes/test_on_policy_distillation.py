@@ -66,7 +66,7 @@ class TaughtRuns(RecipeRuns):
 
     def environment(self, **extra: str) -> dict[str, str]:
         path = os.pathsep.join([str(REPO), str(Path(__file__).parent)])
-        return {**super().environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+        return {**super().environment(), "PYTHONPATH": path, **extra}
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ class StoryRuns(RecipeRuns):
     def environment(self, **extra: str) -> dict[str, str]:
         path = os.pathsep.join([str(REPO), str(STORIES)])
         # With one thread each, runs on a busy machine do not wait for one another's barriers.
-        return {**super().environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+        return {**super().environment(), "PYTHONPATH": path, **extra}
 
 
 @pytest.fixture(scope="module")

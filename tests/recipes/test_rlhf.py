@@ -68,9 +68,6 @@ class PipelineRuns(RecipeRuns):
             "rl_learning_rate=0.01",
         ]
 
-    def environment(self, **extra: str) -> dict[str, str]:
-        return {**super().environment(), "OMP_NUM_THREADS": "1", **extra}
-
     def outcome(self, name: str) -> dict[str, object]:
         """All that must not depend on where a run was killed."""
         result = json.loads((self.folder / name / "win_rate.json").read_text())

@@ -100,9 +100,6 @@ class ShorterRuns(RecipeRuns):
             "test_group_size=2",
         ]
 
-    def environment(self, **extra: str) -> dict[str, str]:
-        return {**super().environment(), "OMP_NUM_THREADS": "1", **extra}
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, stories_model):

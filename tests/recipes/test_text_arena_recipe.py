@@ -51,9 +51,6 @@ class GameRuns(RecipeRuns):
             "dtype=float32",
         ]
 
-    def environment(self, **extra: str) -> dict[str, str]:
-        return {**super().environment(), "OMP_NUM_THREADS": "1", **extra}
-
     def opponents(self, name: str) -> list[dict]:
         """The rows of the pool without the paths, which name the run at the backend."""
         lines = (self.folder / name / "opponents.jsonl").read_text().splitlines()

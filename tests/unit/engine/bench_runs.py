@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import harness
 from benchmarks.engine import jobs, worker
@@ -39,23 +37,9 @@ def run_job(
     return json.loads(json.dumps({"status": "ok", **result}))
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny models are no quicker with more, and far slower while other processes run."""
-    before, threads = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
-    os.environ["OMP_NUM_THREADS"] = "1"  # what ``cpu_threads`` goes by
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
-
-
 @pytest.fixture
 def in_process_bench(
-    one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> RunBench:
     """``in_process_bench(runner, config)`` gives the JSON object and all that was printed."""
 

@@ -73,7 +73,7 @@ def test_summary_names_speeds_ratio_and_goal():
 
 
 @pytest.mark.slow  # 10 s
-def test_tiny_run(one_thread, monkeypatch, capsys, tmp_path):
+def test_tiny_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(jobs, "run_job", run_job)
     monkeypatch.setattr(engine_runner, "run_job", run_job)
     config = Config(

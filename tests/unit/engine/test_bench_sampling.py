@@ -85,9 +85,7 @@ def test_tiny_run(in_process_bench, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def setup(
-    stories_model: str, tmp_path_factory: pytest.TempPathFactory, one_thread: None
-) -> sides.Setup:
+def setup(stories_model: str, tmp_path_factory: pytest.TempPathFactory) -> sides.Setup:
     adapter = tmp_path_factory.mktemp("bench") / "adapter"
     write_adapter(Path(stories_model), adapter, rank=4, seed=0)
     return sides.Setup(Path(stories_model), adapter, "cpu", "float32", rank=4)
@@ -211,7 +209,7 @@ def test_settings_are_checked_first(settings: dict, words: str) -> None:
 
 
 def test_products_are_those_of_the_model(
-    stories_model: str, one_thread: None, monkeypatch: pytest.MonkeyPatch
+    stories_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "_SECONDS", 0.0)
     body, head = products._draw(Path(stories_model), torch.device("cpu"), torch.float32)

@@ -31,7 +31,6 @@ def run_driver(root: Path, mode: str, kills: int) -> dict:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

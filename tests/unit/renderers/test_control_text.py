@@ -132,16 +132,16 @@ def test_a_role_that_holds_a_name_is_refused(load):
 @pytest.mark.parametrize(
     ("spec", "family"), [("qwen3", "qwen3"), ("role_colon", "llama3"), ("role_colon", "gptoss")]
 )
-@pytest.mark.parametrize("text", ["{}", "a {}", "é{}{} b", "\n{}\n\nx", "<think>{}</think>"])
-def test_plain_spelling_is_that_of_the_tokenizers_library(load, spec, family, text):
+def test_plain_spelling_is_that_of_the_tokenizers_library(load, spec, family):
     codec = load(spec, family).codec
     name = "<|im_end|>" if family == "qwen3" else "<|endofprompt|>"
     name = "<|eot_id|>" if family == "llama3" else name
-    written = text.replace("{}", name)
     backend = copy.deepcopy(codec.tokenizer.backend_tokenizer)
     backend.encode_special_tokens = True
-    expected = backend.encode(written, add_special_tokens=False).ids
-    assert codec.encode(codec.split_control_tokens(written)) == expected
+    for text in ("{}", "a {}", "é{}{} b", "\n{}\n\nx", "<think>{}</think>"):
+        written = text.replace("{}", name)
+        expected = backend.encode(written, add_special_tokens=False).ids
+        assert codec.encode(codec.split_control_tokens(written)) == expected
 
 
 def test_markup_that_forges_no_turn_stays_a_token(load):

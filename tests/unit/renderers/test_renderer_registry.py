@@ -194,7 +194,7 @@ def test_names_without_a_renderer_say_so():
 
 
 def test_template_that_rejects_plain_dialogue(tokenizer_folder):
-    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("smollm2")))
+    tokenizer = copy.copy(get_tokenizer(tokenizer_folder("smollm2")))
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(RendererError, match=r"default_system: .* fails on one user message"):
         get_renderer("chatml", tokenizer)

@@ -209,7 +209,7 @@ def test_a_renderer_that_takes_no_answer_raises(make_renderer):
 
 
 def test_the_first_difference_from_the_template_is_shown(make_renderer):
-    tokenizer = copy.deepcopy(make_renderer("chatml", "qwen3").tokenizer)
+    tokenizer = copy.copy(make_renderer("chatml", "qwen3").tokenizer)
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}!<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -41,7 +41,7 @@ def make(shared_dir, tokenizer_folder):
     """``make(spec, family, file)``: a renderer on a vocabulary with one of its templates."""
 
     def make_renderer(spec, family, file="chat_template.jinja", source=None):
-        tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder(family)))
+        tokenizer = copy.copy(get_tokenizer(tokenizer_folder(family)))
         path = shared_dir / "tokenizers" / family / file
         tokenizer.chat_template = source or path.read_text(encoding="utf-8")
         return get_renderer(spec, tokenizer)
@@ -235,13 +235,14 @@ def test_stops(make):
     assert renderer.parse_response([*renderer.codec.encode("a"), 151645])[1] is (
         ParseTermination.STOP_SEQUENCE
     )
-    renderer.tokenizer.eos_token = None
+    tokenizer = copy.deepcopy(renderer.tokenizer)
+    tokenizer.eos_token = None
     with pytest.raises(RendererError, match="set the stop token"):
-        get_renderer("template", renderer.tokenizer)
+        get_renderer("template", tokenizer)
 
 
 def test_generation_config_that_stops_elsewhere_is_said(tokenizer_folder, tmp_path, caplog):
-    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("qwen3")))
+    tokenizer = copy.copy(get_tokenizer(tokenizer_folder("qwen3")))
     tokenizer.name_or_path = str(tmp_path)
     path = tmp_path / "generation_config.json"
     path.write_text('{"eos_token_id": [151645, 151643]}', encoding="utf-8")
