@@ -118,26 +118,16 @@ class _Store:
     async def rows(self, request: web.Request) -> web.Response:
         def query() -> dict[str, Any]:
             asked = request.query
-            filters: dict[str, str | int] = {
-                name: asked[name] for name in ("split", "purpose") if name in asked
-            }
-            for name in ("iteration", "group_idx", "traj_idx"):
-                if name in asked:
-                    filters[name] = _integer(asked, name, 0)
-            run_id, cursor, limit = _page(request)
-            rows = self._db.query_rows(run_id, filters=filters, cursor=cursor, limit=limit)
-            return {"rows": rows, "next_cursor": rows[-1]["cursor"] if rows else None}
+            filters: dict[str, Any] = {n: asked[n] for n in ("split", "purpose") if n in asked}
+            numbers = ("iteration", "group_idx", "traj_idx")
+            filters |= {n: _integer(asked, n, 0) for n in numbers if n in asked}
+            return _page("rows", self._db.query_rows, request, filters=filters)
 
         return await _answer(query)
 
     async def annotations(self, request: web.Request) -> web.Response:
-        def query() -> dict[str, Any]:
-            kind = request.query.get("kind")
-            run_id, cursor, limit = _page(request)
-            found = self._db.query_annotations(run_id, kind=kind, cursor=cursor, limit=limit)
-            return {"annotations": found, "next_cursor": found[-1]["cursor"] if found else None}
-
-        return await _answer(query)
+        kind, query = request.query.get("kind"), self._db.query_annotations
+        return await _answer(lambda: _page("annotations", query, request, kind=kind))
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         run_id, header = request.query.get("run_id"), request.headers.get("Last-Event-ID", "0")
@@ -199,15 +189,16 @@ def _items(body: bytes, key: str) -> list[dict[str, Any]]:
     return items
 
 
-def _page(request: web.Request) -> tuple[str, int, int]:
-    """Returns run, cursor and number of rows that a request asks for."""
-    cursor, limit = (
-        _integer(request.query, "cursor", 0),
-        _integer(request.query, "limit", _MAX_ROWS),
-    )
+def _page(
+    key: str, query: Callable[..., list[Any]], request: web.Request, **options: Any
+) -> dict[str, Any]:
+    cursor = _integer(request.query, "cursor", 0)
+    limit = _integer(request.query, "limit", _MAX_ROWS)
     if limit < 1:  # SQLite would take a negative one for none
         raise ValueError("'limit' must be a positive integer")
-    return request.match_info["run_id"], cursor, min(limit, _MAX_ROWS)
+    run_id = request.match_info["run_id"]
+    rows = query(run_id, cursor=cursor, limit=min(limit, _MAX_ROWS), **options)
+    return {key: rows, "next_cursor": rows[-1]["cursor"] if rows else None}
 
 
 def _integer(values: Mapping[str, str], name: str, default: int) -> int:

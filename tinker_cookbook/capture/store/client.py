@@ -185,30 +185,27 @@ def ensure_daemon(
     """
     folder = Path(data_dir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    base_url = _healthy_base_url(folder)
-    if base_url is not None and _claim_daemon(base_url):
-        return base_url
+    log, process = folder / "daemon.log", None
+    deadline, started = time.monotonic() + spawn_timeout, 0.0
+    while True:
+        base_url = _healthy_base_url(folder)
+        if base_url is not None and _claim_daemon(base_url):
+            return base_url
+        now = time.monotonic()
+        if now >= deadline:
+            raise TimeoutError(f"{folder}: no store answered within {spawn_timeout:g} s; see {log}")
+        # Ours finds the folder locked if another process starts a store, or if an old one is just
+        # ending; in the second case nothing would serve.
+        if process is None or (process.poll() is not None and now - started >= _RESPAWN_SECONDS):
+            process, started = _start_daemon(folder, idle_shutdown_minutes, log), now
+        time.sleep(0.1)
+
+
+def _start_daemon(folder: Path, idle_minutes: float | None, log: Path) -> subprocess.Popen[bytes]:
     try:
         importlib.import_module("aiohttp")
     except ImportError as error:
         raise missing_extra("recordings in a store", error, "capture") from error
-    log = folder / "daemon.log"
-    process = _start_daemon(folder, idle_shutdown_minutes, log)
-    deadline, started = time.monotonic() + spawn_timeout, time.monotonic()
-    while time.monotonic() < deadline:
-        base_url = _healthy_base_url(folder)
-        if base_url is not None and _claim_daemon(base_url):
-            return base_url
-        # Ours finds the folder locked if another process starts a store, or if an old one is just
-        # ending; in the second case nothing would serve.
-        if process.poll() is not None and time.monotonic() - started >= _RESPAWN_SECONDS:
-            process = _start_daemon(folder, idle_shutdown_minutes, log)
-            started = time.monotonic()
-        time.sleep(0.1)
-    raise TimeoutError(f"{folder}: no store answered within {spawn_timeout:g} s; see {log}")
-
-
-def _start_daemon(folder: Path, idle_minutes: float | None, log: Path) -> subprocess.Popen[bytes]:
     module = "tinker_cookbook.capture.store.daemon"
     command = [sys.executable, "-m", module, "--data-dir", str(folder), "--port", "0"]
     if idle_minutes is not None:

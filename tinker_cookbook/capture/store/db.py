@@ -52,7 +52,6 @@ SELECT run_id, MAX(run_attempt), SUM(is_row), SUM(1 - is_row) FROM (
 ) GROUP BY run_id ORDER BY run_id
 """
 _FILTERS = ("split", "iteration", "group_idx", "traj_idx", "purpose")
-_BITS = {"int32": 32, "int64": 64}
 _BUSY_SECONDS = 30.0  # another process may write to the file
 
 
@@ -222,23 +221,10 @@ def _checked_values(
         if column.name == "run_id" and not value and isinstance(value, str | None):
             value = "unattributed"
         elif value is not None:
-            _check(f"{label} field {column.name!r}", value, column)
+            _check(label, column, value)
             value = json.dumps(value) if column.name in encoded else value
         values.append(value)
     return values
-
-
-def _check(where: str, value: Any, column: Column) -> None:
-    if isinstance(column.type, Scalar):
-        problem = _problem([value], column.type.kind)
-        if problem is not None:
-            raise ValueError(f"{where}: {problem[1]}")
-    elif isinstance(column.type, ListOf) and isinstance(column.type.item, Scalar):
-        if not isinstance(value, list):
-            raise ValueError(f"{where}: got {type(value).__name__}, expected a list")
-        problem = _problem(value, column.type.item.kind)
-        if problem is not None:
-            raise ValueError(f"{where[:-1]}[{problem[0]}]': {problem[1]}")
 
 
 _EXPECTED = {
@@ -250,20 +236,30 @@ _EXPECTED = {
 }
 
 
-def _problem(values: list[Any], kind: str) -> tuple[int, str] | None:
-    """Returns position and problem of the first value that is not of ``kind``; ``json`` is any."""
-    if kind == "json" or not values:
-        return None
-    types, name = _EXPECTED[kind]
-    # Of all values at once: prompts have many tokens.
-    found = set(map(type, values))
-    if not found <= types:
-        i = next(i for i, value in enumerate(values) if type(value) not in types)
-        got = "null" if values[i] is None else type(values[i]).__name__
-        return i, f"got {got}, expected {name}"
+def _check(label: str, column: Column, value: Any) -> None:
+    """Raises ``ValueError`` for a value that is not of its column's type; ``json`` is any."""
+    is_list = isinstance(column.type, ListOf)
+    item = column.type.item if isinstance(column.type, ListOf) else column.type
+    assert isinstance(item, Scalar)
+    if is_list and not isinstance(value, list):
+        got = type(value).__name__
+        raise ValueError(f"{label} field {column.name!r}: got {got}, expected a list")
+    values = value if is_list else [value]
+    if item.kind == "json" or not values:
+        return
+    types, expected = _EXPECTED[item.kind]
     # SQLite keeps any integer as one of 64 bits, also in a column of floats.
-    bits = _BITS.get(kind, 64)
-    for bad in (min(values), max(values)) if int in found else ():
-        if isinstance(bad, int) and not -(2 ** (bits - 1)) <= bad < 2 ** (bits - 1):
-            return values.index(bad), f"got {bad}, expected a signed {bits}-bit integer"
-    return None
+    bits = 32 if item.kind == "int32" else 64
+    found, bad, got = set(map(type, values)), None, ""
+    # All values at once: prompts have many tokens.
+    if not found <= types:
+        bad = next(i for i, one in enumerate(values) if type(one) not in types)
+        got = "null" if values[bad] is None else type(values[bad]).__name__
+    elif int in found:
+        for extreme in (min(values), max(values)):
+            if isinstance(extreme, int) and not -(2 ** (bits - 1)) <= extreme < 2 ** (bits - 1):
+                bad, got = values.index(extreme), str(extreme)
+                expected = f"a signed {bits}-bit integer"
+    if bad is not None:
+        name = f"{column.name}[{bad}]" if is_list else column.name
+        raise ValueError(f"{label} field {name!r}: got {got}, expected {expected}")

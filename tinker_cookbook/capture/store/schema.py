@@ -23,8 +23,7 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single value of a kind: string, int32, int64, float32, float64, bool, timestamp_us_utc or
-    json."""
+    """A single value; ``kind`` is a key of ``_SCALARS``."""
 
     kind: str
 
@@ -63,44 +62,26 @@ class Column:
     nullable: bool = False
 
 
-def _columns(**kinds: str) -> tuple[Column, ...]:
-    """Columns by kind; ``[]`` marks a list, ``?`` a column that may be empty."""
+def _columns(text: str) -> tuple[Column, ...]:
+    """Columns from ``NAME:KIND``; ``[]`` marks a list, ``?`` a column that may be empty."""
 
     def column(name: str, kind: str) -> Column:
         item = Scalar(kind.strip("?[]"))
         return Column(name, ListOf(item) if "[]" in kind else item, "?" in kind)
 
-    return tuple(column(name, kind) for name, kind in kinds.items())
+    return tuple(column(*word.split(":")) for word in text.split())
 
 
 WIRE_ROWS_COLUMNS: tuple[Column, ...] = _columns(
-    cursor="int64",
-    run_id="string",
-    run_attempt="int32?",
-    split="string?",
-    iteration="int32?",
-    group_idx="int32?",
-    traj_idx="int32?",
-    purpose="string?",
-    sampling_session_id="string?",
-    seq_id="int64?",
-    sample_idx="int32?",
-    policy_version="string?",
-    created_at="float64?",
-    prompt_tokens="int32[]?",
-    sampled_tokens="int32[]?",
-    logprobs="float32[]?",
-    metadata="json?",
+    "cursor:int64 run_id:string run_attempt:int32? split:string? iteration:int32? group_idx:int32? "
+    "traj_idx:int32? purpose:string? sampling_session_id:string? seq_id:int64? sample_idx:int32? "
+    "policy_version:string? created_at:float64? prompt_tokens:int32[]? sampled_tokens:int32[]? "
+    "logprobs:float32[]? metadata:json?"
 )
 """A row for each sampled sequence. ``cursor`` counts the rows of both tables."""
 
 ANNOTATIONS_COLUMNS: tuple[Column, ...] = _columns(
-    cursor="int64",
-    event_id="string",
-    run_id="string",
-    kind="string?",
-    payload="json?",
-    created_at="float64?",
+    "cursor:int64 event_id:string run_id:string kind:string? payload:json? created_at:float64?"
 )
 """All other records: training operations, failed samples, and what a user adds."""
 
@@ -110,11 +91,7 @@ ANNOTATIONS_ORDER_BY: tuple[str, ...] = ("run_id", "cursor")
 
 def json_encoded_column_names(columns: tuple[Column, ...]) -> tuple[str, ...]:
     """Returns the columns that SQLite keeps as JSON text."""
-    return tuple(
-        column.name
-        for column in columns
-        if not isinstance(column.type, Scalar) or column.type.kind == "json"
-    )
+    return tuple(c.name for c in columns if not isinstance(c.type, Scalar) or c.type.kind == "json")
 
 
 def sqlite_type(logical: LogicalType) -> str:
@@ -132,12 +109,10 @@ def render_sqlite_ddl(
     """Returns the statement that creates the table in SQLite if it is missing."""
     lines = []
     for column in columns:
-        line = f"{column.name} {sqlite_type(column.type)}"
-        if column.name == primary_key:
-            line += " PRIMARY KEY"
-        elif not column.nullable:
-            line += " NOT NULL"
-        lines.append(line + " UNIQUE" * (column.name in unique))
+        required = "" if column.nullable else " NOT NULL"
+        key = " PRIMARY KEY" if column.name == primary_key else required
+        is_unique = " UNIQUE" if column.name in unique else ""
+        lines.append(f"{column.name} {sqlite_type(column.type)}{key}{is_unique}")
     return f"CREATE TABLE IF NOT EXISTS {table} (\n    " + ",\n    ".join(lines) + "\n)"
 
 
@@ -160,11 +135,7 @@ def _clickhouse_column(column: Column) -> str:
 
 
 def render_clickhouse_ddl(
-    columns: tuple[Column, ...],
-    *,
-    table: str,
-    order_by: tuple[str, ...],
-    engine: str = "MergeTree",
+    columns: tuple[Column, ...], *, table: str, order_by: tuple[str, ...], engine: str = "MergeTree"
 ) -> str:
     """Returns the statement that creates the table in ClickHouse."""
     body = ",\n    ".join(map(_clickhouse_column, columns))
@@ -192,5 +163,4 @@ def render_arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the columns as a schema of pyarrow."""
     import pyarrow as pa
 
-    fields = [pa.field(c.name, _arrow_type(c.type), nullable=c.nullable) for c in columns]
-    return pa.schema(fields)
+    return pa.schema([pa.field(c.name, _arrow_type(c.type), nullable=c.nullable) for c in columns])
