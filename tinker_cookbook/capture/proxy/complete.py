@@ -21,7 +21,7 @@ from tinker_cookbook.server.openai.protocol import ApiError, ChatBody
 # What the hosted service, Anthropic's API and the bundled engine say of a prompt that is too long.
 _TOO_LONG = re.compile(
     r"prompt length plus max_tokens exceeds|prompt tokens \+ \d+ max_tokens >|prompt is too long"
-    r"|leave no room in the model's context",
+    r"|prompt: \d+ tokens[^;]* the model's context",
     re.IGNORECASE,
 )
 # Fields of our own server that the proxy does not have.
@@ -38,12 +38,10 @@ class SampledSequenceLike(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Sampled tokens, with the stop token."""
-        ...
 
     @property
     def stop_reason(self) -> str | None:
         """``stop`` or ``length``."""
-        ...
 
 
 class SampleResponseLike(Protocol):
@@ -52,7 +50,6 @@ class SampleResponseLike(Protocol):
     @property
     def sequences(self) -> Sequence[SampledSequenceLike]:
         """One sequence for each sample."""
-        ...
 
 
 class SamplingClientLike(Protocol):
@@ -62,7 +59,6 @@ class SamplingClientLike(Protocol):
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> Awaitable[SampleResponseLike]:
         """Samples completions of ``prompt``."""
-        ...
 
 
 class RendererLike(Protocol):
@@ -70,21 +66,17 @@ class RendererLike(Protocol):
 
     def get_stop_sequences(self) -> list[str] | list[int]:
         """Returns the strings or tokens that end a message."""
-        ...
 
     def create_conversation_prefix_with_tools(
         self, tools: list[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Returns the messages that declare tools; raises NotImplementedError without support."""
-        ...
 
     def build_generation_prompt(self, messages: list[Message]) -> tinker.ModelInput:
         """Returns the prompt of the next message."""
-        ...
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
         """Returns the message of sampled tokens, and how it ended."""
-        ...
 
 
 @dataclass
