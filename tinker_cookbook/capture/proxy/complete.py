@@ -38,10 +38,12 @@ class SampledSequenceLike(Protocol):
     @property
     def tokens(self) -> Sequence[int]:
         """Sampled tokens, with the stop token."""
+        ...
 
     @property
     def stop_reason(self) -> str | None:
         """``stop`` or ``length``."""
+        ...
 
 
 class SampleResponseLike(Protocol):
@@ -50,6 +52,7 @@ class SampleResponseLike(Protocol):
     @property
     def sequences(self) -> Sequence[SampledSequenceLike]:
         """One sequence for each sample."""
+        ...
 
 
 class SamplingClientLike(Protocol):
@@ -59,6 +62,7 @@ class SamplingClientLike(Protocol):
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> Awaitable[SampleResponseLike]:
         """Samples completions of ``prompt``."""
+        ...
 
 
 class RendererLike(Protocol):
@@ -66,17 +70,21 @@ class RendererLike(Protocol):
 
     def get_stop_sequences(self) -> list[str] | list[int]:
         """Returns the strings or tokens that end a message."""
+        ...
 
     def create_conversation_prefix_with_tools(
         self, tools: list[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Returns the messages that declare tools; raises NotImplementedError without support."""
+        ...
 
     def build_generation_prompt(self, messages: list[Message]) -> tinker.ModelInput:
         """Returns the prompt of the next message."""
+        ...
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
         """Returns the message of sampled tokens, and how it ended."""
+        ...
 
 
 @dataclass
