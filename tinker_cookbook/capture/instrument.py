@@ -285,7 +285,7 @@ def _sample_request(client: Any, arguments: Mapping[str, Any]) -> _Json:
     if isinstance(prompt, str):  # the clients tokenize a text in the same way
         request["prompt_tokens"] = client.get_tokenizer().encode(prompt)
     elif all(hasattr(chunk, "tokens") for chunk in getattr(prompt, "chunks", ())):
-        request["prompt_tokens"] = list(prompt.to_ints())
+        request["prompt_tokens"] = prompt.to_ints()
     else:  # with images
         return request | {"prompt_length": prompt.length}
     request["prompt_length"] = len(request["prompt_tokens"])
