@@ -140,6 +140,36 @@ def _smolvlm() -> tuple[Any, dict[str, Any]]:
     return SmolVLMForConditionalGeneration(config), processor
 
 
+def _gemma3() -> tuple[Any, dict[str, Any]]:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**_TEXT, "query_pre_attn_scalar": 16, "sliding_window": 8, "layer_types": layers}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 64,
+        "patch_size": 8,
+    }
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=16,
+        image_token_index=IMAGE_TOKEN,
+        boi_token_index=302,
+        eoi_token_index=303,
+    )
+    processor = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 64, "width": 64},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    return Gemma3ForConditionalGeneration(config), processor
+
+
 def _idefics_tokenizer(folder: Path) -> None:
     """Bytes, and the marks of the tiles."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -159,6 +189,7 @@ def _idefics_tokenizer(folder: Path) -> None:
 
 
 _MAKERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "gemma3": _gemma3,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl_moe,

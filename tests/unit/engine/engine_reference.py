@@ -175,12 +175,14 @@ def with_images(
     if not images:
         return {"input_ids": ids}
     pixels = [image.pixels() for image in images]
-    axis = 0 if "image_grid_thw" in pixels[0] else 1  # Idefics has [prompts, tiles, ...]
+    axis = int("pixel_attention_mask" in pixels[0])  # Idefics has [prompts, tiles, ...]
     arrays = {name: np.concatenate([one[name] for one in pixels], axis) for name in pixels[0]}
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
-    kinds = {"mm_token_type_ids": torch.from_numpy(at).int()[None]}
-    return {"input_ids": ids, **inputs, **(kinds if "image_grid_thw" in inputs else {})}
+    kinds = {"qwen": "mm_token_type_ids", "gemma": "token_type_ids"}
+    name = next((name for k, name in kinds.items() if model.config.model_type.startswith(k)), None)
+    more = {} if name is None else {name: torch.from_numpy(at).int()[None]}
+    return {"input_ids": ids, **inputs, **more}
 
 
 def reference_logprobs(

@@ -16,9 +16,12 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.training.examples import Example
-from tinker_cookbook.engine.vision.images import ImageInput, is_image, joined
+from tinker_cookbook.engine.vision import processing
+from tinker_cookbook.engine.vision.images import ImageInput, grid_positions, is_image, joined
 from tinker_cookbook.engine.vision.processing import image_reader
+from tinker_cookbook.exceptions import ConfigurationError
 
 Prompt = tuple[np.ndarray, tuple[ImageInput, ...]]
 
@@ -177,3 +180,53 @@ def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
         item = example_of((whole, images))
         (trained,) = trainer.forward_backward([item], "cross_entropy", backward=False).logprobs
         np.testing.assert_allclose(trained[-6:], sample.logprobs, atol=1e-4)
+
+
+@EVERY_VLM
+def test_results_do_not_depend_on_the_batch(base, monkeypatch):
+    """Alone, beside others, in chunks of a few tokens, and after a cached prefix."""
+    sampler = Sampler(base, ref.random_adapter(base))
+    settings = SamplingSettings(max_tokens=6, seed=1)
+    prompts = [prompt_of(base, count, 50 + count) for count in (0, 1, 3)]
+    computed = ref.count_computed(base, monkeypatch)
+    alone = [ref.draw(sampler, t, 2, settings, images=images) for t, images in prompts]
+
+    def together(step_tokens: int) -> None:
+        requests = [sample_request(sampler, t, 2, settings, images=i) for t, i in prompts]
+        assert base.kv_shapes is not None
+        scheduler = Scheduler(base, base.kv_shapes)
+        scheduler._step_tokens = step_tokens
+        computed.clear()
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.busy:
+            scheduler.step()
+        for request, expected in zip(requests, alone, strict=True):
+            for found, one in zip(request.future.result(timeout=0), expected, strict=True):
+                assert (found.tokens, found.logprobs) == (one.tokens, one.logprobs)
+
+    together(10_000)
+    # A group's prompt, with its images, is computed once, and each sample's tokens but the last.
+    assert sum(computed) == sum(len(tokens) for tokens, _ in prompts) + 3 * 2 * 5
+    together(9)
+    assert len(computed) > 12
+
+
+def test_a_model_whose_images_differ_from_transformers_is_refused(tmp_path, monkeypatch):
+    folder = tiny_vlm(tmp_path / "qwen", "qwen3_vl")
+    monkeypatch.setattr(processing, "grid_positions", lambda h, w: grid_positions(h, w)[[0, 2, 1]])
+    with pytest.raises(ConfigurationError, match="differ from the model's own"):
+        ref.load_base(folder)
+
+
+def test_images_for_models_that_take_none(tmp_path):
+    with pytest.raises(ConfigurationError, match="is a text model"):
+        image_reader("llama", ref.make_model("llama", tmp_path / "llama"))
+    folder = tiny_vlm(tmp_path / "qwen", "qwen3_vl")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigurationError, match="has no image processor"):
+        image_reader("qwen", folder)
+    base = ref.load_base(folder)  # text alone works
+    assert base.vision is None
+    sample, *_ = ref.draw(Sampler(base, None), [5, 6], 1, SamplingSettings(max_tokens=3, seed=0))
+    assert len(sample.tokens) == 3

@@ -103,10 +103,15 @@ def _forward(
     return layout.attend(call)[None], None
 
 
-def causal_bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
+def causal_bias(
+    query: Tensor, key: Tensor, window: int | None, last_seen: Tensor | None = None
+) -> Tensor:
+    """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K].
+
+    ``last_seen`` [Q] is the last visible key of each query, by default the query itself.
+    """
     # A token sees itself, and a window of n tokens includes it.
-    seen = key <= query[:, None]
+    seen = key <= (query if last_seen is None else last_seen)[:, None]
     if window is not None:
         seen &= key > query[:, None] - window
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +58,8 @@ def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
         tokens = torch.arange(2, device=base.device)
         base.hidden_of_batch(tokens, tokens, probe, Segments([]))
         shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        if base.vision is not None and base.vision.sees_both_ways:  # not the C kernel's attention
+            shapes = [replace(shape, plain=False) for shape in shapes]
         # 2. Does a batch give the same results as each sequence alone?
         if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, shapes):
             return shapes

@@ -55,7 +55,9 @@ from tinker_cookbook.engine.model.router_replay import RouterReplay
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
+from tinker_cookbook.engine.training.packing import MicroBatch, Row, pad
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
+from tinker_cookbook.engine.vision.probe import Probe, probe_of
 from tinker_cookbook.engine.vision.tower import VisionTower, has_vision
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -105,24 +107,23 @@ class BaseModel:
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
-        text = getattr(model.config, "text_config", model.config)
-        self.context_length = int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
+        of_text = getattr(model.config, "text_config", model.config)
+        self.context_length = int(getattr(of_text, "max_position_embeddings", 0) or 1 << 30)
         self.limits = KnownLimits()
         self.sampled_tokens = 0  # total, including cancelled requests
 
         self._decoder: Any = model.get_decoder() if has_vision(model.config) else model.base_model
         vocabulary = model.get_input_embeddings().weight.shape[0]
-        tokens = torch.from_numpy(probe_tokens(vocabulary, 8)).to(at)[None]
-        expected, hidden = _reference(model, tokens, with_hidden=quantized)
+        text = probe_tokens(vocabulary, 8)
+        probe = probe_of(name, folder, model.config, text, at)
+        expected, hidden = _reference(model, probe, with_hidden=quantized)
         self._active = ActiveTerms()
         self.targets = _hook(model, self._decoder, self._active, placement)
-        self.vision = VisionTower.of(model, folder, self._active, self.targets)
-        """``None`` for a text model, and for a folder without an image processor."""
-        if divided:
-            for part in (*whole_parts(model).values(), *model.buffers()):
-                part.data = part.to(device)
-        else:
-            model.to(device)
+        self.vision: VisionTower | None = None
+        """Of a model whose images the engine knows."""
+        if probe.image is not None:
+            self.vision = VisionTower(model.base_model, self._active, self.targets, device)
+        _move(model, device, whole=not divided)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         # Shrunken models often keep the original's ids, which no sample can reach.
@@ -132,25 +133,31 @@ class BaseModel:
         self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
         """Of a divided base model."""
         # Before the head is quantised: its check is for full precision.
-        self._check(tokens, expected, hidden)
+        self._check(probe, expected, hidden)
         if quantized:
             self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
             _leave_file(model)
-        self.replay: RouterReplay | None = None
-        if replay_router:
-            self.replay = self._made_replayable(tokens.to(device))
+        self.replay = self._made_replayable(text) if replay_router else None
         release_cached_memory(device)  # loading needs a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, tokens: Tensor, expected: Tensor, hidden: Tensor | None) -> None:
+    def _check(self, probe: Probe, expected: Tensor, hidden: Tensor | None) -> None:
         """Compares the engine's layers and head with transformers' own, once. Given ``hidden``
         states of transformers, compares only the head, because quantised layers differ."""
-        tokens, expected = tokens.to(self.device), expected.to(self.device)
-        hidden = self.hidden(tokens) if hidden is None else hidden.to(self.device)
+        expected = expected.to(self.device)
+        if hidden is None:
+            row = MicroBatch((Row((0,), len(probe.tokens)),))
+            seen = self.positions, self.last_seen
+            batch = pad(row, [probe.tokens], self.device, TreeLayout, *seen)
+            at = {} if batch.positions is None else {"position_ids": batch.positions}
+            with self.attending(batch.layout):
+                hidden = self.hidden(batch.tokens, **at)
+        hidden = hidden[0, : len(probe.tokens)].to(self.device)
         # An architecture that changes logits in a way that ``Head`` does not know would train
         # wrongly, without an error.
-        found = self.head.logprobs(hidden[0], tokens[0].roll(-1), None)
+        targets = torch.from_numpy(probe.targets).to(self.device)
+        found = self.head.logprobs(hidden, targets, None)
         exact = self.dtype == torch.float32
         differences = (found - expected).abs()  # half precision moves single positions far
         difference = (differences.max() if exact else differences.median()).item()
@@ -165,7 +172,8 @@ class BaseModel:
             )
 
     @torch.no_grad()
-    def _made_replayable(self, tokens: Tensor) -> RouterReplay:
+    def _made_replayable(self, text: np.ndarray) -> RouterReplay:
+        tokens = torch.from_numpy(text).to(self.device)[None]
         replay = RouterReplay(self._model, self._active, lambda: self.hidden(tokens))
         if self.kv_shapes is None:
             raise ConfigurationError(
@@ -199,6 +207,11 @@ class BaseModel:
         """Returns rotary positions [3, T] of a sequence with images; ``None`` if they count its
         tokens."""
         return None if self.vision is None else self.vision.positions(tokens)
+
+    def last_seen(self, tokens: np.ndarray) -> np.ndarray | None:
+        """Returns the index [T] of the last token that each token of a sequence sees; ``None`` if
+        that is the token itself."""
+        return None if self.vision is None else self.vision.last_seen(tokens)
 
     def hidden_with_backward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Returns ``hidden`` after a backward pass to the embeddings, whose result is dropped."""
@@ -362,6 +375,15 @@ def _load(
     return model.requires_grad_(False).eval().to(at)
 
 
+def _move(model: Any, device: torch.device, *, whole: bool) -> None:
+    """Moves a model to ``device``, or only the parts that are not divided among ranks."""
+    if whole:
+        model.to(device)
+        return
+    for part in (*whole_parts(model).values(), *model.buffers()):
+        part.data = part.to(device)
+
+
 def _eos_ids(model: Any) -> tuple[int, ...]:
     # generation_config.json takes precedence, as in ``generate``.
     text_config = getattr(model.config, "text_config", None)
@@ -372,13 +394,14 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def _reference(model: Any, tokens: Tensor, *, with_hidden: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns log-probabilities [L] of the unmodified model for ``tokens`` [1, L], of which each
-    predicts the next one, and its hidden states [1, L, H] if ``with_hidden``."""
-    inputs = {"input_ids": tokens, "use_cache": False}
+def _reference(model: Any, probe: Probe, *, with_hidden: bool) -> tuple[Tensor, Tensor | None]:
+    """Returns log-probabilities [L] of the unmodified model for the targets of ``probe``, and its
+    hidden states [1, L, H] if ``with_hidden``."""
+    inputs = {**probe.inputs, "use_cache": False}
     logprobs = model(**inputs).logits[0].float().log_softmax(-1)
     hidden = model.base_model(**inputs).last_hidden_state if with_hidden else None
-    return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0], hidden
+    targets = torch.from_numpy(probe.targets).to(logprobs.device)
+    return logprobs.gather(1, targets[:, None])[:, 0], hidden
 
 
 def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -> list[Target]:

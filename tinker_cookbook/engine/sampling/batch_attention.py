@@ -33,8 +33,8 @@ class BatchLayout:
         cache = self.runs[0].table.cache
         if cache.native:
             return PagedAttention(self.runs)
-        on_cpu = cache.device.type == "cpu"
-        return GatheredAttention(self.runs) if on_cpu else PaddedAttention(self.runs)
+        gathers = cache.device.type == "cpu" or any(r.last_seen is not None for r in self.runs)
+        return GatheredAttention(self.runs) if gathers else PaddedAttention(self.runs)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes keys and values to the cache; returns the attention [T, heads, D]."""

@@ -13,6 +13,7 @@ from tinker_cookbook.engine.sampling.paged_cache import BlockTable, Run
 from tinker_cookbook.engine.sampling.prefix_cache import Prefill
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.vision.images import whole_images
 
 
 @dataclass
@@ -77,9 +78,11 @@ class BatchPlan:
             for prefill, table in queue:
                 if share <= 0:
                     break
-                count = min(share, prefill.left)
-                start, end = table.length, table.length + count
-                self.runs.append(Run(table, start, len(self.tokens), count))
+                start, seen = table.length, prefill.last_seen
+                count = whole_images(seen, start, min(share, prefill.left))
+                end = start + count
+                seen = None if seen is None else seen[start:end]
+                self.runs.append(Run(table, start, len(self.tokens), count, last_seen=seen))
                 tokens = prefill.tokens[start:end].tolist()
                 if prefill.positions is not None:
                     self.axes.append((len(self.tokens), prefill.positions[:, start:end]))

@@ -127,18 +127,33 @@ class _PrefillChunk(_Gathered):
         after = -(run.position + run.count) % BLOCK
         outs = []
         blocks = F.pad(query[here], (0, 0, 0, 0, before, after)).split(BLOCK)
+        seen = self._last_seen(before, after)
         for number, block in enumerate(blocks, run.position // BLOCK):
+            last = None if seen is None else seen[number * BLOCK - run.position + before :][:BLOCK]
             end = (number + 1) * BLOCK
+            if last is not None:  # an image may end in a later block
+                end = max(end, -(-(int(last.max()) + 1) // BLOCK) * BLOCK)
             grouped = block.transpose(0, 1).reshape(len(keys), -1, block.shape[-1])
             if (bias := self._biases.get((number, call.window))) is None:
                 at = torch.arange(end, device=query.device)
-                bias = causal_bias(at[-BLOCK:], at, call.window)[None]
+                own = at[number * BLOCK : (number + 1) * BLOCK]
+                bias = causal_bias(own, at, call.window, last)[None]
                 self._biases[number, call.window] = bias
             bias = bias.repeat(1, grouped.shape[1] // BLOCK, 1)
             weights = attention_weights(call, grouped, keys[:, :end], bias, 1)
             found = torch.bmm(weights, values[:, :end])
             outs.append(found.view(query.shape[1], BLOCK, -1).transpose(0, 1))
         out[here] = torch.cat(outs)[before : before + run.count]
+
+    def _last_seen(self, before: int, after: int) -> torch.Tensor | None:
+        """Returns the last position that each padded query sees; ``None`` if it is its own."""
+        run, seen = self._run, self._run.last_seen
+        if seen is None:
+            return None
+        start = run.position - before
+        out = torch.arange(start, run.position + run.count + after, device=self._table.device)
+        out[before : before + run.count] = torch.from_numpy(seen).to(out.device)
+        return out
 
 
 class GatheredAttention:

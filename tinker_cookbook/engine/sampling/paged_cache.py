@@ -270,13 +270,15 @@ class PagedCache:
 @dataclass(frozen=True, slots=True)
 class Run:
     """``count`` tokens of a sequence in one step, which begin at ``position`` in the sequence and
-    at ``first`` in the batch. ``decodes`` marks a decode token."""
+    at ``first`` in the batch. ``decodes`` marks a decode token. ``last_seen`` [count] is the last
+    position that each token sees, if that is not its own."""
 
     table: BlockTable
     position: int
     first: int
     count: int
     decodes: bool = False
+    last_seen: np.ndarray | None = None
 
 
 def slots(runs: Sequence[Run]) -> Slots:

@@ -17,7 +17,8 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
-from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions
+from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions, with_last_seen
+from tinker_cookbook.engine.vision.images import whole_images
 
 STEP_TOKENS = 512
 """Maximum tokens of a forward pass. More would not be more efficient and would delay other
@@ -51,14 +52,14 @@ def read_together(
     is called between forward passes.
     """
     # A tree of segments: a common prefix is one segment, whose blocks its continuations share.
-    row = lay_out(sequences)
+    row = with_last_seen(lay_out(sequences), sequences, base.last_seen)
     positions = tree_positions(row, sequences, base.positions)
     cache = PagedCache(shapes, base.dtype, base.device)
     waiting = [_Segment(some.path, indices) for some in row.siblings for indices in some.segments]
     complete: dict[int, BlockTable] = {}  # by the last index of the segment
     hidden: torch.Tensor | None = None
     while waiting:
-        runs, parts = _next_runs(waiting, complete, cache)
+        runs, parts = _next_runs(waiting, complete, cache, row.last_seen)
         count = sum(map(len, parts))
         indices = np.concatenate(parts)
         # Pad the number of tokens, so that results do not depend on it.
@@ -94,7 +95,10 @@ def _padded(positions: np.ndarray, fill: tuple[int, int]) -> np.ndarray:
 
 
 def _next_runs(
-    waiting: Sequence[_Segment], complete: dict[int, BlockTable], cache: PagedCache
+    waiting: Sequence[_Segment],
+    complete: dict[int, BlockTable],
+    cache: PagedCache,
+    last_seen: np.ndarray | None,
 ) -> tuple[list[Run], list[np.ndarray]]:
     """Returns runs of segments whose prefix is complete, up to the limit of a pass, and the indices
     of their tokens."""
@@ -102,7 +106,7 @@ def _next_runs(
     parts: list[np.ndarray] = []
     count = 0
     for segment in waiting:
-        if count == STEP_TOKENS:
+        if count >= STEP_TOKENS:
             break
         before, length = len(segment.path), len(segment.path) + len(segment.indices)
         if segment.table is None:
@@ -114,8 +118,12 @@ def _next_runs(
             else:
                 continue
         done = segment.table.length - before
-        part = segment.indices[done : done + STEP_TOKENS - count]
-        runs.append(Run(segment.table, before + done, count, len(part)))
+        room = min(STEP_TOKENS - count, len(segment.indices) - done)
+        seen = None if last_seen is None else last_seen[segment.indices]
+        room = whole_images(None if seen is None else seen - before, done, room)
+        part = segment.indices[done : done + room]
+        seen = None if seen is None else seen[done : done + room]
+        runs.append(Run(segment.table, before + done, count, len(part), last_seen=seen))
         parts.append(part)
         count += len(part)
     return runs, parts

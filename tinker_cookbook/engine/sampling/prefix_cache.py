@@ -68,6 +68,11 @@ class Prefill:
         """Rotary positions [3, T]; ``None`` if they count the tokens."""
         return self.sampler.base.positions(self.tokens)
 
+    @cached_property
+    def last_seen(self) -> np.ndarray | None:
+        """Last index [T] that each token sees; ``None`` if it is its own."""
+        return self.sampler.base.last_seen(self.tokens)
+
     @property
     def left(self) -> int:
         """Number of tokens left to prefill."""

@@ -62,7 +62,7 @@ def check_examples(
     for index, example in enumerate(data):
         where = f"datum {index}"
         text = text_tokens(example.tokens)
-        if len(text):
+        if len(text) or not len(example.tokens):
             _check_tokens(where, "model_input", text, vocab_size)
         if len(example) > context_length:
             raise DataValidationError(

@@ -55,7 +55,8 @@ def plan_for(
 
 def pad_for(base: BaseModel, micro: MicroBatch, sequences: Sequence[np.ndarray]) -> PaddedBatch:
     """Lays out a micro-batch of the batch ``sequences`` for ``base``."""
-    return pad(micro, sequences, base.device, base.shared_layout or TreeLayout, base.positions)
+    layout = base.shared_layout or TreeLayout
+    return pad(micro, sequences, base.device, layout, base.positions, base.last_seen)
 
 
 class MicroBatchPass:

@@ -26,6 +26,7 @@ from tinker_cookbook.engine.training.prefix_tree import (
     lay_out,
     row_length,
     tree_positions,
+    with_last_seen,
 )
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 
@@ -233,14 +234,17 @@ def pad(
     device: torch.device,
     shared_layout: type[PackedLayout | TreeLayout] = TreeLayout,
     positions_of: PositionsOf = lambda _: None,
+    last_seen: PositionsOf = lambda _: None,
 ) -> PaddedBatch:
     """Lays out a micro-batch of ``sequences``; rows with shared prefixes use ``shared_layout``.
 
-    ``positions_of`` returns the rotary positions [3, T] of a sequence with images.
+    Of a sequence with images, ``positions_of`` returns the rotary positions [3, T], and
+    ``last_seen`` the last index [T] that each token sees, if it is not its own.
     """
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-    if not (micro.shared or micro.packed):
+    masked = any(last_seen(sequences[i]) is not None for i in micro.indices)
+    if not (micro.shared or micro.packed or masked):
         # Pad on the right with id 0: no real position attends to it.
         tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
         for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
@@ -252,15 +256,16 @@ def pad(
             torch.from_numpy(tokens).to(device), flat.to(device), number_of, positions
         )
     # Concatenate the rows; ``layout`` separates them in attention.
-    kind = shared_layout if micro.shared else PackedLayout
-    laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
+    kind = TreeLayout if masked else shared_layout if micro.shared else PackedLayout
+    of_rows = [[sequences[i] for i in row.indices] for row in micro.rows]
+    laid_out = [with_last_seen(lay_out(row), row, last_seen) for row in of_rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
     flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
     return PaddedBatch(
         concatenate([row.tokens for row in laid_out], torch.int64, device)[None],
         concatenate(flat, torch.int64, device),
         number_of,
-        _row_positions(laid_out, micro, sequences, positions_of, device),
+        _row_positions(laid_out, of_rows, positions_of, device),
         kind.of(laid_out, device),
     )
 
@@ -281,15 +286,14 @@ def _padded_positions(
 
 def _row_positions(
     rows: Sequence[TreeRow],
-    micro: MicroBatch,
-    sequences: Sequence[np.ndarray],
+    sequences: Sequence[Sequence[np.ndarray]],
     positions_of: PositionsOf,
     device: torch.device,
 ) -> Tensor:
     """Returns the positions [1, L] or, with images, [3, 1, L] of concatenated rows."""
     parts = [
-        tree_positions(row, [sequences[i] for i in of.indices], positions_of)
-        for row, of in zip(rows, micro.rows, strict=True)
+        tree_positions(row, of_row, positions_of)
+        for row, of_row in zip(rows, sequences, strict=True)
     ]
     if any(part.ndim == 2 for part in parts):
         parts = [np.broadcast_to(part, (3, part.shape[-1])) for part in parts]

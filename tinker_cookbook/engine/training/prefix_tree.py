@@ -11,8 +11,8 @@ as for the separate sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -53,12 +53,16 @@ class Siblings:
 
 @dataclass(frozen=True)
 class TreeRow:
-    """One row [L]: token ids and positions. ``where[i]`` has the indices of sequence i's tokens."""
+    """One row [L]: token ids and positions. ``where[i]`` has the indices of sequence i's tokens.
+
+    ``last_seen`` [L] is the last position that each token sees, if that is not its own.
+    """
 
     tokens: np.ndarray
     positions: np.ndarray
     siblings: list[Siblings]
     where: list[np.ndarray]
+    last_seen: np.ndarray | None = None
 
 
 def group_by_prefix(
@@ -160,6 +164,21 @@ def tree_positions(
         if positions is not None:
             out[:, where] = positions
     return out
+
+
+def with_last_seen(
+    row: TreeRow, sequences: Sequence[np.ndarray], last_seen: Callable[[np.ndarray], Any]
+) -> TreeRow:
+    """Returns the row of ``sequences`` with the ``last_seen`` of each, if any has one."""
+    found = [last_seen(sequence) for sequence in sequences]
+    if all(seen is None for seen in found):
+        return row
+    out = row.positions.copy()
+    for where, seen in zip(row.where, found, strict=True):
+        if seen is not None:
+            # A sequence may end in an image that another one has whole.
+            out[where] = np.maximum(out[where], seen)
+    return replace(row, last_seen=out)
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:

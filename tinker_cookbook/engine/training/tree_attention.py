@@ -117,7 +117,7 @@ class _Whole(_Part):
         self._length = sum(len(row.tokens) for row, _ in rows)
         self._device = device
         self._segments = [
-            (siblings.path + start, segment + start)
+            (siblings.path + start, segment + start, row.last_seen, start)
             for row, start in rows
             for siblings in row.siblings
             for segment in siblings.segments
@@ -127,9 +127,10 @@ class _Whole(_Part):
         # Start with everything hidden. Each segment then sees its path and, causally, itself. Keys
         # are numbered along the path, so a sliding window counts along it too.
         bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
-        for path, segment in self._segments:
+        for path, segment, last_seen, start in self._segments:
             key = torch.arange(len(path) + len(segment))
-            seen = causal_bias(key[len(path) :], key, window)
+            last = None if last_seen is None else torch.from_numpy(last_seen[segment - start])
+            seen = causal_bias(key[len(path) :], key, window, last)
             bias[np.ix_(segment, np.concatenate([path, segment]))] = seen.numpy()
         return torch.from_numpy(bias)[None].to(self._device)
 
@@ -154,7 +155,9 @@ class TreeLayout:
         starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
         placed = list(zip(rows, starts.tolist(), strict=False))
         needed = sum(siblings.scores for row in rows for siblings in row.siblings)
-        if starts[-1] ** 2 - needed <= _HIDDEN_SCORES:
+        # Siblings share one mask, which images that see themselves have not.
+        masked = any(row.last_seen is not None for row in rows)
+        if masked or starts[-1] ** 2 - needed <= _HIDDEN_SCORES:
             return cls([_Whole(placed, device)])
         # Each group of siblings is one padded batch; ``order`` gathers the real tokens.
         batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0

@@ -133,6 +133,30 @@ def rotary_positions(tokens: np.ndarray) -> np.ndarray | None:
     return out
 
 
+def last_seen(tokens: np.ndarray) -> np.ndarray | None:
+    """Returns the index [T] of the last token that each token of a sequence attends to, in models
+    whose images see themselves in both directions: the end of the image, or the token itself.
+    ``None`` for a sequence without images."""
+    at = is_image(tokens)
+    if not at.any():
+        return None
+    out = np.arange(len(tokens))
+    for start in np.flatnonzero(at & ((tokens & (MOST_TOKENS - 1)) == 0)):
+        end = min(start + len(image_at(int(tokens[start]))), len(tokens))
+        out[start:end] = end - 1
+    return out
+
+
+def whole_images(seen: np.ndarray | None, start: int, count: int) -> int:
+    """Returns the number of tokens from ``start`` on that ends outside of images, given ``seen`` of
+    ``last_seen``: at most ``count``, unless the first image alone has more tokens."""
+    last = start + count - 1
+    if seen is None or seen[last] == last:
+        return count
+    first = int(np.searchsorted(seen, seen[last]))  # the first token of the image
+    return first - start if first > start else int(seen[last]) + 1 - start
+
+
 def grid_positions(height: int, width: int) -> np.ndarray:
     """Returns relative positions [3, height * width] of an image's features, row by row."""
     down, across = np.divmod(np.arange(height * width), width)

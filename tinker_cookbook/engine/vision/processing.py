@@ -57,6 +57,8 @@ class Family:
 
     expand: Callable[[dict[str, Any], Pixels, bytes, Encode], Expansion]
     inputs: tuple[str, ...]
+    marks: str = ""
+    """The argument of transformers' model that marks the positions of images, if it has one."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -210,14 +212,24 @@ def _expand_idefics(
     return Expansion(ids)
 
 
-_QWEN = Family(_expand_qwen, ("pixel_values", "image_grid_thw"))
+def _expand_gemma3(
+    config: dict[str, Any], pixels: Pixels, digest: bytes, encode: Encode
+) -> Expansion:
+    """A fixed number of tokens; the marks and line breaks around them are text of the prompt."""
+    return Expansion(feature_ids(digest, int(config.get("mm_tokens_per_image", 256))))
+
+
+_QWEN = Family(_expand_qwen, ("pixel_values", "image_grid_thw"), "mm_token_type_ids")
 _IDEFICS = Family(
-    _expand_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True}
+    _expand_idefics,
+    ("pixel_values", "pixel_attention_mask"),
+    options={"return_row_col_info": True},
 )
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN
     ),
     **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
+    "gemma3": Family(_expand_gemma3, ("pixel_values",), "token_type_ids"),
 }
 """By the model type in config.json."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +17,12 @@ from tinker_cookbook.engine.vision.images import (
     ImageInput,
     image_at,
     is_image,
+    last_seen,
     numbers_and_indices,
     rotary_positions,
 )
 
+SEES_BOTH_WAYS = frozenset({"gemma3"})
 _KEPT_BYTES_CPU = 256 << 20
 _KEPT_BYTES_GPU = 2 << 30
 
@@ -47,26 +48,21 @@ class VisionTower:
     """
 
     def __init__(
-        self, model: Any, active: ActiveTerms, names: frozenset[str], device: torch.device
+        self, model: Any, active: ActiveTerms, targets: Sequence[Target], device: torch.device
     ) -> None:
         self._model = model  # the multimodal model, which has ``get_image_features``
         self._embed = model.get_input_embeddings()
-        self._active, self._names = active, names
+        self._active = active
+        self._names = frozenset(target.name for target in targets if target.group == "vision")
+        self.sees_both_ways = model.config.model_type in SEES_BOTH_WAYS
+        """Whether the tokens of an image attend to all of the image."""
         budget = _KEPT_BYTES_CPU if device.type == "cpu" else _KEPT_BYTES_GPU
         self._frozen = _Kept(budget)
         self._adapted: weakref.WeakKeyDictionary[LowRank, _Kept] = weakref.WeakKeyDictionary()
 
-    @classmethod
-    def of(
-        cls, model: Any, folder: Path, active: ActiveTerms, targets: Sequence[Target]
-    ) -> VisionTower | None:
-        """Returns the tower of a transformers model; ``None`` if it takes no images, or its folder
-        has no image processor."""
-        files = ("preprocessor_config.json", "processor_config.json")
-        if not has_vision(model.config) or not any((folder / file).is_file() for file in files):
-            return None
-        names = frozenset(target.name for target in targets if target.group == "vision")
-        return cls(model.base_model, active, names, model.get_input_embeddings().weight.device)
+    def last_seen(self, tokens: np.ndarray) -> np.ndarray | None:
+        """Returns the last index [T] that each token of a sequence sees; ``None``: its own."""
+        return last_seen(tokens) if self.sees_both_ways else None
 
     def positions(self, tokens: np.ndarray) -> np.ndarray | None:
         """Returns rotary positions [3, T] of a sequence; ``None`` if they just count tokens."""
