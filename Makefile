@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# One worker per core of CI; each takes the next file in the order of tests/conftest.py.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all check bench install clean
 
@@ -18,10 +20,10 @@ demo: install
 
 # Quick: every package, without the tests that start whole programs or train for minutes.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

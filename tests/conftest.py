@@ -27,6 +27,12 @@ REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files with slow tests first, so that no worker is alone with a long one at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of trial models, tokenizers and data next to the checkout."""

@@ -44,6 +44,7 @@ NOT_RUN = (
     "python -m benchmarks.gpu",
     "vllm ",
     "docker ",
+    "sqlite3 ",
     "vllm-env/",
     "python -m tinker_cookbook.weights gguf",
     "python -m tinker_cookbook.weights publish",

@@ -1,7 +1,7 @@
 """Runs Python programs in forks of a process that has imported the large libraries.
 
-Importing torch, transformers, datasets and the SDK takes 4 s, which is most of the time of a short
-program. The package itself is imported by each program anew.
+Importing torch, transformers, peft, datasets and the SDK takes 5 s, which is most of the time of a
+short program. The package itself is imported by each program anew.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def serve(outputs: list[str]) -> list[str] | None:
     # Before torch, as in every program.
     import tinker_cookbook  # noqa: F401, I001
     import datasets  # noqa: F401
+    import peft  # noqa: F401
     import tinker  # noqa: F401
     import torch  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
