@@ -34,8 +34,7 @@ def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
     model.generation_config.eos_token_id = 1
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    if kind == "smolvlm":
-        _idefics_tokenizer(folder)
+    _save_tokenizer(folder, kind)
     return folder
 
 
@@ -170,8 +169,17 @@ def _gemma3() -> tuple[Any, dict[str, Any]]:
     return Gemma3ForConditionalGeneration(config), processor
 
 
-def _idefics_tokenizer(folder: Path) -> None:
-    """Bytes, and the marks of the tiles."""
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 6) for column in range(1, 6)]
+_MARKS = {
+    "qwen": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
+    "gemma": ["<image_soft_token>", "<unused>", "<start_of_image>", "<end_of_image>"],
+    "smolvlm": ["<image>"],
+}
+"""Tokens from ``IMAGE_TOKEN`` on."""
+
+
+def _save_tokenizer(folder: Path, kind: str) -> None:
+    """Bytes, and the marks of the kind of model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -179,12 +187,14 @@ def _idefics_tokenizer(folder: Path) -> None:
     inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    marks = ["<fake_token_around_image>", "<global-img>"]
-    marks += [f"<row_{row}_col_{column}>" for row in range(1, 6) for column in range(1, 6)]
-    fill = [f"<reserved_{i}>" for i in range(IMAGE_TOKEN - len(letters) - len(marks))]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
-    tokenizer.add_special_tokens({"additional_special_tokens": [*marks, *fill, "<image>"]})
-    assert tokenizer.convert_tokens_to_ids("<image>") == IMAGE_TOKEN
+    marks = ["<|im_start|>", "<|im_end|>"]
+    if kind == "smolvlm":
+        marks += ["<fake_token_around_image>", "<global-img>", *_TILES]
+    marks += [f"<reserved_{i}>" for i in range(IMAGE_TOKEN - len(letters) - len(marks))]
+    marks += next(tokens for name, tokens in _MARKS.items() if kind.startswith(name))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    assert tokenizer.convert_tokens_to_ids("<reserved_0>") < IMAGE_TOKEN
     tokenizer.save_pretrained(folder)
 
 

@@ -56,10 +56,15 @@ class LocalServiceClient(AsyncNames):
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.AdamOptimizerConfig | None = None,
+        *,
+        train_vision: bool = False,
     ) -> LocalTrainingClient:
-        """Returns a new adapter on ``base_model``; without ``seed`` it is initialized at random."""
+        """Returns a new adapter on ``base_model``; without ``seed`` it is initialized at random.
+
+        ``train_vision``: also on the vision tower, and on its connector to the language model.
+        """
         _require_adam(optimizer)
-        spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed)
+        spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed, train_vision)
         return self.start_run(self._next_id(), base_model, spec, seed, user_metadata)
 
     def start_run(

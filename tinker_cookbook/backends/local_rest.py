@@ -44,9 +44,15 @@ _TYPE_OF_KIND: dict[str, types.CheckpointType] = {
 }
 
 
-_FLAGS = ("train_mlp", "train_attn", "train_unembed")
+_FLAGS = ("train_mlp", "train_attn", "train_unembed", "train_vision")
 # Before the last year, because a client may convert the time to a later time zone.
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+
+
+class LocalWeightsInfo(types.WeightsInfoResponse):
+    """The SDK's response, with the layers that only the bundled engine trains."""
+
+    train_vision: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,14 @@ class LocalRestClient:
 
         def work() -> types.WeightsInfoResponse:
             info = self._run_info(tinker_path)
-            return types.WeightsInfoResponse(
+            return LocalWeightsInfo(
                 base_model=info.base_model,
                 is_lora=True,
                 lora_rank=info.lora_rank,
                 train_unembed=info.train_unembed,
                 train_mlp=info.train_mlp,
                 train_attn=info.train_attn,
+                train_vision=info.train_vision,
             )
 
         return self._submit(work)

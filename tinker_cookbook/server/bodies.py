@@ -76,6 +76,7 @@ class Lora(Body):
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
+    train_vision: bool = False  # not sent by the SDK
 
 
 class CreateModel(Body):

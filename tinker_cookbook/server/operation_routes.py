@@ -135,7 +135,8 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
     # The model does not exist yet, so an error raised here leaves no gap in its sequence ids.
     state.require_model(body.base_model)
     lora = body.lora_config or bodies.Lora()
-    spec = AdapterSpec(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+    flags = lora.train_attn, lora.train_mlp, lora.train_unembed, lora.train_vision
+    spec = AdapterSpec(lora.rank, *flags)
     model_id = session.model_id(body.model_seq_id)
     metadata = _as_strings(body.user_metadata)
 

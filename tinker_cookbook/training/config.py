@@ -103,6 +103,9 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
     train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
     train_mlp: bool = chz.field(default=True, doc="Adapters on the MLP layers")
     train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
+    train_vision: bool = chz.field(
+        default=False, doc="Adapters on the vision tower and its connector (backend=local)"
+    )
 
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that affect training steps"

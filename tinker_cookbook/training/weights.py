@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import ServiceClient, TrainingClient
 from tinker_cookbook.engine.model.resolve import base_name
-from tinker_cookbook.exceptions import CheckpointError
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
@@ -37,6 +38,15 @@ async def create_training_client(
         return await service.create_training_client_from_state(
             config.load_checkpoint_path, user_metadata=metadata
         )
+    more: dict[str, Any] = {}
+    if config.train_vision:
+        # The protocol of the hosted API has no such setting, and would ignore it.
+        if "train_vision" not in signature(service.create_lora_training_client).parameters:
+            raise ConfigurationError(
+                "train_vision=True: the hosted API and servers have no adapters on vision towers; "
+                "train with backend=local, or set train_vision=False"
+            )
+        more["train_vision"] = True
     return await service.create_lora_training_client(
         config.model_name,
         rank=config.lora_rank,
@@ -45,6 +55,7 @@ async def create_training_client(
         train_attn=config.train_attn,
         train_unembed=config.train_unembed,
         user_metadata=metadata,
+        **more,
     )
 
 
@@ -65,8 +76,8 @@ async def check_weights(service: ServiceClient, path: str, settings: Any) -> Non
             f"model_name: got {settings.model_name}, but {path} was trained on {info.base_model}; "
             f"set model_name={info.base_model}, or start from other weights"
         )
-    for name in ("lora_rank", "train_attn", "train_mlp", "train_unembed"):
-        found, expected = getattr(info, name), getattr(settings, name, None)
+    for name in ("lora_rank", "train_attn", "train_mlp", "train_unembed", "train_vision"):
+        found, expected = getattr(info, name, None), getattr(settings, name, None)
         # None means unknown.
         if None not in (found, expected) and found != expected:
             raise CheckpointError(

@@ -28,7 +28,7 @@ _GROUPS: dict[str, str] = {
     "num_steps lora_rank max_length loss_fn loss_fn_config advantage_normalization "
     "loss_normalization kl_penalty_coef dpo_beta dpo_loss lr_schedule warmup_steps seed "
     "load_checkpoint_path weight_decay grad_clip_norm adam_beta1 adam_beta2 adam_eps train_attn "
-    "train_mlp train_unembed train_on_what num_substeps remove_constant_reward_groups "
+    "train_mlp train_unembed train_vision train_on_what num_substeps remove_constant_reward_groups "
     "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl "
     "label_smoothing simpo_gamma reference_model_name max_steps_off_policy num_minibatches "
     "async_config stream_minibatch_config submit_ahead replay_router random_rewards",
