@@ -323,7 +323,7 @@ def _load_processor(name: str) -> Any:
                 options = {"trust_remote_code": True, "revision": PINNED_REMOTE_CODE[source]}
             elif trusts_code:
                 options = {"trust_remote_code": True}
-            return auto.from_pretrained(source, **options)
+            return _with_tokens(auto.from_pretrained(source, **options), source)
         except Exception as error:  # below: other sources, and errors that name the next step
             logger.debug("%s: %s", source, error)
     folder = local if source and local.is_dir() else resolve_model(source, need="tokenizer").folder
@@ -335,12 +335,28 @@ def _load_processor(name: str) -> Any:
         )
     # Files in a folder have no revision, so their code runs only if the user allows it.
     try:
-        return auto.from_pretrained(
+        processor = auto.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trusts_code
         )
+        return _with_tokens(processor, str(folder))
     except Exception as error:  # readers may raise anything on damaged files
         raise ConfigurationError(
             f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
             "files that transformers' AutoImageProcessor reads (set HF_TRUST_REMOTE_CODE=1 if it "
             "needs custom code)"
         ) from error
+
+
+def _with_tokens(processor: Any, source: str) -> Any:
+    """Adds ``image_seq_len``, the tokens of an image or of a tile, where only the model's config
+    has it (Idefics3, SmolVLM, Gemma 3)."""
+    if type(processor).__name__.startswith(("Idefics3", "SmolVLM", "Gemma3")):
+        from transformers import AutoConfig
+
+        config: Any = AutoConfig.from_pretrained(source)
+        tokens = getattr(config, "mm_tokens_per_image", None)
+        if tokens is None:
+            side = config.vision_config.image_size // config.vision_config.patch_size
+            tokens = side**2 // config.scale_factor**2
+        processor.image_seq_len = tokens
+    return processor

@@ -97,7 +97,9 @@ _FAMILIES = (
     _Family(r"qwen3\.8-", "Qwen", "3.8", QWEN3_8, is_vl=True),
     _Family(r"qwen3\.6-", "Qwen", "3.6", QWEN3_5, is_vl=True),
     _Family(r"qwen3\.5-", "Qwen", "3.5", QWEN3_5, is_vl=True),
-    _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),
+    _Family(r"qwen2\.5-vl-", "Qwen", "2.5", ("qwen2_5_vl",), is_vl=True),
+    _Family(r"smolvlm2?-", "HuggingFaceTB", "", ("smolvlm",), is_vl=True),
+    _Family(r"idefics3-", "HuggingFaceM4", "3", ("idefics3",), is_vl=True),
     # The default system prompt differs from that of the qwen2_5 renderer.
     _Family(r"qwen2\.5-math-.*instruct", "Qwen", "2.5", _TEMPLATE),
     _Family(r"qwen2\.5-.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
@@ -195,6 +197,11 @@ _TEMPLATE_RULES = (
         ("<think>", _XML_CALLS),
         "qwen3_vl",
     ),
+    _TemplateRule(
+        "Qwen2.5-VL", ("qwen2_5_vl",), (_CHATML, _IMAGES), ("<tool_call>", "<think>"), "qwen2_5_vl"
+    ),
+    _TemplateRule("SmolVLM", ("smolvlm",), (_CHATML, "<end_of_utterance>")),
+    _TemplateRule("Idefics3", ("idefics3",), ("<|begin_of_text|>", "<end_of_utterance>")),
     _TemplateRule("SmolLM2", ("smollm2", "chatml"), (_CHATML, "named SmolLM"), ("<think>",)),
     _TemplateRule(
         "Qwen2.5",

@@ -140,6 +140,33 @@ def test_processor_of_a_folder_is_loaded_once(tmp_path):
     assert processor.get_number_of_image_patches(256, 512, {}) == 16 * 32
 
 
+@pytest.mark.parametrize(
+    ("kind", "processor", "config", "tokens"),
+    [
+        (
+            "smolvlm",
+            "SmolVLMImageProcessor",
+            {"scale_factor": 4, "vision_config": {"image_size": 512, "patch_size": 16}},
+            64,
+        ),
+        (
+            "idefics3",
+            "Idefics3ImageProcessor",
+            {"vision_config": {"image_size": 364, "patch_size": 14}},
+            169,
+        ),
+        ("gemma3", "Gemma3ImageProcessor", {"mm_tokens_per_image": 256}, 256),
+    ],
+)
+def test_a_models_config_has_the_tokens_of_a_tile(tmp_path, kind, processor, config, tokens):
+    for name, values in (
+        ("preprocessor_config.json", {"image_processor_type": processor}),
+        ("config.json", {"model_type": kind, **config}),
+    ):
+        (tmp_path / name).write_text(json.dumps(values))
+    assert get_image_processor(str(tmp_path)).image_seq_len == tokens
+
+
 def test_models_without_a_processor_are_named(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"no image processor.*lacks preprocessor_config"):
         get_image_processor(str(tmp_path))

@@ -229,7 +229,7 @@ def test_an_unknown_folder_is_judged_by_its_template(
         ("templates_only/trl_qwen3_6.jinja", "qwen3_5_moe", "qwen3_5?json_scalars=true"),
         ("templates_only/trl_qwen3_5_nothink.jinja", "qwen3_5", "template"),
         ("templates_only/Qwen3-Coder.jinja", "qwen3_moe", "template"),
-        ("templates_only/trl_qwen2_5_vl.jinja", "qwen2_5_vl", "template"),
+        ("templates_only/trl_qwen2_5_vl.jinja", "qwen2_5_vl", "qwen2_5_vl"),
         ("templates_only/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.jinja", "nemotron_h", "template"),
         ("templates_only/HuggingFaceTB-SmolLM3-3B.jinja", "smollm3", "template"),
         # The end of the template of Qwen3-2507 Thinking.

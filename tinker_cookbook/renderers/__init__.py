@@ -66,6 +66,7 @@ from tinker_cookbook.renderers.nemotron3 import (
 )
 from tinker_cookbook.renderers.qwen3 import (
     Qwen2_5Renderer,
+    Qwen25VLRenderer,
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
@@ -75,6 +76,7 @@ from tinker_cookbook.renderers.qwen3 import (
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+from tinker_cookbook.renderers.smolvlm import Idefics3Renderer, SmolVLMRenderer
 from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -146,8 +148,8 @@ def get_renderer(
     name. Raises ConfigurationError for an unknown name, option or value.
 
     Names: those of :func:`register_renderer`, role_colon for base models, template for any model
-    with a chat template, chatml, smollm2, llama3, gemma3, mistral,
-    qwen2_5, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
+    with a chat template, chatml, smollm2, smolvlm, idefics3, llama3, gemma3, mistral,
+    qwen2_5, qwen2_5_vl, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
     qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
     qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking,
     deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
@@ -264,6 +266,8 @@ BUILT_IN: dict[str, RendererFactory] = {
     "smollm2": partial(ChatMLRenderer, default_system=SMOLLM2_SYSTEM_PROMPT),
     "llama3": Llama3Renderer,
     "gemma3": Gemma3Renderer,
+    "idefics3": Idefics3Renderer,
+    "smolvlm": SmolVLMRenderer,
     "mistral": MistralRenderer,
     # deepseekv3 is V3.1 without thinking, so both names are one renderer.
     "deepseekv3": make_deepseek_v3,
@@ -304,6 +308,7 @@ BUILT_IN: dict[str, RendererFactory] = {
     "gpt_oss_medium_reasoning": partial(make_gpt_oss, reasoning_effort="medium"),
     "gpt_oss_high_reasoning": partial(make_gpt_oss, reasoning_effort="high"),
     "qwen2_5": Qwen2_5Renderer,
+    "qwen2_5_vl": Qwen25VLRenderer,
     "qwen3": Qwen3Renderer,
     "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
     "qwen3_instruct": Qwen3InstructRenderer,

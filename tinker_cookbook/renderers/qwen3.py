@@ -3,7 +3,8 @@
 ``qwen3`` is the hybrid model with thinking: the last answer always has a ``<think>`` block (empty
 without thinking), earlier turns lose theirs. ``qwen3_disable_thinking`` has the empty block in the
 prompt. ``qwen3_instruct`` is the 2507 release without thinking. ``qwen3_vl`` is Qwen3-VL Thinking,
-whose prompt already opens the ``<think>`` block, ``qwen3_vl_instruct`` Qwen3-VL Instruct.
+whose prompt already opens the ``<think>`` block, ``qwen3_vl_instruct`` Qwen3-VL Instruct, and
+``qwen2_5_vl`` Qwen2.5-VL, which has no tools.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from dataclasses import dataclass
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.chatml import ChatMLBase
 from tinker_cookbook.renderers.core.blocks import Block
-from tinker_cookbook.renderers.core.checks import TEXT, TEXT_AND_THINKING, check_parts
+from tinker_cookbook.renderers.core.checks import (
+    TEXT,
+    TEXT_AND_IMAGES,
+    TEXT_AND_THINKING,
+    check_parts,
+    text_of,
+)
 from tinker_cookbook.renderers.core.images import Segments, content_segments, encode_segments
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -241,6 +248,29 @@ class _WithImages(Qwen3InstructRenderer):
 
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
         return content_segments(message, ctx.idx, self, AROUND_IMAGE, self.max_image_size)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Qwen25VLRenderer(ChatMLBase):
+    """Qwen2.5-VL: ChatML with images and a default system prompt, without tools.
+
+    ``max_image_size`` limits the longest side of images in pixels, 0 does not.
+    """
+
+    max_image_size: int = 0
+
+    _context_parts = TEXT_AND_IMAGES
+    _history_as_sampled = True
+    _inserted_system = "You are a helpful assistant."
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Returns header, text and images, and ``<|im_end|>``."""
+        header = self._begin(message["role"], ctx)
+        if message["role"] == "assistant":
+            return self._answer(header, text_of(message, ctx.idx, self._name))
+        self._check(message, ctx.idx)
+        segments = content_segments(message, ctx.idx, self, AROUND_IMAGE, self.max_image_size)
+        return self._context(header, *segments)
 
 
 class Qwen3VLInstructRenderer(_WithImages):

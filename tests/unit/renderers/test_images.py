@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 
@@ -13,7 +14,14 @@ from PIL import Image, ImageOps
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.image_processing_utils import image_to_data_uri
-from tinker_cookbook.renderers import ImagePart, TextPart, TrainOnWhat, get_renderer, image_to_chunk
+from tinker_cookbook.renderers import (
+    ImagePart,
+    TextPart,
+    TrainOnWhat,
+    ensure_list,
+    get_renderer,
+    image_to_chunk,
+)
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 NAMES = ["qwen3_vl", "qwen3_vl_instruct", "qwen3_5", "qwen3_5_disable_thinking"]
@@ -120,7 +128,7 @@ def test_images_are_context(tokenizer_folder, name):
 def test_images_out_of_place_are_refused(tokenizer_folder, name):
     tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
     blind = get_renderer(name, tokenizer)
-    with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: .* no image processor"):
+    with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: .* lacks preprocessor_c"):
         blind.build_generation_prompt([says(pictures()[0])])
     renderer = get_renderer(name, tokenizer, qwen_image_processor())
     question = {"role": "user", "content": "Draw a cat."}
@@ -135,3 +143,97 @@ def test_images_out_of_place_are_refused(tokenizer_folder, name):
         renderer.build_generation_prompt([audio])
     with pytest.raises(RendererError, match="'image'"):
         get_renderer("qwen3", tokenizer).build_generation_prompt([says(pictures()[0])])
+
+
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}:"
+    "{{ '' if message.content[0].type == 'image' else ' ' }}{% for part in message.content %}"
+    "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+MARKS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
+TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+
+
+def smolvlm_processor(tokenizer, **options):
+    """transformers' whole processor, without that of videos, which needs torchvision."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*MARKS, *TILES]})
+    sizes = {"size": {"longest_edge": 256}, "max_image_size": {"longest_edge": 64}}
+    images = Idefics3ImageProcessorPil(**sizes, **options)
+    images.image_seq_len = 4
+    return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=SMOLVLM)
+
+
+def gemma3_processor(tokenizer, **options):
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.boi_token, tokenizer.eoi_token = "<start_of_image>", "<end_of_image>"
+    tokenizer.image_token = "<image_soft_token>"
+    for name in ("boi", "eoi", "image"):
+        token = tokenizer.convert_tokens_to_ids(getattr(tokenizer, f"{name}_token"))
+        setattr(tokenizer, f"{name}_token_id", token)
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    images.image_seq_len = 256
+    return Gemma3Processor(images, tokenizer, chat_template=tokenizer.chat_template)
+
+
+def shown_part(part):
+    return {key: value for key, value in part.items() if key != "image"}
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "make", "options"),
+    [
+        ("smolvlm", "smollm2", smolvlm_processor, {}),
+        ("smolvlm", "smollm2", smolvlm_processor, {"do_image_splitting": False}),
+        ("gemma3", "gemma3", gemma3_processor, {}),
+    ],
+)
+def test_tokens_equal_the_processors(tokenizer_folder, name, family, make, options):
+    """Text around images, and an image's own tokens, against transformers' processor."""
+    whole = make(get_tokenizer(tokenizer_folder(family)), **options)
+    renderer = get_renderer(name, whole.tokenizer, whole.image_processor)
+    images = [image.convert("RGB") for image in pictures()]
+    picture = [{"type": "image", "image": image} for image in images]
+    said = [{"type": "text", "text": text} for text in ("What?", "\nor", " this", "")]
+    talks = [
+        [[picture[0], said[0]]],
+        [[said[0], picture[4]], "red", [picture[1], picture[5], said[1], picture[2], said[2]]],
+        [[said[2], picture[3], said[0]], "a\n\nb", "And?"],
+        *([[p]] for p in picture),
+    ]
+    for contents in talks:
+        roles = ["user", "assistant", "user"]
+        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+        parts = [p for content in contents if isinstance(content, list) for p in content]
+        shown = [part["image"] for part in parts if part["type"] == "image"]
+        listed = [
+            {**m, "content": [shown_part(part) for part in ensure_list(m["content"])]}
+            for m in messages
+        ]
+        text = whole.tokenizer.apply_chat_template(
+            listed, chat_template=whole.chat_template, tokenize=False, add_generation_prompt=True
+        )
+        options = {"text_kwargs": {"add_special_tokens": False}}
+        expected = whole(images=[shown], text=[text], **options)["input_ids"][0]
+        prompt, position = renderer.build_generation_prompt(messages), 0
+        for chunk in prompt.chunks:
+            run = list(expected[position : position + chunk.length])
+            position += chunk.length
+            if chunk.type == "image":
+                around = {whole.image_token_id, *whole.tokenizer.convert_tokens_to_ids(MARKS)}
+                assert name == "gemma3" or (run[0] in around and run[-1] in around)
+                assert name == "smolvlm" or set(run) == {whole.tokenizer.image_token_id}
+            else:
+                assert run == list(chunk.tokens)
+        assert position == len(expected)
+    dialogue = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red"}]
+    example, weights = renderer.build_supervised_example(dialogue)
+    trained = [t for t, w in zip(example.to_ints(), weights.tolist(), strict=True) if w]
+    assert renderer.parse_response(trained)[0] == dialogue[1]

@@ -40,6 +40,7 @@ TOKENS = [
     *[f"<｜{name}｜>" for name in DEEPSEEK],
     *[f"<|{name}|>" for name in PIPES],
     *["｜DSML｜", "[gMASK]", "<sop>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<SPECIAL_20>"],
+    *["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"],
     *V3_TOKENS,
     *V7_TOKENS,
 ]

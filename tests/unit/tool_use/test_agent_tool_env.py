@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 
 import pytest
+from PIL import Image
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, SandboxError
@@ -22,6 +24,8 @@ from tinker_cookbook.rl.rollouts.limits import (
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import (
     AgentToolMessageEnv,
+    ToolInput,
+    ToolResult,
     ToolUnavailableError,
     build_agent_tool_env,
     simple_tool_result,
@@ -285,6 +289,41 @@ def test_an_episode_is_one_datum_and_has_the_metrics_of_its_tools(renderer, by_l
     (datum,) = trajectory_to_data(trajectory, 1.0)
     trained = sum(len(t.ac.tokens) for t in trajectory.transitions)
     assert float(datum.loss_fn_inputs["mask"].to_numpy().sum()) == trained
+
+
+@tool
+def look(n: int) -> ToolResult:
+    """Shows a picture."""
+    image = Image.new("RGB", (64, 48), (n, 0, 0))
+    return simple_tool_result([{"type": "image", "image": image}, {"type": "text", "text": "seen"}])
+
+
+@pytest.mark.parametrize("by_letter", [False, True], ids=["", "other tokens than the tokenizer's"])
+def test_images_of_questions_and_tools_are_in_the_one_datum(vision_tokenizer, by_letter):
+    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
+    question = {"role": "user", "content": asyncio.run(run_tool(look, 9))}
+    env = build_agent_tool_env(renderer, [look], [question], nothing)
+    answers = [ADD.replace("add", "look").replace("2", str(n)) for n in (1, 2)]
+    policy = Says(renderer, *answers, "2", by_letter=by_letter)
+    trajectory = asyncio.run(run_rollout(policy, env))
+    (datum,) = trajectory_to_data(trajectory, 1.0)
+    shown = [chunk for chunk in datum.model_input.chunks if chunk.type == "image"]
+    colours = [Image.open(io.BytesIO(chunk.data)).getpixel((0, 0))[0] for chunk in shown]
+    assert colours == [9, 1, 2]
+    mask, targets = (datum.loss_fn_inputs[k].to_numpy() for k in ("mask", "target_tokens"))
+    assert mask.sum() == sum(len(t.ac.tokens) for t in trajectory.transitions)
+    assert [len(targets), len(mask)] == [datum.model_input.length] * 2
+    assert (mask[targets == 0] == 0).all()
+    assert sum(targets == 0) == sum(chunk.length for chunk in shown)
+
+
+async def nothing(history):
+    return 0.0, {}
+
+
+async def run_tool(chosen, n):
+    result = await chosen.run(ToolInput(arguments={"n": n}))
+    return result.messages[0]["content"]
 
 
 def test_limits_and_parse_errors_of_the_rollout_apply(renderer):

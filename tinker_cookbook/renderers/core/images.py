@@ -58,11 +58,13 @@ def image_to_chunk(
     image_or_str: ImageSource,
     image_processor: ImageProcessorProtocol,
     max_image_size: int | None = None,
+    line_break_tokens: int = 1,
 ) -> tinker.types.ImageChunk:
     """Returns the image as a chunk with the number of tokens that the processor counts.
 
-    ``max_image_size`` limits the longest side in pixels. Raises RendererError for anything but a
-    local image, and for a shape that the processor rejects.
+    ``max_image_size`` limits the longest side in pixels; ``line_break_tokens`` are the tokens of
+    two line breaks, which Idefics3 writes between the tiles and the whole image. Raises RendererError for anything
+    but a local image, and for a shape that the processor rejects.
     """
     try:
         opened, data = open_image(image_or_str)
@@ -77,26 +79,43 @@ def image_to_chunk(
     changed = image is not opened or getattr(opened, "is_animated", False)
     if data is None or changed or opened.format not in ("PNG", "JPEG"):
         data, kind = png_bytes(image), "png"
+    tokens = _count_tokens(image, image_processor, line_break_tokens)
+    return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
+
+
+def _count_tokens(image: Any, processor: Any, line_break_tokens: int) -> int:
+    """Returns the number of tokens of an image; raises RendererError."""
     width, height = image.size
-    if hasattr(image_processor, "get_number_of_image_patches"):
+    if hasattr(processor, "get_resize_config"):  # processors of Kimi models
+        config = processor.get_resize_config({"type": "image", "image": image})
+        return int(config["num_tokens"])
+    each = getattr(processor, "image_seq_len", None)
+    if hasattr(processor, "do_pan_and_scan"):  # Gemma 3: the same for every size
+        if each is not None and not processor.do_pan_and_scan:
+            return each
+    elif hasattr(processor, "get_number_of_image_patches"):
         try:
-            patches = image_processor.get_number_of_image_patches(height, width, {})
+            found = processor.get_number_of_image_patches(height, width, {})
         except ValueError as error:
             raise RendererError(
                 f"image: the image processor refuses {width} x {height} pixels: {error}; "
                 "crop the image or pad it"
             ) from error
-        # The model merges merge_size x merge_size patches into one token.
-        tokens = patches // image_processor.merge_size**2
-    elif hasattr(image_processor, "get_resize_config"):  # processors of Kimi models
-        config = image_processor.get_resize_config({"type": "image", "image": image})
-        tokens = int(config["num_tokens"])
-    else:
-        raise RendererError(
-            f"image_processor: got {type(image_processor).__name__}, expected one that has "
-            "get_number_of_image_patches (Qwen-VL) or get_resize_config (Kimi)"
-        )
-    return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
+        if not isinstance(found, tuple):
+            # Qwen-VL merges merge_size x merge_size patches into one token.
+            return found // processor.merge_size**2
+        if each is not None:  # Idefics3 and SmolVLM
+            _, rows, columns = found
+            # Before each tile two marks, after each row a line break; around the whole image three
+            # marks, and before it a line break, which follows that of the last row.
+            tiles = rows * (columns * (each + 2) + 1) + (line_break_tokens - 1) * bool(rows)
+            return tiles + each + 3
+    raise RendererError(
+        f"image_processor: got {type(processor).__name__}, expected one that has "
+        "get_number_of_image_patches (Qwen-VL) or get_resize_config (Kimi), or that of Idefics3, "
+        "SmolVLM or Gemma 3 (without pan and scan) by get_image_processor(model_name), which adds "
+        "image_seq_len"
+    )
 
 
 def content_segments(
@@ -123,7 +142,9 @@ def content_segments(
                 f"message of role {message['role']!r}, expected text or image"
             )
         try:
-            chunk = image_to_chunk(part["image"], _image_processor(renderer), max_image_size)
+            breaks = len(renderer.codec.encode("\n\n"))
+            processor = _image_processor(renderer)
+            chunk = image_to_chunk(part["image"], processor, max_image_size, breaks)
         except RendererError as error:
             raise RendererError(f"{where}: {error}") from error
         segments += [around[0], chunk, around[1]]

@@ -6,14 +6,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import ChunkKeys
 
 if TYPE_CHECKING:
     import tinker
-else:
-    tinker = lazy_module("tinker")
 
 
 class EpisodePrompts:
@@ -23,12 +23,13 @@ class EpisodePrompts:
     model does not always sample the renderer's. A prompt rendered from the parsed answer
     then differs from the sampled tokens, and training would need a separate sequence per turn.
     So the rendered tokens up to the end of an answer are replaced by the earlier prompt and the
-    sampled tokens. If the chat format rewrites history, for example drops thinking, the rendered
-    prompt is used.
+    sampled tokens. Images are compared by their content. If the chat format rewrites history, for
+    example drops thinking, the rendered prompt is used.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
+        self._keys = ChunkKeys()
         self._last: list[int] | None = None
         # Rendered tokens up to the latest answer, and the tokens that replace them.
         self._rendered: list[int] = []
@@ -44,11 +45,7 @@ class EpisodePrompts:
             answered: After an answer: the conversation up to the answer, and its tokens.
         """
         prompt = self._renderer.build_generation_prompt(messages)
-        tokens = _text_tokens(prompt)
-        # Images have no tokens to compare.
-        if tokens is None:
-            self._last = None
-            return prompt
+        tokens = self._keys.keys(prompt).tolist()
         if answered is not None and self._last is not None:
             conversation, action = answered
             sampled = [*self._last, *action]
@@ -56,7 +53,7 @@ class EpisodePrompts:
             self._rendered, self._sampled = ([], []) if end is None else (tokens[:end], sampled)
         if self._sampled and tokens[: len(self._rendered)] == self._rendered:
             tokens = self._sampled + tokens[len(self._rendered) :]
-            prompt = tinker.ModelInput.from_ints(tokens)
+            prompt = self._keys.model_input(np.asarray(tokens, dtype=np.int64))
         self._last = tokens
         return prompt
 
@@ -72,7 +69,14 @@ class EpisodePrompts:
         codec = getattr(self._renderer, "codec", None)
         if codec is None:
             return None
-        decode, text = codec.decode, codec.decode(sampled)
+
+        has_media = min(sampled) < 0
+
+        def decode(keys: Sequence[int]) -> str:
+            # Keys of images are negative and have no text.
+            return codec.decode([key for key in keys if key >= 0] if has_media else keys)
+
+        text = decode(sampled)
         end = bisect_left(range(len(tokens)), len(text), key=lambda n: len(decode(tokens[:n])))
         if decode(tokens[:end]) == text:
             return end
@@ -97,17 +101,10 @@ class EpisodePrompts:
                 example, weights = self._renderer.build_supervised_example(conversation, what)
             except RendererError:  # the format rewrites such an answer in history
                 continue
-            rendered = _text_tokens(example) or []
+            rendered = self._keys.keys(example).tolist()
             trained = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
             if what == "all_tokens":
                 stops = self._renderer.get_stop_sequences()
                 trained = [i for i in trained if rendered[i] in stops]
             return rendered[: trained[-1] + 1] if trained else []
         return []
-
-
-def _text_tokens(prompt: tinker.ModelInput) -> list[int] | None:
-    """Returns the tokens of a prompt without images."""
-    if all(isinstance(chunk, tinker.EncodedTextChunk) for chunk in prompt.chunks):
-        return prompt.to_ints()
-    return None
