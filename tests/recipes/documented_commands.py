@@ -119,9 +119,9 @@ COMMANDS = documented()
 OF_SERVERS = [c for c in COMMANDS if c.program == "tinker_cookbook.server"]
 OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
 PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
-# Those with verifiers or Ray need environments of their own: tests/conformance/test_verifiers.py,
-# tests/unit/rl/test_other_processes.py.
-_ELSEWHERE = ("verifiers.", "RayExecutor")
+# Those with verifiers, LiteLLM or Ray need environments of their own:
+# tests/conformance/test_verifiers.py, test_litellm.py, tests/unit/rl/test_other_processes.py.
+_ELSEWHERE = ("verifiers.", "litellm.", "RayExecutor")
 EXAMPLES = [
     (page, text) for page, text in blocks("python") if not any(part in text for part in _ELSEWHERE)
 ]

@@ -59,13 +59,16 @@ def hosted_requested() -> bool:
 
 
 def connect_hosted(
-    base_url: str | None = None, user_metadata: dict[str, str] | None = None
+    base_url: str | None = None,
+    user_metadata: dict[str, str] | None = None,
+    project_id: str | None = None,
 ) -> tinker.ServiceClient:
     """Returns the SDK's service client for ``base_url``.
 
     Args:
         base_url: ``None`` is ``TINKER_BASE_URL``, else the address of the hosted API.
         user_metadata: kept with the session on the server.
+        project_id: project of new runs; ``None`` is ``TINKER_PROJECT_ID``, else the default one.
 
     Raises:
         BackendError: no key, a malformed one, a malformed address, or no response from it within
@@ -92,7 +95,7 @@ def connect_hosted(
     atexit.register(_end_sdk_thread)
     accept_samples_without_ids()
     accept_text_prompts()
-    return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
+    return tinker.ServiceClient(user_metadata, project_id, base_url=url)
 
 
 def check_credentials() -> None:

@@ -9,15 +9,14 @@ python -m tinker_cookbook.scripts.merge_tinker_adapter_to_hf_model \
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from tinker_cookbook.utils.command_line.entrypoint import run_program
 from tinker_cookbook.weights import build_hf_model
 
 
-def main(argv: Sequence[str]) -> None:
-    """Merges what the command line names."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Merges what the command line names; ``argv``: default ``sys.argv``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(";")[0])
     parser.add_argument("--hf-model", required=True, help="Hub name or folder of the base model")
     parser.add_argument("--tinker-adapter-path", required=True, help="folder of the adapter")
@@ -38,4 +37,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(lambda: main(sys.argv[1:]))
+    run_program(main)

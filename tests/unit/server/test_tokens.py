@@ -67,12 +67,10 @@ def test_a_token_does_what_its_key_does(serving, caller):
     session = with_token.session()
     assert caller("ann").get("sessions")[1]["sessions"] == [session]
     assert caller("local").get("sessions")[1]["sessions"] == []
-    status, said = with_token.post("auth/token")
-    assert status == 400
-    assert "expected a key" in said["detail"]
+    assert with_token.post("auth/token") == (200, said)  # not a new one, which would end later
     as_bearer = {"Authorization": f"Bearer {with_token.http.headers['X-API-Key']}"}
     assert httpx.get(f"{serving.url}/api/v1/sessions", headers=as_bearer).status_code == 200
-    assert httpx.post(f"{serving.url}/api/v1/auth/token", headers=as_bearer).status_code == 400
+    assert httpx.post(f"{serving.url}/api/v1/auth/token", headers=as_bearer).json() == said
 
 
 def test_a_token_that_ended_asks_for_another(serving):

@@ -1,0 +1,253 @@
+"""The programs of ``tinker_cookbook.scripts``, mostly through the SDK against our server (10 s)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from contextlib import nullcontext
+from datetime import UTC, date, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import tinker
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.renderers import ToolCall, get_renderer
+from tinker_cookbook.scripts import (
+    copy_checkpoint,
+    get_access_token,
+    save_audit_log,
+    test_tool_calling_e2e,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+PROMPT = tinker.ModelInput.from_ints([1, 44, 101, 7])
+GREEDY = tinker.SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture(params=["local", "server"])
+def account(request, tmp_path, monkeypatch):
+    """What ``connect()`` finds in the environment: nothing, or a server and a key for it."""
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    if request.param == "server":
+        serving = request.getfixturevalue("serving")
+        monkeypatch.setenv("TINKER_API_KEY", serving.key())
+        monkeypatch.setenv("TINKER_BASE_URL", serving.url)
+    return request.param
+
+
+def greedy(client):
+    return client.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+
+
+def test_a_copy_has_the_weights_of_its_source(account, stories_model, tmp_path, capsys):
+    with connect() as connection:
+        made = connection.service.create_lora_training_client(stories_model, rank=4, seed=0)
+        training = made.result()
+        fields = {"target_tokens": [44, 101, 7, 9], "weights": [1.0] * 4}
+        training.forward_backward([tinker.Datum(PROMPT, fields)], "cross_entropy").result()
+        training.optim_step(tinker.AdamParams(learning_rate=0.05)).result()
+        source = training.save_state("000001").result().path
+        sampled = training.save_weights_for_sampler("000001").result().path
+        expected = greedy(training.save_weights_and_get_sampling_client().result())
+    row = {"name": "000001", "batch": 1, "state_path": source, "sampler_path": sampled}
+    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
+    kinds = ["--output-kind", "training", "--output-name", "mine"]
+    copy_checkpoint.main(["--source-path", source])
+    copy_checkpoint.main(["--source-path", f"{tmp_path}@1", *kinds])
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert printed["sampler_path:"].endswith("/sampler_weights/000001")
+    assert printed["training_path:"].endswith("/weights/mine")
+    with connect() as connection:
+        service = connection.service
+        copy = service.create_sampling_client(model_path=printed["sampler_path:"]).result()
+        assert greedy(copy) == expected
+        state = service.create_training_client_from_state(printed["training_path:"]).result()
+        assert greedy(state.save_weights_and_get_sampling_client().result()) == expected
+        base = service.create_sampling_client(base_model=stories_model).result()
+        assert greedy(base) != expected
+    for path, more, message in (
+        (sampled, {}, "the training checkpoint of the same step"),
+        ("/nowhere", {}, "no such folder: /nowhere"),
+        (source, {"output_kind": "both"}, "output_kind: got 'both'"),
+        *([(source, {"destination_project_id": "p"}, "no projects")] * (account == "local")),
+    ):
+        names = ("source_access_token", "destination_project_id", "output_name")
+        given = dict.fromkeys(names) | {"output_kind": "sampler"} | more
+        with pytest.raises(ConfigurationError, match=message):
+            copy_checkpoint.copy_checkpoint(path, **given)
+
+
+def test_a_token_replaces_the_key(serving, monkeypatch, capsys):
+    monkeypatch.setenv("TINKER_BASE_URL", f"{serving.url}/")
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", f"echo {serving.key()}")
+    get_access_token.main()
+    name, _, token = capsys.readouterr().out.strip().partition("=")
+    assert name == "export TINKER_API_KEY"
+    assert token != serving.key()
+    monkeypatch.delenv("TINKER_CREDENTIAL_CMD")
+    monkeypatch.setenv("TINKER_API_KEY", token)
+    with connect() as connection:
+        assert connection.service.get_server_capabilities().supported_models
+    for command, url, error, message in (
+        ("", serving.url, ConfigurationError, "TINKER_CREDENTIAL_CMD: got none"),
+        ("exit 3", serving.url, ConfigurationError, "status 3"),
+        ("echo two words", serving.url, ConfigurationError, "printed 2 words"),
+        ("echo tml-wrong", serving.url, BackendError, "status 401"),
+        ("echo tml-a", "http://127.0.0.1:1", BackendError, "no token from it"),
+    ):
+        monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+        with pytest.raises(error, match=message):
+            get_access_token.main()
+
+
+class AuditLog(BaseHTTPRequestHandler):
+    """The hosted service's route of the audit log, and what the SDK asks before."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        day = parse_qs(urlsplit(self.path).query)["day"][0]
+        self.asked.append(day)
+        event = {"timestamp": f"{day}T01:02:03Z", "event": "checkpoint_read"}
+        details = {"model_id": "m", "tinker_path": "tinker://m/weights/é", "purpose": "download"}
+        self._answer({"entries": [event | details | {"event_details": {"user": "u"}}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer({"status": "accepted"} if "telemetry" in self.path else {})
+
+    def _answer(self, answer):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_days_of_the_audit_log_are_fetched_until_they_are_over(tmp_path, monkeypatch, serving):
+    hosted = ThreadingHTTPServer(("127.0.0.1", 0), AuditLog)
+    threading.Thread(target=hosted.serve_forever, daemon=True).start()
+    monkeypatch.setenv("TINKER_API_KEY", "tml-key")
+    # The SDK reads the environment only once for clients without a session.
+    client = tinker.AdminClient(base_url=f"http://127.0.0.1:{hosted.server_port}")
+    monkeypatch.setattr(tinker, "AdminClient", lambda: client)
+    today = datetime.now(UTC).date()
+    days = [(today - timedelta(days=n)).isoformat() for n in range(3)]
+    words = ["--once", "--backfill-days", "2", "--output-dir", str(tmp_path)]
+    save_audit_log.main(words)
+    assert AuditLog.asked == days
+    (row,) = [json.loads(line) for line in (tmp_path / f"audit_log_{days[1]}.jsonl").open()]
+    assert (row["event"], row["event_details"]) == ("checkpoint_read", {"user": "u"})
+    assert row["tinker_path"] == "tinker://m/weights/é"
+    assert datetime.fromisoformat(row["timestamp"]).date().isoformat() == days[1]
+    save_audit_log.main(words)  # the days that are over are not fetched again
+    assert AuditLog.asked == [*days, days[0]]
+    # The file of a day whose last poll was before its end lacks the events behind it.
+    noon = datetime.combine(date.fromisoformat(days[1]), datetime.min.time(), UTC).timestamp()
+    os.utime(tmp_path / f"audit_log_{days[1]}.jsonl", (noon, noon))
+    due = [day.isoformat() for day in save_audit_log.days_to_fetch(tmp_path, today, 2)]
+    assert due == days[:2]
+    hosted.shutdown()
+    with pytest.raises(ConfigurationError, match="interval_seconds: got 0"):
+        save_audit_log.main(["--interval-seconds", "0"])
+    ours = type(client)(base_url=serving.url, api_key=serving.key())
+    with pytest.raises(tinker.BadRequestError, match="audit log: this server has none"):
+        save_audit_log.run_once(ours, tmp_path, 0)
+
+
+class Scripted:
+    """A service whose models write these tokens."""
+
+    def __init__(self, tokens):
+        self.tokens, self.prompts, self.budgets = tokens, [], []
+
+    async def create_sampling_client(self, base_model):
+        return self
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        self.prompts.append(prompt.to_ints())
+        self.budgets.append(sampling_params.max_tokens)
+        return SimpleNamespace(sequences=[SimpleNamespace(tokens=self.tokens)])
+
+
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [
+        ('{"name": "get_weather", "arguments": {"location": "Paris"}}', True),
+        ('{"name": "get_weather", ', False),
+    ],
+)
+def test_a_call_passes_if_its_renderer_reads_it(tokenizer_folder, capsys, body, calls):
+    folder = tokenizer_folder("qwen3")
+    tokenizer = get_tokenizer(folder)
+    text = f"<tool_call>\n{body}\n</tool_call><|im_end|>"
+    service = Scripted(tokenizer.encode(text))
+    tools, user = test_tool_calling_e2e.SAMPLE_TOOLS, "Weather?"
+    asked = service, folder, "qwen3_disable_thinking", tools, "Be kind.", user
+    success, message, raw = asyncio.run(test_tool_calling_e2e.test_model(*asked))
+    assert (success, raw) == (calls, text)
+    renderer = get_renderer("qwen3_disable_thinking", tokenizer)
+    messages = renderer.create_conversation_prefix_with_tools(tools, "Be kind.")
+    messages.append({"role": "user", "content": user})
+    assert service.prompts[0] == renderer.build_generation_prompt(messages).to_ints()
+    test_tool_calling_e2e.print_result("the model", success, message, raw)
+    printed = capsys.readouterr().out
+    assert ("passed: the model" in printed) == calls
+    assert ("call that cannot be read" in printed) != calls
+    if calls:
+        assert [type(call) for call in message["tool_calls"]] == [ToolCall]
+
+
+def test_inkling_answers_one_question_at_several_efforts(monkeypatch, capsys):
+    pytest.importorskip("tml_renderers")
+    from tinker_cookbook.scripts.inkling import sample_reasoning
+
+    renderer = get_renderer("tml_v0", get_tokenizer("thinkingmachines/Inkling"))
+    messages = [{"role": "user", "content": "6 * 7?"}]
+    whole, _ = renderer.build_supervised_example(
+        [*messages, {"role": "assistant", "content": "42"}]
+    )
+    service = Scripted(whole.to_ints()[renderer.build_generation_prompt(messages).length :])
+    connection = nullcontext(SimpleNamespace(service=service))
+    monkeypatch.setattr(sample_reasoning, "connect", lambda *_, **__: connection)
+    efforts = [0.1, 0.5, 0.99]
+    sample_reasoning.cli_main(sample_reasoning.Config(prompt="6 * 7?", efforts=efforts))
+    expected = [renderer.build_generation_prompt(messages, effort=one).to_ints() for one in efforts]
+    assert service.prompts == expected
+    assert len(set(map(tuple, expected))) == 3
+    assert service.budgets == [4096, 8192, 16384]
+    printed = capsys.readouterr().out
+    assert [f"effort {one:g} (" in printed for one in efforts] == [True] * 3
+    assert printed.count("\n42\n") == 3
+    with pytest.raises(ConfigurationError, match="efforts: got none"):
+        sample_reasoning.cli_main(sample_reasoning.Config(prompt="6 * 7?", efforts=[]))
+
+
+def test_a_local_folder_is_asked_for_a_call(
+    stories_model, tokenizer_folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(test_tool_calling_e2e, "_MAX_TOKENS", 16)
+    for file in os.listdir(stories_model):
+        (tmp_path / file).symlink_to(os.path.join(stories_model, file))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 2048}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    template = os.path.join(tokenizer_folder("qwen3"), "chat_template.jinja")
+    (tmp_path / "chat_template.jinja").symlink_to(template)
+    with pytest.raises(SystemExit, match="1"):
+        asyncio.run(test_tool_calling_e2e.main(["--model", str(tmp_path), "--backend", "local"]))
+    printed = capsys.readouterr().out
+    assert f"FAILED: {tmp_path}\n  content: " in printed
+    assert "0 of 1 passed" in printed
