@@ -16,7 +16,7 @@ from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.messages import ensure_list
-from tinker_cookbook.server.openai.completions import ChatChoice, prompt_tokens
+from tinker_cookbook.server.openai.completions import ChatChoice, chat_prompt
 from tinker_cookbook.server.openai.constraints import CallPolicy
 from tinker_cookbook.server.openai.protocol import Tool
 from tinker_cookbook.server.openai.sampling import SamplingOptions
@@ -89,4 +89,4 @@ def test_a_result_is_asked_on_as_the_template_does(load, case):  # noqa: F811
     ]
     expected = side.expected(inner, prompt=True, tools=declared, **case.declares_tools)
     tools = [Tool.model_validate(tool) for tool in declared]
-    assert prompt_tokens(side.renderer, asked, tools) == expected
+    assert chat_prompt(side.renderer, asked, tools).to_ints() == expected
