@@ -59,14 +59,17 @@ def png(seed: int, height: int = 40, width: int = 64) -> bytes:
 SIZES = ((40, 64), (24, 90), (64, 33))
 
 
-def prompt_of(base: BaseModel, count: int, seed: int = 0, length: int = 12) -> Prompt:
-    """Text with ``count`` images of different sizes in it."""
+def prompt_of(
+    base: BaseModel, count: int, seed: int = 0, length: int = 12, pixels: int | None = None
+) -> Prompt:
+    """Text with ``count`` images of different sizes in it; ``pixels``: other images."""
     rng = np.random.default_rng(seed)
     reader = image_reader(base.name, base.folder)
     parts: list[Any] = [rng.integers(3, IMAGE_TOKEN, 5)]
     images = []
     for number in range(count):
-        image = reader.read(png(seed + number, *SIZES[number % 3]), None, "image")
+        drawn = png((seed if pixels is None else pixels) + number, *SIZES[number % 3])
+        image = reader.read(drawn, None, "image")
         images.append(image)
         parts += [image, rng.integers(3, IMAGE_TOKEN, 3 + number)]
     parts.append(rng.integers(3, IMAGE_TOKEN, length))
@@ -91,6 +94,10 @@ def test_training_equals_peft(base, budget, tmp_path, record_property):
     run = ref.make_run(base, budget)
     output = run.forward_backward(data, "cross_entropy")
     ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
+    # What is compared depends on the pixels.
+    other = [example_of(prompt_of(base, 1, 1, pixels=99), 1)]
+    found = run.forward_backward(other, "cross_entropy", backward=False).logprobs[0]
+    assert np.abs(found - output.logprobs[0])[-12:].max() > 0.01
 
 
 @EVERY_VLM
@@ -213,7 +220,9 @@ def test_results_do_not_depend_on_the_batch(base, monkeypatch):
 
 
 def test_a_model_whose_images_differ_from_transformers_is_refused(tmp_path, monkeypatch):
-    folder = tiny_vlm(tmp_path / "qwen", "qwen3_vl")
+    folder = tiny_vlm(tmp_path / "qwen", "qwen3_vl", seed=1)
+    config = (folder / "config.json").read_text()  # images of another model may still be in memory
+    (folder / "config.json").write_text(config.replace("10000.0", "10001.0"))
     monkeypatch.setattr(processing, "grid_positions", lambda h, w: grid_positions(h, w)[[0, 2, 1]])
     with pytest.raises(ConfigurationError, match="differ from the model's own"):
         ref.load_base(folder)

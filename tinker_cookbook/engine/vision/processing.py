@@ -6,6 +6,7 @@ Needs no weights, so images are checked before anything is loaded or computed.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -95,8 +96,9 @@ class ImageReader:
         self._kept_bytes = 0
         self._tokenizer: Any = None
         self._lock = threading.Lock()
-        # Images of two processors are different inputs, also if their pixels are equal.
-        self._source = repr(sorted(self._processor.to_dict().items(), key=str)).encode()
+        # Images for two models are different inputs, also if their pixels are equal.
+        made_by = [self._processor.to_dict(), dict(self._config)]
+        self._source = json.dumps(made_by, sort_keys=True, default=str).encode()
 
     def read(self, data: bytes, expected_tokens: int | None, where: str) -> ImageInput:
         """Returns an image from its encoded bytes.
