@@ -229,7 +229,7 @@ def _opened(data: bytes, where: str) -> Image.Image:
     return opened
 
 
-def _scale_transparency(image: Image.Image) -> None:
+def _scale_transparency(image: Any) -> None:
     """Scales the transparent colour of a PNG file as Pillow scales the pixels; call before load."""
     raw = image.tile[0][3]
     if raw in ("L;2", "L;4"):

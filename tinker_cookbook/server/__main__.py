@@ -25,6 +25,7 @@ from tinker_cookbook.backends.engine_options import ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, install_command
+from tinker_cookbook.image_processing_utils import pillow
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ class Config(SamplerOptions, ShardOptions):
         doc="Maximum queued samples of an owner; further requests get status 429 and are retried",
     )
 
+    image_sources: str = chz.field(
+        default="",
+        doc="Where images may be read from that a request names by an address, comma-separated: "
+        "host names, * for all public hosts, networks such as 10.1.0.0/16, absolute paths of "
+        "folders; default: nowhere, images are within the request",
+    )
+    max_image_megapixels: int = chz.field(
+        default=50, doc="Largest image; reading one takes up to 12 MB of memory per megapixel"
+    )
     disk_quota_gb: float | None = chz.field(
         default=None,
         doc="Most GiB of each owner's runs on disk; a checkpoint that would exceed it is refused; "
@@ -95,7 +105,12 @@ class Config(SamplerOptions, ShardOptions):
         for name, value in (("model_name", self.models), ("owners", self.owner_names)):
             if not value:
                 raise ConfigurationError(f"{name}: got none, expected at least one")
-        for name in ("max_request_mb", "max_queued_samples", "session_seconds"):
+        for name in (
+            "max_request_mb",
+            "max_queued_samples",
+            "session_seconds",
+            "max_image_megapixels",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected a number above 0"
@@ -128,6 +143,7 @@ async def main(config: Config) -> None:
         from tinker_cookbook.engine.model.loading import size_text, weights_bytes
         from tinker_cookbook.engine.vllm.choice import use_sampler
         from tinker_cookbook.server.app import make_app, serve
+        from tinker_cookbook.server.image_sources import ImageSources
         from tinker_cookbook.server.keys import KEYS_FILE, KeyFile, keys_of_environment
         from tinker_cookbook.server.metrics import count_sample
         from tinker_cookbook.server.request_log import AccessLog
@@ -139,6 +155,9 @@ async def main(config: Config) -> None:
     # Files of the server (checkpoints, keys, list of open runs) are readable only by its user.
     os.umask(0o077)
     root = home_dir() if config.root is None else Path(config.root).expanduser()
+    images = ImageSources(_split(config.image_sources))
+    with contextlib.suppress(ConfigurationError):  # without Pillow, each image is refused
+        pillow().MAX_IMAGE_PIXELS = config.max_image_megapixels * 1_000_000
     # Bind the port before models are loaded, to report a port in use immediately.
     listener = _listen(config.host, config.port)
     key_file = Path(config.key_file or root / KEYS_FILE).expanduser()
@@ -161,7 +180,8 @@ async def main(config: Config) -> None:
             await asyncio.wrap_future(engine.submit(engine.base_model, name))
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype, engine.base_dtype))
         folder, limit = root / "server", config.max_queued_samples
-        state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
+        seconds = config.session_seconds
+        state = ServerState(engine, config.models, keys, seconds, folder, limit, images)
         engine.on_sample_end = count_sample
         app = make_app(
             state,

@@ -155,14 +155,20 @@ class Tensor(Body):
 
 
 class Chunk(Body):
-    """Chunk of a prompt; only text is supported."""
+    """Chunk of a prompt: tokens of text, an image, or the address of an image."""
+
+    model_config = ConfigDict(val_json_bytes="base64")
 
     type: str = "encoded_text"
     tokens: list[Int64] = []
+    data: bytes = b""
+    format: Literal["png", "jpeg"] = "png"
+    location: str = ""
+    expected_tokens: Number | None = None
 
 
 class Prompt(Body):
-    """Prompt as chunks of token ids."""
+    """Prompt as chunks of token ids and images."""
 
     chunks: list[Chunk]
 

@@ -242,7 +242,7 @@ async def _submit_pass(
         if batch.error is not None:
             return client.fail_pass(batch.error, backward=batch.backward).future()
         submitted = client.run_pass(
-            lambda: batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
+            batch.examples, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
         ).future()
         submitted.add_done_callback(partial(count, client.base_model))
         return submitted

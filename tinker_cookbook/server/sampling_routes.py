@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -64,11 +65,14 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
         load = _load_client, state, owner, sampler.model_path, sampler.base_model
         client = sampler.client = await asyncio.to_thread(*load)
 
+    images = [one for one in body.prompt.chunks if one.type != "encoded_text"]
+    await _read_pointers(images, request, state)
+
     def sample() -> Future[Any]:
         target = body.target_prompt_logprobs
         budget = wire.SparseBudget(request.app.state.max_request_bytes)
         return client.sample(
-            types.ModelInput.from_ints(wire.prompt_tokens(body.prompt, "prompt")),
+            wire.model_input(body.prompt, "prompt"),
             body.num_samples,
             types.SamplingParams(**body.sampling_params.model_dump()),
             include_prompt_logprobs=bool(body.prompt_logprobs),
@@ -96,14 +100,32 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
                 pending.usage.tokens_out = sum(sampled)
 
         pending.future.add_done_callback(ended)
-        pending.start(sample)
+        if images:
+            # In a thread and few at once, because reading an image takes time and memory.
+            async with state.image_slots:
+                await asyncio.to_thread(pending.start, sample)
+        else:
+            pending.start(sample)
     request.state.usage = Usage(
-        sampler.base_model, tokens_in=sum(len(one.tokens) for one in body.prompt.chunks)
+        sampler.base_model,
+        tokens_in=sum(len(one.tokens) + (one.expected_tokens or 0) for one in body.prompt.chunks),
     )
     return {
         "request_id": request_id,
         "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
     }
+
+
+async def _read_pointers(
+    chunks: Sequence[bodies.Chunk], request: Request, state: ServerState
+) -> None:
+    """Replaces pointers to images by the images."""
+    budget = request.app.state.max_request_bytes
+    for i, chunk in enumerate(chunks):
+        if chunk.type == "image_asset_pointer":
+            where = f"prompt: image {i}: location"
+            chunk.data = await state.images.read(chunk.location, where, budget)
+            chunk.type, budget = "image", budget - len(chunk.data)
 
 
 def _load_client(

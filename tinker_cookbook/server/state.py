@@ -21,6 +21,7 @@ from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
 from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
+from tinker_cookbook.server.image_sources import ImageSources
 from tinker_cookbook.server.keys import KeyFile, Owner
 from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, SampleQuota
 
@@ -30,6 +31,8 @@ MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
 # Seconds that a fetched result is kept, because the response may have been lost.
 RETENTION_SECONDS = 60.0
+# Requests whose images are read at the same time. The largest image takes about 1 GiB meanwhile.
+_IMAGE_REQUESTS = 2
 # Seconds between two looks at the file of keys.
 KEY_SECONDS = 2.0
 # Seconds between two searches for expired checkpoints.
@@ -119,8 +122,11 @@ class ServerState:
         session_seconds: float,
         folder: Path,
         max_queued_samples: int,
+        images: ImageSources | None = None,
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
+        self.images = images or ImageSources()
+        self.image_slots = asyncio.Semaphore(_IMAGE_REQUESTS)
         self.requests: dict[str, PendingRequest] = {}
         """By id, until their results are fetched or their session ends."""
         self._max_queued_samples = max_queued_samples

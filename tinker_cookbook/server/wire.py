@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
+from tinker_cookbook.backends import convert
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
@@ -59,6 +60,23 @@ class SparseBudget:
             )
 
 
+@dataclass(frozen=True)
+class ImageExample:
+    """Datum with images, whose tokens are known only with the model."""
+
+    model_input: types.ModelInput
+    inputs: Mapping[str, np.ndarray]
+    where: str
+
+    def __len__(self) -> int:
+        # There is a target for each position. A datum without targets is refused later.
+        return len(self.inputs.get("target_tokens", ()))
+
+    def example(self) -> Example:
+        """Returns the engine's example; raises ``DataValidationError``."""
+        return Example(convert.tokens_of(self.model_input, self.where), self.inputs)
+
+
 @dataclass
 class PassRequest:
     """Forward pass, with or without backward."""
@@ -68,18 +86,22 @@ class PassRequest:
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None
     backward: bool
-    data: list[Example] = field(default_factory=list)
+    data: list[Example | ImageExample] = field(default_factory=list)
     error: Exception | None = None
     """Error in the data, which are then empty. The request fails in its turn, so that the
     sequence ids have no gap."""
 
-    def read_data(self, examples: Iterable[Example]) -> PassRequest:
+    def read_data(self, examples: Iterable[Example | ImageExample]) -> PassRequest:
         """Sets ``data``, or ``error`` at the first invalid datum; returns the request."""
         try:
             self.data = list(examples)
         except (DataValidationError, ValueError, MemoryError, RuntimeError) as error:
             self.error = drop_tracebacks(error)
         return self
+
+    def examples(self) -> list[Example]:
+        """Returns the engine's examples; raises ``DataValidationError``."""
+        return [one.example() if isinstance(one, ImageExample) else one for one in self.data]
 
 
 async def receive_pass(request: Request, *, forward: bool) -> PassRequest:
@@ -186,10 +208,9 @@ def _pass_of_json(body: bytes, forward: bool, limit: int) -> PassRequest:
             budget = SparseBudget(limit)
             fields = request.model_id, request.seq_id, batch.loss_fn, batch.loss_fn_config
             return PassRequest(*fields, not forward).read_data(
-                Example(
-                    np.asarray(
-                        prompt_tokens(datum.model_input, f"datum {i}: model_input"), np.int64
-                    ),
+                _with_inputs(
+                    model_input(datum.model_input, where := f"datum {i}: model_input"),
+                    where,
                     {
                         name: tensor_of(tensor, budget).to_numpy()
                         for name, tensor in datum.loss_fn_inputs.items()
@@ -212,19 +233,30 @@ def _pass_of_json(body: bytes, forward: bool, limit: int) -> PassRequest:
     return PassRequest(ids.model_id, ids.seq_id, "", None, not forward, error=invalid)
 
 
-def _example(datum: pb.Datum, where: str, budget: SparseBudget) -> Example:
+def _with_inputs(
+    given: types.ModelInput, where: str, inputs: dict[str, np.ndarray]
+) -> Example | ImageExample:
+    if any(isinstance(chunk, types.ImageChunk) for chunk in given.chunks):
+        return ImageExample(given, inputs, where)
+    return Example(convert.tokens_of(given, where), inputs)
+
+
+def _example(datum: pb.Datum, where: str, budget: SparseBudget) -> Example | ImageExample:
+    place = f"{where}: model_input"
+    inputs = {
+        name: _tensor(tensor, f"{where}: {name}", budget)
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    if any(chunk.HasField("image") for chunk in datum.model_input):
+        return ImageExample(_message_input(datum, place), inputs, place)
     # Use NumPy arrays, not the SDK's types: those need ten times the memory, and their checks,
     # written in Rust, abort the process if memory runs out.
     # Never an empty list, because np.concatenate would fail.
     tokens = [np.empty(0, dtype=np.int64)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
-            raise _not_text(f"{where}: model_input", chunk.WhichOneof("chunk"))
-        tokens.append(_array(chunk.encoded_text.tokens, np.int32, f"{where}: model_input"))
-    inputs = {
-        name: _tensor(tensor, f"{where}: {name}", budget)
-        for name, tensor in datum.loss_fn_inputs.items()
-    }
+            raise _unknown_chunk(place, chunk.WhichOneof("chunk"))
+        tokens.append(_array(chunk.encoded_text.tokens, np.int32, place))
     return Example(np.concatenate(tokens), inputs)
 
 
@@ -258,19 +290,51 @@ def _array(data: bytes, dtype: Any, where: str) -> np.ndarray:
     return np.frombuffer(data, dtype=dtype)
 
 
-def prompt_tokens(body: bodies.Prompt, where: str) -> list[int]:
-    """Returns the tokens of a JSON prompt; raises ``DataValidationError`` for other chunks."""
-    tokens: list[int] = []
-    for chunk in body.chunks:
-        if chunk.type != "encoded_text":
-            raise _not_text(where, chunk.type)
-        tokens += chunk.tokens
-    return tokens
+def _message_input(datum: pb.Datum, where: str) -> types.ModelInput:
+    """Returns the input of a datum that has an image."""
+    chunks: list[types.ModelInputChunk] = []
+    for i, chunk in enumerate(datum.model_input):
+        if chunk.HasField("image"):
+            expected = (
+                chunk.image.expected_tokens if chunk.image.HasField("expected_tokens") else None
+            )
+            data, form = chunk.image.data, chunk.image.format
+            chunks.append(_image(data, form, expected, f"{where}: chunk {i}"))
+        elif chunk.HasField("encoded_text"):
+            tokens = _array(chunk.encoded_text.tokens, np.int32, where)
+            chunks.append(types.EncodedTextChunk(tokens=tokens.tolist()))
+        else:
+            raise _unknown_chunk(where, chunk.WhichOneof("chunk"))
+    return types.ModelInput(chunks=chunks)
 
 
-def _not_text(where: str, kind: object) -> DataValidationError:
+def model_input(body: bodies.Prompt, where: str) -> types.ModelInput:
+    """Returns a JSON prompt in the SDK's type; raises ``DataValidationError`` for chunks other
+    than text and images."""
+    chunks: list[types.ModelInputChunk] = []
+    for i, chunk in enumerate(body.chunks):
+        if chunk.type == "encoded_text":
+            chunks.append(types.EncodedTextChunk(tokens=chunk.tokens))
+        elif chunk.type == "image":
+            place = f"{where}: chunk {i}"
+            chunks.append(_image(chunk.data, chunk.format, chunk.expected_tokens, place))
+        else:
+            raise _unknown_chunk(where, chunk.type)
+    return types.ModelInput(chunks=chunks)
+
+
+def _image(data: bytes, form: str, expected_tokens: int | None, where: str) -> types.ImageChunk:
+    if form not in ("png", "jpeg"):
+        raise DataValidationError(f"{where}: format: got {form!r}, expected 'png' or 'jpeg'")
+    if not data:
+        raise DataValidationError(f"{where}: data: got none, expected the bytes of an image")
+    return types.ImageChunk(data=data, format=form, expected_tokens=expected_tokens)
+
+
+def _unknown_chunk(where: str, kind: object) -> DataValidationError:
+    # The SDK's messages for training have no pointers to images.
     return DataValidationError(
-        f"{where}: has a chunk of type {kind!r}; the engine takes text tokens only (encoded_text)"
+        f"{where}: has a chunk of type {kind!r}, expected text tokens (encoded_text) or an image"
     )
 
 

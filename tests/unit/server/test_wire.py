@@ -7,15 +7,18 @@ import json
 import numpy as np
 import pytest
 from tinker import types
-from tinker.proto import response_conv, tinker_public_pb2
+from tinker.proto import request_conv, response_conv, tinker_public_pb2
 from tinker.types.topk_logprobs import TopkLogprobs
 
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.server.bodies import SampleBody
 from tinker_cookbook.server.errors import BodyTooLargeError
 from tinker_cookbook.server.wire import (
+    ImageExample,
     PassEncoder,
     PassRequest,
     SampleEncoder,
+    model_input,
     read_pass,
     refused_pass,
 )
@@ -84,7 +87,9 @@ def test_a_config_may_hold_numbers_and_texts():
     ("datum", "said"),
     [
         ({"model_input": [{"encoded_text": {"tokens": b"abc"}}]}, "model_input: 3 bytes"),
-        ({"model_input": [{"image": {"format": "png"}}]}, "'image'"),
+        ({"model_input": [{"image": {"format": "png"}}]}, "chunk 0: data: got none"),
+        ({"model_input": [{"image": {"format": "gif", "data": b"x"}}]}, "format: got 'gif'"),
+        ({"model_input": [{"dmel": {"dmel": b"x"}}]}, "'dmel', expected text"),
         ({"loss_fn_inputs": {"w": {"dense": b"\0" * 8, "dtype": 1, "shape": [3]}}}, r"shape \[3\]"),
         ({"loss_fn_inputs": {"w": {"dense": b"\0" * 8, "dtype": 9}}}, "dtype 9"),
     ],
@@ -94,6 +99,39 @@ def test_what_is_no_datum_is_named(datum, said):
     assert (found.model_id, found.seq_id, found.data) == ("m", 3, [])
     with pytest.raises(DataValidationError, match=said):
         raise found.error
+
+
+def test_images_of_the_sdk_arrive_as_they_were_sent():
+    chunks = [
+        types.EncodedTextChunk(tokens=[1, 2]),
+        types.ImageChunk(data=bytes(range(256)), format="png", expected_tokens=3),
+        types.ImageChunk(data=b"x" * 100_000, format="jpeg"),
+        types.EncodedTextChunk(tokens=[3]),
+    ]
+    sent = types.ModelInput(chunks=chunks)
+    params = types.SamplingParams(max_tokens=1)
+    asked = types.SampleRequest(prompt=sent, sampling_params=params, num_samples=1)
+    body = SampleBody.model_validate_json(asked.model_dump_json())
+    assert model_input(body.prompt, "prompt") == sent
+    inputs = {"target_tokens": types.TensorData(data=[0] * 7, dtype="int64", shape=[7])}
+    datums = [types.Datum(model_input=sent, loss_fn_inputs=inputs)]
+    step = types.ForwardBackwardInput(data=datums, loss_fn="cross_entropy")
+    message = request_conv.forward_backward_request_to_proto(
+        types.ForwardBackwardRequest(model_id="m", seq_id=3, forward_backward_input=step)
+    )
+    target = {"data": [0] * 7, "dtype": "int64", "shape": [7]}
+    datum = {"model_input": json.loads(sent.model_dump_json())}
+    datum["loss_fn_inputs"] = {"target_tokens": target}
+    old = {"model_id": "m", "seq_id": 3}
+    old["forward_backward_input"] = {"data": [datum], "loss_fn": "cross_entropy"}
+    for body, kind in (
+        (message.SerializeToString(), "application/x-protobuf"),
+        (json.dumps(old).encode(), "application/json"),
+    ):
+        (found,) = read_pass(body, kind, "", 1 << 20, forward=False).data
+        assert isinstance(found, ImageExample)
+        assert (found.model_input, found.where, len(found)) == (sent, "datum 0: model_input", 7)
+        np.testing.assert_array_equal(found.inputs["target_tokens"], [0] * 7)
 
 
 def test_bodies_that_are_none_are_refused():

@@ -35,6 +35,7 @@ from tinker_cookbook.server.openai.constraints import (
     format_options,
     tool_spec,
 )
+from tinker_cookbook.server.openai.images import IMAGE_PARTS, image_url, prepare
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader, renderer_of
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
 from tinker_cookbook.server.openai.sampling import (
@@ -42,6 +43,7 @@ from tinker_cookbook.server.openai.sampling import (
     ResponseWriter,
     SampleStream,
     SamplingOptions,
+    has_images,
     json_safe_logprob,
 )
 from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken
@@ -83,7 +85,8 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
         text = prompt if isinstance(prompt, str) else ""
         for _ in range(options.num_samples):
             choices.append(CompletionChoice(len(choices), options, ids, text, bool(body.echo)))
-    samples = SampleStream(quota, options, tokens, score)
+    inputs = [types.ModelInput.from_ints(list(ids)) for ids in tokens]
+    samples = SampleStream(quota, options, inputs, score)
     names = "cmpl", "text_completion", "text_completion"
     return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
 
@@ -206,7 +209,7 @@ _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "rea
 async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation."""
     body = await read_json(request, ChatBody.parse)
-    writer = await loader.run(prepare_chat, loader, owner, body)
+    writer = await prepare(request, loader, owner, body, "messages", prepare_chat)
     return await writer.respond(request)
 
 
@@ -214,7 +217,7 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     """Returns the writer of the next message; blocks, so it needs a thread."""
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))
-    prompt = chat_prompt(renderer, body.messages, body.tools or []).to_ints()
+    prompt = chat_prompt(renderer, body.messages, body.tools or [])
     calls = CallPolicy.of(body)
     mask = chat_mask(body, calls, renderer, model.eos_ids)
     # Default: as many tokens as the context has space for.
@@ -232,8 +235,15 @@ def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseW
     ]
     samples = SampleStream(loader.state.sample_quota(owner), options, [prompt])
     names = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    first = {"prompt_token_ids": prompt} if options.token_ids else {}
+    first = {"prompt_token_ids": _token_ids(prompt)} if options.token_ids else {}
     return ResponseWriter(body, *names, choices, samples, first_fields=first)
+
+
+def _token_ids(prompt: types.ModelInput) -> list[int]:
+    if has_images(prompt):
+        problem = "return_token_ids: got images, which have no token ids; leave one of them out"
+        raise ApiError(problem, param="return_token_ids")
+    return prompt.to_ints()
 
 
 def chat_prompt(
@@ -290,16 +300,24 @@ def _convert(message: Mapping[str, Any], where: str) -> Json:
         )
     content = converted.setdefault("content", None)
     if isinstance(content, list):
-        for i, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(
-                    f"{where}.content[{i}]: got a part of type {kind!r}, expected text: the engine "
-                    "supports only text",
-                    param=f"{where}.content[{i}]",
-                )
-        converted["content"] = "".join(part["text"] for part in content)
+        parts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        only_text = all(part["type"] == "text" for part in parts)
+        converted["content"] = "".join(part["text"] for part in parts) if only_text else parts
     return converted
+
+
+def _part(part: Any, where: str) -> Json:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind in IMAGE_PARTS:
+        url = image_url(part, where)
+        # Other addresses were replaced before; a renderer would read any file of this machine.
+        if not url.startswith("data:"):
+            problem = f"{where}.image_url: got no data URL, expected data:image/png;base64,…"
+            raise ApiError(problem, param=where)
+        return {"type": "image", "image": url}
+    raise ApiError(f"{where}: got a part of type {kind!r}, expected text or image_url", param=where)
 
 
 def answer_of(message: Message, policy: CallPolicy) -> tuple[Json, str]:

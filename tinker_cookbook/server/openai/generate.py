@@ -130,7 +130,8 @@ def _prepare(loader: ModelLoader, owner: Owner, body: GenerateBody) -> ResponseW
     # Default: as many tokens as the context has space for, as in chat.
     options = SamplingOptions.of(sampling, model, params.max_tokens, params.logprobs)
     choices = [TokenChoice(i, options) for i in range(options.num_samples)]
-    samples = SampleStream(loader.state.sample_quota(owner), options, [body.token_ids])
+    prompt = types.ModelInput.from_ints(body.token_ids)
+    samples = SampleStream(loader.state.sample_quota(owner), options, [prompt])
     first = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
     return _GenerateWriter(
         sampling, "generate", "generate", "generate.chunk", choices, samples, False, first,

@@ -24,7 +24,7 @@ MAX_TOP_LOGPROBS = 20
 _FIELD = re.compile(
     r"(model|prompt|max_tokens|min_tokens|temperature|top_p|top_k|min_p|seed|stop|n|renderer_name"
     r"|stop_token_ids|presence_penalty|frequency_penalty|repetition_penalty|logit_bias|response_format"
-    r"|tools(\[\d+\][^\s:]*)?|messages(\[\d+\][^\s:]*)?)(?!\w)"
+    r"|(tools|messages|input)(\[\d+\][^\s:]*)?)(?!\w)"
 )
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 

@@ -20,6 +20,7 @@ from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.completions import prepare_chat
+from tinker_cookbook.server.openai.images import IMAGE_PARTS, image_url, prepare
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import (
     ApiError,
@@ -44,7 +45,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_t
 async def responses(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation as output items."""
     body = await read_json(request, ResponsesBody.parse)
-    writer = await loader.run(_prepare, loader, owner, body)
+    writer = await prepare(request, loader, owner, body, "input", _prepare)
     return await writer.respond(request)
 
 
@@ -122,8 +123,8 @@ def _messages(body: ResponsesBody) -> list[Json]:
                 messages.append({"role": "assistant", "content": ""})
             answer()["content"] += part_text(item.get("content"), f"{where}.content")
         elif kind == "message":
-            text = part_text(item.get("content"), f"{where}.content")
-            messages.append({"role": item.get("role"), "content": text})
+            content = _content(item.get("content"), f"{where}.content")
+            messages.append({"role": item.get("role"), "content": content})
         elif kind == "reasoning":
             text = part_text(item.get("content") or item.get("summary") or [], f"{where}.content")
             messages.append({"role": "assistant", "content": "", "reasoning_content": text})
@@ -132,8 +133,9 @@ def _messages(body: ResponsesBody) -> list[Json]:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             answer().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            text = part_text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+            content = _content(item.get("output"), f"{where}.output")
+            result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            messages.append(result)
         else:
             raise ApiError(
                 f"{where}: got an item of type {kind!r}, expected message, reasoning, "
@@ -141,6 +143,20 @@ def _messages(body: ResponsesBody) -> list[Json]:
                 param=where,
             )
     return messages
+
+
+def _content(content: Any, where: str) -> str | list[Json]:
+    """Returns the text, or the parts of a chat message if there is an image."""
+    parts: list[Json] = []
+    for j, part in enumerate(content if isinstance(content, list) else []):
+        at = f"{where}[{j}]"
+        if isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS:
+            parts.append({"type": "image_url", "image_url": {"url": image_url(part, at)}})
+        else:
+            parts.append({"type": "text", "text": _text(part, at)})
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return part_text(content, where)
 
 
 def part_text(content: Any, where: str) -> str:
@@ -154,7 +170,8 @@ def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
         raise ApiError(
-            f"{where}: got a part of type {kind!r}, expected text: the engine supports only text",
+            f"{where}: got a part of type {kind!r}, expected text (images: input_image in messages "
+            "of users and in results of calls)",
             param=where,
         )
     return part["text"]

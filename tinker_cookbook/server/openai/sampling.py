@@ -132,7 +132,7 @@ class SampleStream:
 
     quota: SampleQuota
     options: SamplingOptions
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[types.ModelInput]
     score_prompts: bool = False
     _queue: asyncio.Queue[tuple[int, SampledToken] | None] = field(default_factory=asyncio.Queue)
     _futures: list[Future[types.SampleResponse]] = field(default_factory=list)
@@ -167,14 +167,14 @@ class SampleStream:
         sample = options.model.client.sample
         for index, prompt in enumerate(self.prompts):
             await asyncio.sleep(0)  # other requests run between two prompts
-            tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
                 # The engine samples at least one token, and also scores the prompt in that pass.
                 params = options.params.model_copy(update={"max_tokens": 1})
-                scored = sample(tokens, 1, params, True, top, top)
+                scored = sample(prompt, 1, params, True, top, top)
                 self._score_futures.append(scored.future())
-            future = sample(
-                tokens,
+            submit = partial(
+                sample,
+                prompt,
                 num_samples,
                 options.params,
                 include_prompt_logprobs=score,
@@ -182,7 +182,10 @@ class SampleStream:
                 topk_sample_logprobs=top,
                 sampling_options=options.logit_options,
                 on_token=partial(put_token, index * num_samples) if streamed else None,
-            ).future()
+            )
+            # In a thread, because reading an image takes time.
+            sampled = await asyncio.to_thread(submit) if has_images(prompt) else submit()
+            future = sampled.future()
             # Marks the end of this prompt's stream, after all of its tokens.
             future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
@@ -225,6 +228,11 @@ class SampleStream:
         # Set to zero, so that a second call does not release the samples again.
         self.quota.release(self._num_queued)
         self._num_queued = 0
+
+
+def has_images(prompt: types.ModelInput) -> bool:
+    """Returns whether a prompt has other chunks than text."""
+    return any(not isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 
 def _mean_logprob(sequence: types.SampledSequence) -> float:
@@ -442,7 +450,7 @@ class ResponseWriter:
         yield "data: [DONE]\n\n"
 
     def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:
-        prompt = sum(map(len, self.samples.prompts))
+        prompt = sum(one.length for one in self.samples.prompts)
         sampled = sum(len(one.tokens) for response in responses for one in response.sequences)
         sampled = 0 if self.discard_tokens else sampled
         self._used.tokens_in, self._used.tokens_out = prompt, sampled

@@ -306,7 +306,7 @@ def test_closing_cancels_in_the_engine(stories_model, monkeypatch, tmp_path):
     options = SamplingOptions(model, SamplingParams(seed=0), 8, None)
 
     async def leave():
-        samples = SampleStream(SampleQuota(8), options, [[5]])
+        samples = SampleStream(SampleQuota(8), options, [ModelInput.from_ints([5])])
         await samples.start(streamed=True)
         first = await anext(samples.token_batches())
         samples.close()
