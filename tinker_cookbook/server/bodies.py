@@ -51,6 +51,8 @@ IdField = Annotated[str, BodyField(embed=True, min_length=1, max_length=300)]
 # A copy of a sampling client in another process starts counting at a random multiple of 10^9.
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+# Token ids of a request. From 2**62 on, the engine has the ids of images, of all clients.
+Token = Annotated[int, Field(ge=-(2**63), lt=2**62)]
 Metadata = Json | None
 
 
@@ -160,7 +162,7 @@ class Chunk(Body):
     model_config = ConfigDict(val_json_bytes="base64")
 
     type: str = "encoded_text"
-    tokens: list[Int64] = []
+    tokens: list[Token] = []
     data: bytes = b""
     format: Literal["png", "jpeg"] = "png"
     location: str = ""

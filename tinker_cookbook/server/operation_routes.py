@@ -241,8 +241,12 @@ async def _submit_pass(
         # The engine records the failed pass, so that the next optimizer step fails too.
         if batch.error is not None:
             return client.fail_pass(batch.error, backward=batch.backward).future()
+        reader = partial(state.engine.image_reader, client.base_model)
         submitted = client.run_pass(
-            batch.examples, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
+            partial(batch.examples, reader),
+            batch.loss_fn,
+            batch.loss_fn_config,
+            backward=batch.backward,
         ).future()
         submitted.add_done_callback(partial(count, client.base_model))
         return submitted

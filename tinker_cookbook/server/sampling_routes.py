@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -71,6 +72,9 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
     def sample() -> Future[Any]:
         target = body.target_prompt_logprobs
         budget = wire.SparseBudget(request.app.state.max_request_bytes)
+        if images:
+            reader = partial(state.engine.image_reader, sampler.base_model)
+            wire.count_image_tokens(body.prompt, "prompt", reader)
         return client.sample(
             wire.model_input(body.prompt, "prompt"),
             body.num_samples,

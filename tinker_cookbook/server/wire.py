@@ -72,9 +72,10 @@ class ImageExample:
         # There is a target for each position. A datum without targets is refused later.
         return len(self.inputs.get("target_tokens", ()))
 
-    def example(self) -> Example:
+    def example(self, reader: convert.MakeReader) -> Example:
         """Returns the engine's example; raises ``DataValidationError``."""
-        return Example(convert.tokens_of(self.model_input, self.where), self.inputs)
+        tokens, images = convert.sequence_of(self.model_input, self.where, reader)
+        return Example(tokens, self.inputs, images)
 
 
 @dataclass
@@ -99,9 +100,10 @@ class PassRequest:
             self.error = drop_tracebacks(error)
         return self
 
-    def examples(self) -> list[Example]:
-        """Returns the engine's examples; raises ``DataValidationError``."""
-        return [one.example() if isinstance(one, ImageExample) else one for one in self.data]
+    def examples(self, reader: convert.MakeReader) -> list[Example]:
+        """Returns the engine's examples, with images of ``reader``; raises
+        ``DataValidationError``."""
+        return [one.example(reader) if isinstance(one, ImageExample) else one for one in self.data]
 
 
 async def receive_pass(request: Request, *, forward: bool) -> PassRequest:
@@ -238,7 +240,7 @@ def _with_inputs(
 ) -> Example | ImageExample:
     if any(isinstance(chunk, types.ImageChunk) for chunk in given.chunks):
         return ImageExample(given, inputs, where)
-    return Example(convert.tokens_of(given, where), inputs)
+    return Example(np.asarray(given.to_ints(), dtype=np.int64), inputs)
 
 
 def _example(datum: pb.Datum, where: str, budget: SparseBudget) -> Example | ImageExample:
@@ -321,6 +323,15 @@ def model_input(body: bodies.Prompt, where: str) -> types.ModelInput:
         else:
             raise _unknown_chunk(where, chunk.type)
     return types.ModelInput(chunks=chunks)
+
+
+def count_image_tokens(body: bodies.Prompt, where: str, reader: convert.MakeReader) -> None:
+    """Sets ``expected_tokens`` of the images of a prompt; raises ``DataValidationError``."""
+    for i, chunk in enumerate(body.chunks):
+        if chunk.type == "image":
+            # The reader keeps the image, so it is read once.
+            found = reader().read(chunk.data, chunk.expected_tokens, f"{where}: chunk {i}")
+            chunk.expected_tokens = len(found)
 
 
 def _image(data: bytes, form: str, expected_tokens: int | None, where: str) -> types.ImageChunk:

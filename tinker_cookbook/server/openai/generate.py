@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tinker import types
 
 from tinker_cookbook.server.access import OwnerDep
-from tinker_cookbook.server.bodies import Int64, Json, json_body_schema, read_json
+from tinker_cookbook.server.bodies import Int64, Json, Token, json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import (
@@ -88,7 +88,7 @@ class GenerateBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    token_ids: Annotated[list[Int64], Field(min_length=1)]
+    token_ids: Annotated[list[Token], Field(min_length=1)]
     sampling_params: GenerateParams = GenerateParams()
     request_id: Annotated[str, Field(min_length=1, max_length=300)] | None = None
     return_token_ids: bool | None = None

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest
-from tinker_cookbook.server.bodies import Int64, Json
+from tinker_cookbook.server.bodies import Int64, Json, Token
 from tinker_cookbook.server.errors import SERVER_FAILED, status_of
 
 MAX_CHOICES = 128
@@ -255,7 +255,7 @@ class ResponsesBody(SamplingBody):
 class CompletionBody(SamplingBody):
     """Body of ``POST /completions``."""
 
-    prompt: str | list[Int64] | list[str] | list[list[Int64]]
+    prompt: str | list[Token] | list[str] | list[list[Token]]
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[Int64, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

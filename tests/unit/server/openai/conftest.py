@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-from scripted import make_scripted_model
+from scripted import make_scripted_model, make_seeing_model
 from serving import Serving
 
 from tinker_cookbook.backends import connect
@@ -16,11 +16,18 @@ def scripted_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def oai_serving(stories_model, scripted_model, tmp_path_factory):
+def seeing_model(tmp_path_factory):
+    return make_seeing_model(tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture(scope="session")
+def oai_serving(stories_model, scripted_model, seeing_model, tmp_path_factory):
     settings = {
-        "model_name": f"{stories_model},{scripted_model}",
+        "model_name": f"{stories_model},{scripted_model},{seeing_model}",
         "owners": "local,other",
         "max_queued_samples": 64,
+        "image_sources": f"127.0.0.1,{seeing_model}",
+        "max_image_megapixels": 2,
     }
     running = Serving(tmp_path_factory.mktemp("oai_server"), settings).start()
     yield running

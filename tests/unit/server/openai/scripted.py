@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from tiny_vlm import tiny_vlm
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -19,18 +22,17 @@ TEMPLATE = (
 )
 
 
-def make_scripted_model(folder: Path) -> str:
-    """Behind a line break it calls ``add``; behind ``?`` it says ``TEXT`` and ends."""
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def letter_tokenizer() -> Any:
+    """A token for each byte, after the special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters])}
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         unk_token="<unk>",
         bos_token="<s>",
@@ -38,6 +40,27 @@ def make_scripted_model(folder: Path) -> str:
         additional_special_tokens=SPECIAL[3:],
         chat_template=TEMPLATE,
     )
+
+
+def make_seeing_model(folder: Path) -> str:
+    """A Qwen3-VL of random weights, with a tokenizer and an image ``picture.png``."""
+    from PIL import Image
+
+    tokenizer = letter_tokenizer()
+    marks = [f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad")]
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[3:], *marks]})
+    tokenizer.save_pretrained(folder)
+    Image.linear_gradient("L").resize((48, 32)).save(folder / "picture.png")
+    return str(tiny_vlm(folder, "qwen3_vl"))
+
+
+def make_scripted_model(folder: Path) -> str:
+    """Behind a line break it calls ``add``; behind ``?`` it says ``TEXT`` and ends."""
+    import torch
+    from tokenizers import AddedToken
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = letter_tokenizer()
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in WHOLE])
     tokenizer.save_pretrained(folder)
 

@@ -47,11 +47,11 @@ def said(error):
 
 
 def test_models_are_those_served_and_the_owners_checkpoints(
-    oai, other, checkpoint, stories_model, scripted_model
+    oai, other, checkpoint, stories_model, scripted_model, seeing_model
 ):
-    path = checkpoint[2]
-    assert [model.id for model in oai.models.list()] == [stories_model, scripted_model, path]
-    assert [model.id for model in other.models.list()] == [stories_model, scripted_model]
+    path, bases = checkpoint[2], [stories_model, scripted_model, seeing_model]
+    assert [model.id for model in oai.models.list()] == [*bases, path]
+    assert [model.id for model in other.models.list()] == bases
     entry = oai.models.retrieve(path)
     assert entry.owned_by == "local"
     # For people: recipe, log folder, checkpoint, updates, time of the save.
