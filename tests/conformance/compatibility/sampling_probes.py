@@ -197,14 +197,14 @@ def stability(world: World) -> None:
     made.sample(prompt(), 1, types.SamplingParams(max_tokens=1)).result()
 
 
-@ARGUMENTS("sample(prompt with an image)", "a sample")
+@ARGUMENTS("sample(prompt with an image) of a text model", "never")
 def image_sample(world: World) -> None:
     """A picture to sample from."""
     params = types.SamplingParams(max_tokens=1)
     world.sampling.sample(_with_image(), 1, params).result()
 
 
-@ARGUMENTS("forward(datum with an image)", "a loss")
+@ARGUMENTS("forward(datum with an image) of a text model", "never")
 def image_pass(world: World) -> None:
     """A picture to train on."""
     one = datum()
@@ -247,4 +247,4 @@ def _sample(world: World, **more: Any) -> Any:
 
 def _with_image() -> types.ModelInput:
     text = types.EncodedTextChunk(tokens=TOKENS[:-1])
-    return types.ModelInput(chunks=[text, types.ImageChunk(data=b"", format="png")])
+    return types.ModelInput(chunks=[text, types.ImageChunk(data=b"unread", format="png")])

@@ -56,7 +56,7 @@ class Site(BaseHTTPRequestHandler):
                 time.sleep(0.05)
         self.wfile.write(body)
 
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 
@@ -64,7 +64,7 @@ class Site(BaseHTTPRequestHandler):
 def site():
     """A server on the loopback network, where each address of 127.0.0.0/8 leads to it."""
     server = ThreadingHTTPServer(("0.0.0.0", 0), Site)
-    server.handle_error = lambda *_: None  # a client that reads no further
+    server.handle_error = lambda request, client_address: None  # clients that read no further
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_port
     server.shutdown()
