@@ -52,7 +52,9 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
         body = await bodies.read_json(request, bodies.SampleBody.model_validate_json)
     except ValidationError as error:
         # For bodies that it parses itself, FastAPI prefixes locations with "body".
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        # Without the input, which may be an image of many megabytes.
+        found = error.errors(include_input=False)
+        problems = [{**one, "loc": ("body", *one["loc"])} for one in found]
         raise RequestValidationError(problems) from error
     if body.sampling_session_id is None or body.seq_id is None:
         raise DataValidationError(

@@ -197,7 +197,7 @@ def test_images_that_are_not_read_name_the_part(oai, seeing_model, stories_model
 def test_prompts_of_the_sdk_that_are_not_read_name_the_chunk(sdk, seeing_model, picture):
     sampler = sdk.create_sampling_client(base_model=seeing_model)
     data = picture.read_bytes()
-    errors = tinker.BadRequestError, tinker.RequestFailedError
+    errors = tinker.APIStatusError, tinker.RequestFailedError
     for chunk, said in (
         (types.ImageChunk(data=data, format="png", expected_tokens=5), "expected_tokens is 5"),
         (types.ImageChunk(data=data[:50], format="png"), "prompt: chunk 1.* cannot be read"),
