@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tinker_cookbook.engine.checkpoints import format as fmt
-from tinker_cookbook.exceptions import WeightsAdapterError, WeightsMergeError
+from tinker_cookbook.engine.model.loading import model_class
+from tinker_cookbook.exceptions import WeightsAdapterError
 from tinker_cookbook.weights._chat_files import (
     GENERATION,
     TEMPLATE,
@@ -18,22 +19,22 @@ from tinker_cookbook.weights._chat_files import (
     copy_tokenizer,
     write_chat_files,
 )
-from tinker_cookbook.weights._merge import is_tied, weight_files
+from tinker_cookbook.weights._merge import is_tied
+from tinker_cookbook.weights._modules import HEAD, empty_model
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import (
-    HEAD,
     RENDERER,
     Checkpoint,
     low_rank_updates,
     open_adapter_folder,
     read_adapter,
 )
-from tinker_cookbook.weights._tensor_files import read_header
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm, loading_in_vllm
 from tinker_cookbook.weights.proof import (
     EXACT,
     Proof,
     compare,
+    image_prompts,
     model_logprobs,
     prompt_tokens,
     reference_logprobs,
@@ -93,7 +94,7 @@ def write_adapter(
     config = {**checkpoint.config, "base_model_name_or_path": checkpoint.base_model}
     # Lists that include parameters of experts are already exact.
     if not any(update.experts for update in checkpoint.updates.values()):
-        config["target_modules"] = _target_modules(checkpoint)
+        config |= _peft_targets(checkpoint)
     # PEFT's prefix, followed by the module's name in transformers.
     tensors = {
         f"base_model.model.{module}.lora_{side}.weight": tensor
@@ -120,7 +121,7 @@ def write_adapter(
         )
     if verify:
         proof.facts["weights"] = _check_factors(checkpoint, folder)
-        prompts = prompt_tokens(checkpoint)
+        prompts = [*prompt_tokens(checkpoint), *image_prompts(checkpoint, proof)]
         reference = reference_logprobs(checkpoint, prompts, device)
         found = model_logprobs(_peft_model(checkpoint, folder), prompts)
         proof.add(
@@ -176,9 +177,8 @@ def _check_factors(checkpoint: Checkpoint, folder: Path) -> str:
 
 def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(
+    base = model_class(checkpoint.base_folder).from_pretrained(
         checkpoint.base_folder, dtype=torch.float32, local_files_only=True
     )
     with warnings.catch_warnings():
@@ -187,14 +187,13 @@ def _peft_model(checkpoint: Checkpoint, folder: Path) -> Any:
         return PeftModel.from_pretrained(base, str(folder))
 
 
-def _target_modules(checkpoint: Checkpoint) -> list[str]:
-    """Returns the suffixes of the modules' names if they are unambiguous, else the full names."""
+def _peft_targets(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the entries of PEFT's config that select exactly the modules with updates: suffixes
+    of their names if these are unambiguous, else the full names."""
     ends = sorted({module.rpartition(".")[2] for module in checkpoint.updates})
-    try:
-        files = weight_files(checkpoint.base_folder)
-    except WeightsMergeError:
-        return ends
-    modules = {name.removesuffix(".weight") for path in files for name in read_header(path)}
-    others = {m for m in modules if m.rpartition(".")[2] in ends} - checkpoint.updates.keys()
+    full = {"target_modules": sorted(checkpoint.updates), "exclude_modules": None}
+    model = empty_model(checkpoint.base_folder)
+    modules = [] if model is None else [name for name, _ in model.named_modules()]
     # PEFT would also adapt other modules with these suffixes, for which there are no tensors.
-    return sorted(checkpoint.updates) if others - {HEAD} else ends
+    others = {m for m in modules if m.rpartition(".")[2] in ends} - checkpoint.updates.keys()
+    return full if others - {HEAD} else {**full, "target_modules": ends}

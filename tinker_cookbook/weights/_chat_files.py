@@ -32,6 +32,7 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
     "tokenizer*", "tokenization_*.py", "special_tokens_map.json", "added_tokens.json", "vocab.*",
     "merges.txt", "*.tiktoken", "tiktoken.model", "tekken.json", "chat_template.*", GENERATION,
+    "*processor_config.json",  # of images, which AutoProcessor reads with the tokenizer
 )  # fmt: skip
 # Arguments by which the templates of model families choose the format of a renderer.
 _ARGUMENTS: tuple[dict[str, Any], ...] = (

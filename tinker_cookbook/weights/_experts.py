@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from tinker_cookbook.exceptions import WeightsMergeError
-from tinker_cookbook.weights._source import INNER, LowRankUpdate
+from tinker_cookbook.weights._modules import INNER
+from tinker_cookbook.weights._source import LowRankUpdate
 
 
 def by_file(

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.engine.memory import release_cached_memory
+from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._chat_files import chat_of, write_chat_files
 from tinker_cookbook.weights._experts import by_file, changed_matrix
 from tinker_cookbook.weights._merge import (
-    HEAD,
     MergeReport,
     check_merge_dtype,
     check_merged_files,
@@ -27,6 +26,7 @@ from tinker_cookbook.weights._merge import (
     peak_memory_bytes,
     weight_files,
 )
+from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import Checkpoint, open_adapter_folder
 from tinker_cookbook.weights._tensor_files import read_header
@@ -36,6 +36,7 @@ from tinker_cookbook.weights.proof import (
     PROMPTS,
     Proof,
     compare,
+    image_prompts,
     model_logprobs,
     prompt_tokens,
     reference_logprobs,
@@ -178,9 +179,10 @@ def _verify(
     vllm_python: str | None,
     proof: Proof,
 ) -> None:
-    prompts = prompt_tokens(checkpoint)
+    texts = prompt_tokens(checkpoint)
+    prompts = [*texts, *image_prompts(checkpoint, proof)]
     tokenizer = get_tokenizer(str(folder))
-    pairs = zip(PROMPTS, prompts, strict=True)
+    pairs = zip(PROMPTS, texts, strict=True)
     if any(tokenizer.encode(text)[: len(tokens)] != tokens for text, tokens in pairs):
         raise WeightsMergeError(
             f"the tokenizer of the merged model gives other tokens than the one of "
@@ -190,7 +192,7 @@ def _verify(
     # The engine's model is freed, but the allocator keeps its pages.
     release_cached_memory(torch.device("cpu"))
     # Compute in float32, so that only the weights can cause a difference.
-    model = AutoModelForCausalLM.from_pretrained(
+    model = model_class(folder).from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
     )
     proof.facts["weights"] = _check_weights(
@@ -261,7 +263,7 @@ def _merge_loaded(
 
 def _loaded_sum(checkpoint: Checkpoint, trust_remote_code: bool, report: MergeReport) -> Any:
     """Returns the base model in float32 with the updates added to its weights."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = model_class(checkpoint.base_folder).from_pretrained(
         checkpoint.base_folder,
         dtype=torch.float32,
         local_files_only=True,

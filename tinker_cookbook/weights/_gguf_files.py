@@ -20,7 +20,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._chat_files import Chat, chat_of
 from tinker_cookbook.weights._gguf_architectures import ROPE_FACTORS, Architecture
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
-from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
+from tinker_cookbook.weights._modules import HEAD
+from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate
 
 if TYPE_CHECKING:
     import gguf

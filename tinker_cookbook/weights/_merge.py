@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import ConfigurationError, WeightsMergeError, nearest
 from tinker_cookbook.weights._experts import by_file
-from tinker_cookbook.weights._source import HEAD, Checkpoint, LowRankUpdate
+from tinker_cookbook.weights._modules import HEAD, stored_names
+from tinker_cookbook.weights._source import Checkpoint, LowRankUpdate
 from tinker_cookbook.weights._tensor_files import (
     DTYPES,
     FLOATS,
@@ -193,9 +195,12 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
     kept = _kept_in_float32(stored)
     changes: dict[str, LowRankUpdate] = {}
     plan = _Plan()
-    for module, update in by_file(checkpoint.updates, stored, source).items():
-        unties = tied and module == HEAD
-        target = _embedding_of(stored, folder) if unties else _key_of(module, stored)
+    updates = by_file(checkpoint.updates, stored, source)
+    untied = {HEAD} if tied else set()
+    names = stored_names(folder, stored, [f"{module}.weight" for module in updates.keys() - untied])
+    for module, update in updates.items():
+        unties = module in untied
+        target = _embedding_of(stored, folder) if unties else names.get(f"{module}.weight")
         if target is None:
             raise WeightsMergeError(
                 f"{source}: has an update of {module}, but {folder} has no tensor "
@@ -212,7 +217,7 @@ def _plan_merge(checkpoint: Checkpoint, config: Mapping[str, Any], dtype: str, t
     for file, tensors in files.items():
         planned = plan.files[file] = []
         for name, one in tensors.items():
-            if plan.untied and name == f"{HEAD}.weight":
+            if plan.untied and name == names.get(f"{HEAD}.weight"):
                 continue  # a copy of a tied head, which loaders ignore
             wanted = MERGE_DTYPES[dtype] if one.dtype in FLOATS and name not in kept else one.dtype
             planned.append(_Planned(NewTensor(name, wanted, one.shape), one, changes.get(name)))
@@ -239,13 +244,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 def is_tied(folder: Path, trust_remote_code: bool = False) -> bool:
     """Returns whether a model ties its head to the input embeddings."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     # Not read from config.json: if the key is missing, the architecture's default applies.
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, trust_remote_code=trust_remote_code
     )
-    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    # transformers reads it from the configuration of the model that has the head.
+    of_text = model_class(folder) is AutoModelForCausalLM
+    return bool(
+        getattr(config.get_text_config() if of_text else config, "tie_word_embeddings", False)
+    )
 
 
 def _kept_in_float32(stored: Mapping[str, StoredTensor]) -> set[str]:
@@ -256,16 +265,6 @@ def _kept_in_float32(stored: Mapping[str, StoredTensor]) -> set[str]:
     if not sizes or sizes.most_common(1)[0][0] == "F32":
         return set()
     return {name for name, one in stored.items() if one.dtype == "F32"}
-
-
-def _key_of(module: str, stored: Mapping[str, StoredTensor]) -> str | None:
-    key = f"{module}.weight"
-    if key in stored:
-        return key
-    # In multimodal models, names in files may have another prefix than the loaded modules.
-    end = key[key.index("layers.") :] if "layers." in key else key
-    found = [name for name in stored if name.endswith(f".{end}") and "vis" not in name]
-    return found[0] if len(found) == 1 else None
 
 
 def _embedding_of(stored: Mapping[str, StoredTensor], folder: Path) -> str:
@@ -307,13 +306,14 @@ def write_config(config: Mapping[str, Any], out: Path, dtype: str, untied: bool)
     # Newer versions of transformers write "dtype" and read both keys.
     written.pop("torch_dtype", None)
     written["dtype"] = dtype
-    parts = [written]
-    if isinstance(config.get("text_config"), dict):
-        written["text_config"] = dict(config["text_config"])
-        parts.append(written["text_config"])
-    for part in parts:
-        if untied:
-            part["tie_word_embeddings"] = False
+    for name in ("text_config", "vision_config"):
+        if isinstance(config.get(name), dict):
+            part = {key: value for key, value in config[name].items() if "dtype" not in key}
+            written[name] = {**part, "dtype": dtype}
+    if untied:
+        written["tie_word_embeddings"] = False
+        if isinstance(config.get("text_config"), dict):
+            written["text_config"]["tie_word_embeddings"] = False
     (out / "config.json").write_text(json.dumps(written, indent=2, ensure_ascii=False))
 
 

@@ -21,15 +21,13 @@ from tinker_cookbook.exceptions import (
     WeightsError,
 )
 from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, resolve_weights
+from tinker_cookbook.weights._modules import HEAD, INNER, by_module
 
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 # Name of the head in the service -> name in transformers.
 _HEAD_ALIASES = ("model.unembed_tokens", "unembed_tokens")
-HEAD = "lm_head"
 RENDERER = "renderer_name"
-INNER = ".base_layer"
-"""Suffix of PEFT's name for the first of a module's stacked parameters."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Checkpoint:
     base_folder: Path
     """Folder of the base model on this machine, in transformers format."""
     updates: dict[str, LowRankUpdate]
-    """Updates by the module's name in transformers, such as ``model.layers.0.mlp.up_proj``."""
+    """Updates by the module's name in transformers, such as ``model.layers.0.mlp.up_proj``, or in a
+    multimodal model ``model.language_model.layers.0.mlp.up_proj``."""
     config: dict[str, Any]
     """``adapter_config.json``."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -123,7 +122,8 @@ def open_checkpoint(
     check_same_base(path, stated, name)
     folder = resolve_model(name).folder
     check_base_digest(path, metadata.get(fmt.BASE_DIGEST, ""), folder)
-    return Checkpoint(path, name, folder, low_rank_updates(tensors, config, path), config, metadata)
+    updates = by_module(low_rank_updates(tensors, config, path), folder, path)
+    return Checkpoint(path, name, folder, updates, config, metadata)
 
 
 def check_same_base(path: str, stated: str, given: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tinker_cookbook.engine.model.resolve import model_config
+from tinker_cookbook.engine.vision.images import IMAGE_IDS
 from tinker_cookbook.engine.vllm.settings import (
     ARCHITECTURES_WITH_HEAD,
     CHECKED_VERSION,
@@ -18,7 +19,8 @@ from tinker_cookbook.engine.vllm.settings import (
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights import _vllm
 from tinker_cookbook.weights._readers import run_reader
-from tinker_cookbook.weights._source import HEAD, Checkpoint
+from tinker_cookbook.weights._modules import HEAD
+from tinker_cookbook.weights._source import Checkpoint
 from tinker_cookbook.weights.proof import Comparison, PromptScores, compare
 
 _ENV = {
@@ -65,11 +67,12 @@ def compare_in_vllm(
     bound: float,
     measure: str = "largest",
 ) -> Comparison:
-    """Compares vLLM's log-probabilities (in float32) with the engine's.
+    """Compares vLLM's log-probabilities (in float32) with the engine's, on prompts of text.
 
     Raises:
         WeightsError: vLLM does not load the files.
     """
+    reference = [scores for scores in reference if max(scores.tokens) < IMAGE_IDS]
     request = {
         "model": str(model),
         "lora": "" if lora is None else str(lora),

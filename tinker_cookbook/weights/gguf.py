@@ -33,9 +33,10 @@ from tinker_cookbook.weights._gguf_files import (
     write_model_file,
 )
 from tinker_cookbook.weights._merge import peak_memory_bytes
+from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._ollama import modelfile
 from tinker_cookbook.weights._output import new_file, temporary_path
-from tinker_cookbook.weights._source import HEAD, RENDERER, Checkpoint
+from tinker_cookbook.weights._source import RENDERER, Checkpoint
 from tinker_cookbook.weights.proof import Proof, file_digest, prompt_tokens, reference_logprobs
 from tinker_cookbook.weights.settings import CheckpointSettings
 

@@ -1,4 +1,5 @@
-"""Compares the log-probabilities of an export with the engine's, on eight prompts.
+"""Compares the log-probabilities of an export with the engine's, on eight prompts, and on one with
+an image if the model takes images.
 
 An exporter reloads its output with the program that users will run (PEFT, transformers, vLLM,
 llama.cpp), which computes the log-probabilities of the same tokens. The engine computes the
@@ -12,15 +13,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from tinker_cookbook.engine.checkpoints.format import BASE_DIGEST
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.vision.images import is_image
+from tinker_cookbook.engine.vision.probe import Probe, probe_of
+from tinker_cookbook.engine.vision.tower import has_vision
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsError
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.run_folder.paths import write_atomically
@@ -31,6 +36,8 @@ EXACT = 1e-4
 """Largest allowed difference, in nats, of an export in float32."""
 _DOCUMENTS = (".md", ".png", ".jpg", ".svg", ".pdf")
 _MAX_TOKENS = 64
+Prompt: TypeAlias = "list[int] | Probe"
+"""Token ids [T], or also an image."""
 
 # Different kinds of text, to exercise most layers and many rows of the head.
 PROMPTS = (
@@ -52,7 +59,8 @@ class PromptScores:
     tokens: list[int]
     """[T] token ids of the prompt."""
     logprobs: np.ndarray
-    """[T - 1] fp32: log-probability of each token after the first, given the tokens before it."""
+    """[T - 1] fp32: log-probability of each token after the first, given the tokens before it.
+    Positions of an image are left out."""
     next_logprobs: np.ndarray
     """[V] fp32: log-probabilities of the whole vocabulary after the last token."""
 
@@ -204,6 +212,24 @@ def read_proof(folder: Path) -> Proof | None:
     return joined
 
 
+def image_prompts(checkpoint: Checkpoint, proof: Proof) -> list[Probe]:
+    """Returns a prompt with an image in it for a model that takes images, else none. The proof gets
+    the reason if there is none for a vision-language model."""
+    folder = checkpoint.base_folder
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not has_vision(config):
+        return []
+    text = np.array(prompt_tokens(checkpoint)[0], dtype=np.int64)
+    probe = probe_of(str(folder), folder, config, text, torch.device("cpu"))
+    proof.facts["image"] = (
+        "one of the prompts has an image"
+        if probe.image is not None
+        else "compared on text alone: the base model's folder has no image processor, or the "
+        "engine does not know its images"
+    )
+    return [] if probe.image is None else [probe]
+
+
 def prompt_tokens(checkpoint: Checkpoint) -> list[list[int]]:
     """Returns the token ids of the eight prompts, at most 64 tokens each."""
     tokenizer = get_tokenizer(str(checkpoint.base_folder))
@@ -211,7 +237,7 @@ def prompt_tokens(checkpoint: Checkpoint) -> list[list[int]]:
 
 
 def reference_logprobs(
-    checkpoint: Checkpoint, prompts: Sequence[list[int]], device: str = "auto"
+    checkpoint: Checkpoint, prompts: Sequence[Prompt], device: str = "auto"
 ) -> list[PromptScores]:
     """Returns the engine's log-probabilities of the prompts, with the adapter, in float32.
 
@@ -230,26 +256,27 @@ def reference_logprobs(
 
 
 def _score(
-    engine: Engine, name: str, checkpoint: Checkpoint, prompts: Sequence[list[int]]
+    engine: Engine, name: str, checkpoint: Checkpoint, prompts: Sequence[Prompt]
 ) -> list[PromptScores]:
     base = engine.base_model(name)
     terms = adapter_of(checkpoint, base).terms(base.dtype)
     scores = []
-    for tokens in prompts:
+    for prompt in prompts:
+        tokens = prompt.tokens if isinstance(prompt, Probe) else np.array(prompt)
         with torch.no_grad(), base.adapted(terms):
-            hidden = base.hidden(torch.tensor([tokens], device=base.device))[0]
+            hidden = base.hidden_of_row(tokens)
             logits = base.head.logits(hidden, base.unembed_pair(terms))
-        scores.append(scores_of(tokens, logits))
+        scores.append(scores_of(prompt, logits))
     return scores
 
 
-def scores_of(tokens: list[int], logits: torch.Tensor) -> PromptScores:
+def scores_of(prompt: Prompt, logits: torch.Tensor) -> PromptScores:
     """Returns the scores of a prompt from its logits [T, V]."""
+    tokens = prompt.tokens.tolist() if isinstance(prompt, Probe) else prompt
     logprobs = logits.float().log_softmax(-1).cpu()
-    following = torch.tensor(tokens[1:])[:, None]
-    return PromptScores(
-        tokens, logprobs[:-1].gather(1, following)[:, 0].numpy(), logprobs[-1].numpy()
-    )
+    following = torch.tensor(tokens[1:])
+    (at,) = (~is_image(following)).nonzero(as_tuple=True)
+    return PromptScores(tokens, logprobs[at, following[at]].numpy(), logprobs[-1].numpy())
 
 
 def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
@@ -278,15 +305,15 @@ def adapter_of(checkpoint: Checkpoint, base: BaseModel) -> Adapter:
 
 
 @torch.no_grad()
-def model_logprobs(model: Any, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+def model_logprobs(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     """Returns each prompt's log-probabilities [T - 1] from a transformers or PEFT model."""
     model.eval()
-    return [
-        scores_of(
-            tokens, model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-        ).logprobs
-        for tokens in prompts
-    ]
+    found = []
+    for prompt in prompts:
+        of_text = not isinstance(prompt, Probe)
+        inputs = {"input_ids": torch.tensor([prompt])} if of_text else prompt.inputs
+        found.append(scores_of(prompt, model(**inputs, use_cache=False).logits[0]).logprobs)
+    return found
 
 
 def compare(

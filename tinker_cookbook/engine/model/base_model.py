@@ -147,13 +147,9 @@ class BaseModel:
         states of transformers, compares only the head, because quantised layers differ."""
         expected = expected.to(self.device)
         if hidden is None:
-            row = MicroBatch((Row((0,), len(probe.tokens)),))
-            seen = self.positions, self.last_seen
-            batch = pad(row, [probe.tokens], self.device, TreeLayout, *seen)
-            at = {} if batch.positions is None else {"position_ids": batch.positions}
-            with self.attending(batch.layout):
-                hidden = self.hidden(batch.tokens, **at)
-        hidden = hidden[0, : len(probe.tokens)].to(self.device)
+            hidden = self.hidden_of_row(probe.tokens)
+        else:
+            hidden = hidden[0, : len(probe.tokens)].to(self.device)
         # An architecture that changes logits in a way that ``Head`` does not know would train
         # wrongly, without an error.
         targets = torch.from_numpy(probe.targets).to(self.device)
@@ -202,6 +198,15 @@ class BaseModel:
         with self.with_ranks(), self._rotary.active():
             inputs = {"input_ids": tokens} if self.vision is None else self.vision.inputs(tokens)
             return self._decoder(**inputs, **kwargs).last_hidden_state
+
+    def hidden_of_row(self, tokens: np.ndarray) -> Tensor:
+        """Returns the last hidden states [T, H] of one sequence [T], which may have images."""
+        row = MicroBatch((Row((0,), len(tokens)),))
+        seen = self.positions, self.last_seen
+        batch = pad(row, [tokens], self.device, TreeLayout, *seen)
+        at = {} if batch.positions is None else {"position_ids": batch.positions}
+        with self.attending(batch.layout):
+            return self.hidden(batch.tokens, **at)[0, : len(tokens)]
 
     def positions(self, tokens: np.ndarray) -> np.ndarray | None:
         """Returns rotary positions [3, T] of a sequence with images; ``None`` if they count its

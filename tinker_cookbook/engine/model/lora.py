@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,10 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
 _AFTER_LAYER = re.compile(r"^.*?\.\d+\.")
+_OF_PART = re.compile(r"(model\.\w+)\.layers\.\d+\.")
+_OF_TEXT_MODEL = re.compile(r"^(base_model\.model\.)?model(?=\.layers\.\d+\.)")
 
+T = TypeVar("T")
 TermGradients = dict[str, tuple[Tensor, Tensor]]
 """Target name -> gradients of A [r, in] and of B [out, r]."""
 
@@ -375,6 +378,20 @@ class Adapter:
             for name, pair in pairs.items()
             for side, tensor in zip("AB", pair, strict=True)
         }
+
+
+def in_multimodal_model(saved: Mapping[str, T], layers: Iterable[str]) -> dict[str, T]:
+    """Returns values by the names of a multimodal model, if they are by those of its language model
+    alone (``model.layers.0…`` for ``model.language_model.layers.0…``): Tinker names adapters so,
+    and so did runs on a model that was loaded without its vision tower.
+
+    ``layers`` are the names of the language model's linear layers.
+    """
+    parts = {found[1] for name in layers if (found := _OF_PART.match(name))}
+    if len(parts) != 1:
+        return dict(saved)
+    (part,) = parts
+    return {_OF_TEXT_MODEL.sub(rf"\g<1>{part}", key): value for key, value in saved.items()}
 
 
 def cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
