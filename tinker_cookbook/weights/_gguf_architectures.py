@@ -76,7 +76,7 @@ class Architecture:
             raise WeightsMergeError(
                 f"{folder}: architecture {found} cannot be exported as GGUF; supported: "
                 f"{', '.join(_CLASSES)}. `merge` writes any model in transformers format, which "
-                "llama.cpp's own converter may read"
+                "llama.cpp's own converter may read (with --mmproj a vision tower too)"
             )
         architecture = cls(_CLASSES[found], config)
         architecture._refuse(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.engine.checkpoints.format import ADAPTER_CONFIG
 from tinker_cookbook.weights._chat_files import GENERATION, TEMPLATE
-from tinker_cookbook.weights.proof import read_proof
+from tinker_cookbook.weights.proof import LOADER, TEXT_MODEL, read_proof
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -64,12 +64,14 @@ def generate_model_card(
         *(("gguf",) if gguf else ()),
         *config.tags,
     ]
+    proof = None if folder is None else read_proof(folder)
+    loader = TEXT_MODEL if proof is None else proof.facts.get(LOADER, TEXT_MODEL)
     # Only a Hub name: a local folder means nothing to a reader.
     on_hub = _hub_name(config.base_model)
     data = ModelCardData(
         base_model=on_hub,
         library_name="peft" if is_adapter else "gguf" if gguf else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if loader == TEXT_MODEL else "image-text-to-text",
         tags=list(dict.fromkeys(tags)),
         datasets=config.datasets or None,
         license=config.license,
@@ -83,10 +85,9 @@ def generate_model_card(
     parts = [
         f"# {repo_id or f'{Path(config.base_model).name}, fine-tuned'}",
         f"Fine-tuned from {base} with tinker_cookbook. Format: {kind}.",
-        "## Use\n\n" + _example(on_hub or base, repo_id or "FOLDER", folder, gguf),
+        "## Use\n\n" + _example(on_hub or base, repo_id or "FOLDER", folder, gguf, loader),
         *(f"## {title}\n\n{text}" for title, text in sections),
     ]
-    proof = None if folder is None else read_proof(folder)
     if proof is not None:
         facts = "\n".join(f"- {name}: {text}" for name, text in proof.facts.items())
         compared = (
@@ -106,21 +107,23 @@ def _hub_name(base_model: str) -> str | None:
     return None if is_folder else base_model
 
 
-def _example(base_model: str, name: str, folder: Path | None, gguf: Sequence[Path]) -> str:
+def _example(
+    base_model: str, name: str, folder: Path | None, gguf: Sequence[Path], loader: str
+) -> str:
     if gguf:
         return f"```bash\nllama-server -m {gguf[0].name}\n```"
     is_adapter = folder is not None and (folder / ADAPTER_CONFIG).is_file()
     # Adapters have the tokenizer too, with the chat template of the run.
     tokenizer = name if folder is None or (folder / _TOKENIZER_CONFIG).is_file() else base_model
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines = [f"from transformers import {loader}, AutoTokenizer", ""]
     if is_adapter:
         lines = ["from peft import PeftModel", *lines]
         lines += [
-            f'base = AutoModelForCausalLM.from_pretrained("{base_model}")',
+            f'base = {loader}.from_pretrained("{base_model}")',
             f'model = PeftModel.from_pretrained(base, "{name}")',
         ]
     else:
-        lines.append(f'model = AutoModelForCausalLM.from_pretrained("{name}")')
+        lines.append(f'model = {loader}.from_pretrained("{name}")')
     lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{tokenizer}")')
     if folder is not None and _has_template(folder):
         settings = ""

@@ -45,15 +45,27 @@ def by_module(updates: Mapping[str, T], folder: Path, source: str) -> dict[str, 
     model = empty_model(folder)
     if model is None:
         return dict(updates)
-    modules = {name: id(module) for name, module in model.named_modules()}
-    of_text = {id(module) for module in model.get_decoder().modules()}
-    found = in_multimodal_model(updates, [name for name, at in modules.items() if at in of_text])
+    modules = dict(model.named_modules())
+    found = in_multimodal_model(updates, _of_language_model(model))
     for name in found:
         if name != HEAD and name.removesuffix(INNER) not in modules:
             raise WeightsAdapterError(
                 f"{source}: has an update of {name}, which {folder} lacks; is it its base model?"
             )
     return found
+
+
+def of_vision_tower(names: Iterable[str], folder: Path) -> set[str]:
+    """Returns those of a model's modules that are neither in the language model nor its head."""
+    model = empty_model(folder)
+    return set() if model is None else {*names} - {HEAD, *_of_language_model(model)}
+
+
+def _of_language_model(model: Any) -> list[str]:
+    inside = {id(module) for module in model.get_decoder().modules()}
+    # Of stacked parameters, PEFT names the first one by a suffix.
+    found = [name for name, module in model.named_modules() if id(module) in inside]
+    return [*found, *(f"{name}{INNER}" for name in found if name.endswith("experts"))]
 
 
 def stored_names(folder: Path, stored: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
@@ -66,11 +78,15 @@ def stored_names(folder: Path, stored: Iterable[str], wanted: Iterable[str]) -> 
     if model is None:
         return {name: name for name in stored}
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, rename_source_key
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
 
     rules = get_model_conversion_mapping(model)
     computed = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    renamed = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+    renamed = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     own, prefix = model.state_dict(), model.base_model_prefix
     out = {}
     for name in stored:

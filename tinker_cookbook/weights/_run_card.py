@@ -31,7 +31,8 @@ _SETTINGS = (
     "recipe_name", "learning_rate", "lr_schedule", "warmup_steps", "num_epochs", "max_steps",
     "batch_size", "groups_per_batch", "group_size", "max_length", "max_tokens", "temperature",
     "loss_fn", "kl_penalty_coef", "dpo_beta", "lora_rank", "train_attn", "train_mlp",
-    "train_unembed", "adam_beta1", "adam_beta2", "weight_decay", "grad_clip_norm", "seed",
+    "train_unembed", "train_vision", "adam_beta1", "adam_beta2", "weight_decay",
+    "grad_clip_norm", "seed",
 )  # fmt: skip
 _CURVES = (
     "train_mean_nll", "test/nll", "reward/total", "env/all/reward/total",

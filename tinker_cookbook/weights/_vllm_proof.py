@@ -18,8 +18,8 @@ from tinker_cookbook.engine.vllm.settings import (
 )
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights import _vllm
+from tinker_cookbook.weights._modules import HEAD, of_vision_tower
 from tinker_cookbook.weights._readers import run_reader
-from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._source import Checkpoint
 from tinker_cookbook.weights.proof import Comparison, PromptScores, compare
 
@@ -42,6 +42,11 @@ def loading_in_vllm(checkpoint: Checkpoint) -> str:
     merge = "use `python -m tinker_cookbook.weights merge` instead"
     if any(update.experts for update in checkpoint.updates.values()):
         return f"not tested with adapters of routed experts in PEFT's layout: {merge}"
+    if of_vision_tower(checkpoint.updates, checkpoint.base_folder):
+        return (
+            "vLLM ignores the updates of the vision tower, except with the experimental "
+            f"--enable-tower-connector-lora, with which this package is not tested: {merge}"
+        )
     if HEAD in checkpoint.updates and architecture not in ARCHITECTURES_WITH_HEAD:
         return (
             f"vLLM {CHECKED_VERSION} refuses this adapter, because it changes the head and "

@@ -22,6 +22,7 @@ from transformers import AutoConfig
 from tinker_cookbook.engine.checkpoints.format import BASE_DIGEST
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.vision.images import is_image
 from tinker_cookbook.engine.vision.probe import Probe, probe_of
@@ -32,6 +33,8 @@ from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.weights._source import Checkpoint
 
 PROOF = "proof.json"
+LOADER, TEXT_MODEL = "loaded by", "AutoModelForCausalLM"
+"""Fact with the class of transformers that loads the model, if it is another one."""
 EXACT = 1e-4
 """Largest allowed difference, in nats, of an export in float32."""
 _DOCUMENTS = (".md", ".png", ".jpg", ".svg", ".pdf")
@@ -110,6 +113,8 @@ class Proof:
         renderer_name = checkpoint.metadata.get("renderer_name", "")
         proof = cls(checkpoint.name, checkpoint.base_model, renderer_name)
         digest = checkpoint.metadata.get(BASE_DIGEST)
+        if (loader := model_class(checkpoint.base_folder).__name__) != TEXT_MODEL:
+            proof.facts[LOADER] = loader
         proof.facts["base model"] = (
             f"the weights of the training (digest {digest})"
             if digest

@@ -460,6 +460,8 @@ def _end(
 def _unsupported(base: BaseModel, spec: AdapterSpec) -> str | None:
     """Returns why vLLM cannot apply such an adapter and what to change; None if it can."""
     architecture = next(iter(model_config(base.folder).get("architectures") or []), "")
+    if spec.train_vision:
+        return "vLLM ignores adapters on vision towers; set train_vision=False"
     if spec.train_unembed and architecture not in ARCHITECTURES_WITH_HEAD:
         return (
             f"vLLM {CHECKED_VERSION} has no adapters on the head of {architecture or base.name}; "
