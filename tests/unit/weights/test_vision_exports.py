@@ -115,10 +115,11 @@ def test_exports_compute_what_peft_computes(base, tmp_path, kind, train_vision):
     lora, merged = tmp_path / "lora", tmp_path / "merged"
     export(folder, adapter, lora)
     export(folder, adapter, merged, merged=True, dtype="float32")
-    for found in (PeftModel.from_pretrained(plain(folder), str(lora)).eval(), plain(merged)):
+    loaded = PeftModel.from_pretrained(plain(folder), str(lora)).eval()
+    for found, bound in ((loaded, 1e-6), (plain(merged), 5e-5)):  # W + s B A is rounded
         for images in (False, True):
             difference = logprobs(found, merged, images) - expected[images]
-            assert difference.abs().max() < 1e-5
+            assert difference.abs().max() < bound
     assert {file.name for file in folder.iterdir()} <= {file.name for file in merged.iterdir()}
     text = "a cat"
     assert AutoTokenizer.from_pretrained(lora).encode(text) == AutoTokenizer.from_pretrained(
