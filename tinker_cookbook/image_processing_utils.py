@@ -44,6 +44,8 @@ PINNED_REMOTE_CODE = {
 }
 """Models with image processor code in their repository, and the revision that runs by default."""
 
+_THUMBNAIL_SIDE = 256  # pixels
+
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
 _DATA_URI = re.compile(
     r"data:(?P<kind>image|audio)/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL
@@ -122,6 +124,20 @@ def image_to_data_uri(image: ImageSource) -> str:
     kind = opened.format if data is not None and opened.format else "PNG"
     data = png_bytes(opened) if data is None else data
     return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def thumbnail_uri(image: Any) -> str:
+    """Returns a small copy of an image as a data URI for pages, "" for what cannot be read.
+
+    ``image`` is an image of a message, or a chunk of the SDK.
+    """
+    try:
+        opened = rgb_image(open_image(getattr(image, "data", None) or image)[0])
+    except (DataFormatError, ConfigurationError):
+        return ""
+    buffer = io.BytesIO()
+    resize_image(opened, _THUMBNAIL_SIDE).save(buffer, format="JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:

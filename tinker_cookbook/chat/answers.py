@@ -18,10 +18,10 @@ from tinker_cookbook.renderers.core.messages import (
     TextPart,
     ThinkingPart,
     ToolCall,
-    openai_message,
 )
 from tinker_cookbook.renderers.core.parsing import ContentDelta
 from tinker_cookbook.sampling_model import SamplingModel
+from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class StreamedChatModel(ChatModel):
         """Samples one answer like :meth:`ChatModel.answer`."""
         body = {
             "model": self.model.name,
-            "messages": [openai_message(message) for message in messages],
+            "messages": tinker_messages_to_openai(messages)["messages"],
             "renderer_name": self.model.renderer_name,
             "max_tokens": choices.max_tokens,
             "temperature": choices.temperature,

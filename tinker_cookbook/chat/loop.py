@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from tinker_cookbook.chat.screen import (
 )
 from tinker_cookbook.chat.session import ChatSession
 from tinker_cookbook.exceptions import DataError, TinkerCookbookError, nearest_sentence
+from tinker_cookbook.renderers.core.messages import Content, ContentPart, format_content_as_string
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 HELP = """\
@@ -29,6 +31,7 @@ HELP = """\
 /save FILE      add the conversation to a JSONL file, which recipes.sl_basic trains on
 /tokens         show the tokens of the last answer, coloured by probability
 /tokens numbers show their log-probabilities in a table
+/image FILE     show an image with the next message; several are shown in order
 /retry          sample the last answer again
 /undo           remove the last turn
 /help           show this list
@@ -37,7 +40,7 @@ HELP = """\
 A line that ends with \\ continues in the next line. Type // to send a message that begins with /.
 Ctrl-C stops an answer."""
 
-_COMMANDS = ("reset", "system", "save", "tokens", "retry", "undo", "help", "quit", "exit")
+_COMMANDS = ("reset", "system", "save", "tokens", "image", "retry", "undo", "help", "quit", "exit")
 # readline needs these marks around codes without a width.
 _PROMPT, _PLAIN_PROMPT = "\001\x1b[1;32m\002> \001\x1b[0m\002", "> "
 
@@ -58,6 +61,7 @@ class ChatLoop:
         self.session, self._runner = session, runner
         self._console, self._inform = console, inform
         self._labels = [model.label for model in session.models]
+        self._images: list[ContentPart] = []  # of the next message
 
     def run_terminal(self) -> None:
         """Reads from a terminal until ``/quit`` or Ctrl-D; prints errors and continues."""
@@ -96,7 +100,9 @@ class ChatLoop:
         if not text:
             return True
         if not text.startswith("/") or text.startswith("//"):
-            self._send(text.removeprefix("/") if text.startswith("//") else text)
+            text = text.removeprefix("/") if text.startswith("//") else text
+            images, self._images = self._images, []
+            self._send([*images, {"type": "text", "text": text}] if images else text)
             return True
         command, _, rest = text.removeprefix("/").partition(" ")
         if command not in _COMMANDS:
@@ -109,11 +115,11 @@ class ChatLoop:
         getattr(self, f"_{command}")(rest.strip())
         return True
 
-    def _send(self, text: str) -> None:
+    def _send(self, content: Content) -> None:
         session = self.session
         screen = screen_of(self._console, self._labels, session.choices.max_tokens)
         with screen:
-            answers = self._runner.run(session.send(text, screen.show, screen.end))
+            answers = self._runner.run(session.send(content, screen.show, screen.end))
         if all(answer.is_empty for answer in answers):
             self._inform("the message was removed")
         if self._console.is_terminal:
@@ -125,7 +131,19 @@ class ChatLoop:
             if answer.ending == "interrupted":
                 raise KeyboardInterrupt  # in a pipe, Ctrl-C ends the program
 
+    def _image(self, rest: str) -> None:
+        if not rest:
+            raise DataError("/image: got no file, expected /image FILE")
+        # An absolute path, so that a saved conversation can be trained on from any folder.
+        path = str(Path(rest).expanduser().absolute())
+        image: ContentPart = {"type": "image", "image": path}
+        for model in self.session.models:
+            length = model.prompt([{"role": "user", "content": [image]}]).length
+            self._inform(f"{model.label}: {rest} takes about {length:,} tokens")
+        self._images.append(image)
+
     def _reset(self, rest: str) -> None:
+        self._images = []
         self.session.reset()
         self._inform("a new conversation")
 
@@ -169,7 +187,7 @@ class ChatLoop:
                 self._inform("the earlier answer was kept")
 
     def _undo(self, rest: str) -> None:
-        self._inform(f"removed: {self.session.undo()}")
+        self._inform(f"removed: {format_content_as_string(self.session.undo())}")
 
     def _help(self, rest: str) -> None:
         self._inform(HELP)

@@ -11,7 +11,7 @@ from tinker_cookbook.chat.answers import Answer, ChatModel, SamplingChoices, Sho
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.renderers.core.messages import (
-    get_text_content,
+    Content,
     message_to_jsonable,
     system_message,
 )
@@ -83,7 +83,7 @@ class ChatSession:
 
     async def send(
         self,
-        text: str,
+        content: Content,
         show: Callable[[int], Show],
         done: Callable[[int, Answer], None] = lambda index, answer: None,
     ) -> list[Answer]:
@@ -93,7 +93,7 @@ class ChatSession:
         Cancelling the task ends the answers early. After an error, or if nothing was sampled before
         an interruption, the histories are unchanged.
         """
-        message = Message(role="user", content=text)
+        message = Message(role="user", content=content)
         system = system_message(self.system_prompt)
         fitted: list[Fitted] = []
         for model, history in zip(self.models, self.histories, strict=True):
@@ -134,13 +134,13 @@ class ChatSession:
                 self._unfinished.append(one.message)
         return answers
 
-    def undo(self) -> str:
+    def undo(self) -> Content:
         """Removes the last turn and returns the user's message; DataError if there is none."""
-        texts = {self._pop(history) for history in self.histories if history}
-        if not texts:
+        contents = [self._pop(history) for history in self.histories if history]
+        if not contents:
             raise DataError("the conversation is empty: there is no turn to remove")
         self.answers = []
-        return texts.pop()
+        return contents[0]
 
     def reset(self) -> None:
         """Starts a new conversation with the same system prompt."""
@@ -185,9 +185,9 @@ class ChatSession:
         )
         return f"saved to {path}, which has {rows} now{warning}"
 
-    def _pop(self, history: list[Message]) -> str:
+    def _pop(self, history: list[Message]) -> Content:
         history.pop()
-        return get_text_content(history.pop())
+        return history.pop()["content"]
 
     def _note_dropped(self, fitted: Sequence[Fitted]) -> None:
         for i, (model, one) in enumerate(zip(self.models, fitted, strict=True)):

@@ -66,12 +66,12 @@ from tinker_cookbook.renderers.nemotron3 import (
 )
 from tinker_cookbook.renderers.qwen3 import (
     Qwen2_5Renderer,
-    Qwen25VLRenderer,
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
     Qwen3VLInstructRenderer,
     Qwen3VLRenderer,
+    Qwen25VLRenderer,
 )
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer

@@ -34,9 +34,11 @@ from tinker_cookbook.supervised.conversation_file import ChatDataset, Conversati
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
 from tinker_cookbook.supervised.near_duplicates import similar_texts
 from tinker_cookbook.supervised.row_datasets import place_of
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.digests import value_digest
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.terminal import print_line
 
@@ -68,6 +70,9 @@ class PartReport:
     num_examples: int = 0
     tokens: int = 0
     """Tokens of all examples, truncated to ``max_length``."""
+    images: int = 0
+    image_tokens: int = 0
+    """Tokens of the images in all examples; they are not trained."""
     loss_tokens: dict[str, int] = field(default_factory=dict)
     """Trained tokens by the role of their message."""
     truncated: int = 0
@@ -137,6 +142,11 @@ class DataReport:
             f"  trained on   {trained:,} of {train.tokens:,} tokens "
             f"({trained / max(train.tokens, 1):.0%}): {roles or 'none'}"
         )
+        if train.images:
+            share = train.image_tokens / max(train.tokens, 1)
+            lines.append(
+                f"  images       {train.images:,} with {train.image_tokens:,} tokens ({share:.0%})"
+            )
         if train.dropped:
             lines.append(
                 f"  dropped      {_share(train.dropped, train.rows_rendered)} without a token to "
@@ -250,10 +260,11 @@ def _render(
     """Adds the tokens of a conversation to ``part``; returns the length of its longest example."""
     what, longest = data.builder.train_on_what, data.builder.common_config.max_length
     renderer = data.builder.renderer
-    examples = [
-        (model_input.length, np.asarray(weights)[:longest])
-        for model_input, weights in renderer.build_merged_examples(messages, what)
-    ]
+    made = renderer.build_merged_examples(messages, what)
+    examples = [(one.length, np.asarray(weights)[:longest]) for one, weights in made]
+    images = [chunk for one, _ in made for chunk in one.chunks if chunk.type == "image"]
+    part.images += len(images)
+    part.image_tokens += sum(chunk.length for chunk in images)
     # No position predicts the first token, so its weight has no effect.
     counts = [int(np.count_nonzero(weights[1:])) for _, weights in examples]
     part.num_examples += len(examples)
@@ -299,16 +310,33 @@ def _describe_lengths(part: PartReport, lengths: npt.NDArray[np.int64]) -> None:
 
 
 def _prompt(messages: Sequence[Message]) -> str:
-    """Returns the text of the user messages, or of all messages if there are none."""
+    """Returns the text of the user messages, or of all messages if there are none.
+
+    With images, each word has their digest, so that texts about other images are not similar.
+    """
     asked = [m for m in messages if m["role"] == "user"] or messages
-    return "\n".join(get_text_content(message) for message in asked)
+    text = "\n".join(get_text_content(message) for message in asked)
+    if not has_images(asked):
+        return text
+    mark = value_digest([_images(message) for message in asked]) or ""
+    return " ".join(f"{word}{mark[:12]}" for word in text.split()) or mark
+
+
+def _images(message: Message) -> Any:
+    """Returns the images of a message."""
+    content = message["content"]
+    if isinstance(content, str):
+        return []
+    return [part["image"] for part in content if part["type"] == "image"]
 
 
 def _identity(messages: Sequence[Message]) -> Any:
     """Returns a key that is equal for equal conversations."""
     if all(isinstance(m["content"], str) and len(m) == 2 for m in messages):
         return tuple((m["role"], m["content"]) for m in messages)
-    return json.dumps([message_to_jsonable(m) for m in messages], sort_keys=True, default=str)
+    images = value_digest([_images(m) for m in messages]) if has_images(messages) else None
+    plain = [message_to_jsonable(m) for m in messages]
+    return json.dumps([images, *plain], sort_keys=True, default=str)
 
 
 def _has_empty_answer(messages: Sequence[Message], what: TrainOnWhat) -> bool:

@@ -63,8 +63,8 @@ def image_to_chunk(
     """Returns the image as a chunk with the number of tokens that the processor counts.
 
     ``max_image_size`` limits the longest side in pixels; ``line_break_tokens`` are the tokens of
-    two line breaks, which Idefics3 writes between the tiles and the whole image. Raises RendererError for anything
-    but a local image, and for a shape that the processor rejects.
+    two line breaks, which Idefics3 writes between the tiles and the whole image. Raises
+    RendererError for anything but a local image, and for a shape that the processor rejects.
     """
     try:
         opened, data = open_image(image_or_str)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from tinker_cookbook.display import special_ids
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.image_processing_utils import thumbnail_uri
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.renderers.core.messages import (
@@ -64,6 +65,8 @@ class ShownToken:
     weight: float = 0.0
     control: bool = False
     """Whether it is a control token or an image."""
+    image: str = ""
+    """Data URI of a small copy of an image."""
 
     @property
     def trained(self) -> bool:
@@ -126,7 +129,8 @@ def read_tokens(
         else:
             kind = "audio" if "audio" in str(getattr(item, "type", "image")) else "image"
             size = length(item)
-            shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True))
+            small = thumbnail_uri(item) if kind == "image" else ""
+            shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True, small))
             # An image has one weight for each of its positions.
             position += size
     return shown

@@ -248,7 +248,11 @@ def _is_long(value: Any) -> bool:
 
 
 def _text(pieces: Sequence[Piece], css: str = "") -> Node:
-    parts = [_el("span", "rl-special", p.text) if p.special else p.text for p in pieces]
+    parts: list[Child] = []
+    for piece in pieces:
+        parts.append(_el("span", "rl-special", piece.text) if piece.special else piece.text)
+        if piece.image:
+            parts.append(Node("img", {"src": piece.image, "alt": piece.text, "class": "rl-image"}))
     return _el("pre", css, *parts)
 
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.display import LEAD, decode_after, special_ids
+from tinker_cookbook.image_processing_utils import thumbnail_uri
 from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
 from tinker_cookbook.utils.logtree import Trace
 
@@ -22,6 +23,7 @@ class Image:
 
     length: int
     key: str
+    chunk: Any = field(default=None, compare=False, repr=False)
 
 
 Item: TypeAlias = int | Image
@@ -33,6 +35,8 @@ class Piece:
 
     text: str
     special: bool = False
+    image: str = ""
+    """Data URI of a small copy of an image."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,9 @@ class TokenText:
             lead = _tokens(everything[max(0, position - LEAD) : position])
             position += len(part)
             if kind == "image":
-                names = [f"[image: {getattr(item, 'length', 1)} tokens]" for item in part]
-                found.append(Piece("".join(names), special=True))
+                for item in part:
+                    name = f"[image: {getattr(item, 'length', 1)} tokens]"
+                    found.append(Piece(name, True, thumbnail_uri(getattr(item, "chunk", None))))
             elif self._tokenizer is None:
                 found.append(Piece("".join(f"[{token}]" for token in part)))
             else:
@@ -170,7 +175,7 @@ def _items(observation: Observation) -> list[Item]:
         else:
             # Compared within this process only, so a hash is enough.
             source = getattr(chunk, "data", None) or getattr(chunk, "location", None)
-            items.append(Image(chunk.length, str(hash(source))))
+            items.append(Image(chunk.length, str(hash(source)), chunk))
     return items
 
 

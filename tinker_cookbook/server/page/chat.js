@@ -5,8 +5,10 @@ const $ = (id) => document.getElementById(id);
 const SETTINGS = { temperature: "0.7", top_p: "0.9", max_tokens: "512", seed: "", system: "" };
 const OPTIONS = ["temperature", "top_p", "max_tokens", "seed"];
 
-// A turn is {user, answers: [answer or null, answer or null]}, one answer for each chosen model.
+// A turn is {user, images, answers: [answer or null, answer or null]}, one answer for each chosen
+// model; images are data URLs.
 let turns = [];
+let images = []; // of the next message
 let running = null; // the AbortController of the turn in progress
 let sampled = 0; // turns sampled so far, for the seed
 
@@ -112,7 +114,7 @@ function messagesOf(side, before = turns.length) {
     const answer = turn.answers[side] || turn.answers[1 - side];
     // A message without an answer is left out, as two messages of the user in a row are no chat.
     if (!answer || answer.error || !(answer.text || answer.thinking)) continue;
-    messages.push({ role: "user", content: turn.user });
+    messages.push({ role: "user", content: contentOf(turn) });
     const message = { role: "assistant", content: answer.text };
     if (answer.thinking) message.reasoning_content = answer.thinking;
     messages.push(message);
@@ -120,10 +122,17 @@ function messagesOf(side, before = turns.length) {
   return messages;
 }
 
+// Text alone is a string, so that text models and saved chats stay as they were.
+function contentOf({ user, images }) {
+  if (!images.length) return user;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return user ? [...parts, { type: "text", text: user }] : parts;
+}
+
 function requestOf(model, side, index) {
   const body = {
     model,
-    messages: [...messagesOf(side, index), { role: "user", content: turns[index].user }],
+    messages: [...messagesOf(side, index), { role: "user", content: contentOf(turns[index]) }],
     stream: true,
     logprobs: true,
   };
@@ -312,6 +321,42 @@ function answerElement(answer, index, isLast) {
   return made;
 }
 
+function picture(url) {
+  const made = element("img");
+  made.src = url;
+  made.alt = "image";
+  return made;
+}
+
+function drawImages() {
+  $("images").hidden = !images.length;
+  $("images").replaceChildren(...images.map((url, i) => {
+    const remove = button("×", () => {
+      images.splice(i, 1);
+      drawImages();
+    });
+    remove.title = "Remove the image";
+    return element("span", "", picture(url), remove);
+  }));
+}
+
+async function addImages(files) {
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) {
+      notice(`${file.name} is not an image.`);
+      continue;
+    }
+    const url = await new Promise((resolve) => {
+      const reader = new FileReader();
+      reader.onload = () => resolve(reader.result);
+      reader.readAsDataURL(file);
+    });
+    images.push(url);
+  }
+  drawImages();
+  $("message").focus();
+}
+
 function button(text, action) {
   const made = element("button", "", text);
   made.addEventListener("click", action);
@@ -324,7 +369,8 @@ function drawTurn(index) {
   const answers = turn.answers.filter(Boolean);
   const isLast = index === turns.length - 1;
   const row = element("div", "answers", ...answers.map((a) => answerElement(a, index, isLast)));
-  const made = element("article", "turn", element("div", "user", turn.user), row);
+  const asked = element("div", "user", ...turn.images.map(picture), turn.user);
+  const made = element("article", "turn", asked, row);
   if (answers.length > 1) made.classList.add("two");
   made.id = `turn-${index}`;
   const old = $(made.id);
@@ -372,7 +418,7 @@ function closeSettings() {
 async function send() {
   if (running) return running.abort();
   const text = $("message").value.trim();
-  if (!text) return;
+  if (!text && !images.length) return;
   if (!$("model-0").value) {
     await loadModels();
     if (!$("model-0").value) return;
@@ -381,7 +427,9 @@ async function send() {
   $("settings").open = false;
   $("message").value = "";
   fitMessage();
-  turns.push({ user: text, answers: [] });
+  turns.push({ user: text, images, answers: [] });
+  images = [];
+  drawImages();
   drawAll();
   $("chat").scrollTop = $("chat").scrollHeight;
   await answerTurn(turns.length - 1);
@@ -453,12 +501,31 @@ $("message").addEventListener("keydown", (event) => {
 });
 $("new").addEventListener("click", () => {
   turns = [];
+  images = [];
+  drawImages();
   sampled = 0;
   notice("");
   drawAll();
   $("message").focus();
 });
 $("save").addEventListener("click", save);
+$("attach").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async () => {
+  await addImages([...$("file").files]);
+  $("file").value = ""; // or the same file could not be chosen again
+});
+document.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return; // text is pasted as usual
+  event.preventDefault();
+  addImages(files);
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault(); // the browser would open the file
+  addImages([...event.dataTransfer.files]);
+});
 $("copy").addEventListener("click", () => (turns.length ? copy(rows()) : notice("The chat is empty.")));
 $("theme").addEventListener("click", switchTheme);
 document.addEventListener("keydown", (event) => {

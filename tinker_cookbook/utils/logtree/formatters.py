@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from tinker_cookbook.image_processing_utils import thumbnail_uri
 from tinker_cookbook.utils.logtree.nodes import Node
 
 CONVERSATION_CSS = """
@@ -68,7 +69,9 @@ def _message(message: Mapping[str, Any]) -> Node:
         if kind in ("text", "thinking"):
             css = "lt-text" if kind == "text" else "lt-text lt-thinking"
             node.add(Node("div", {"class": css}, [str(part.get(kind, ""))]))
-        else:  # an image, for example
+        elif kind == "image" and (small := thumbnail_uri(part.get("image"))):
+            node.add(Node("img", {"src": small, "alt": ""}))
+        else:
             node.add(Node("div", {"class": "lt-thinking"}, [f"[{kind}]"]))
     for call in message.get("tool_calls") or []:
         function = getattr(call, "function", None)
