@@ -323,7 +323,10 @@ def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
     """
     try:
         folder = resolve_model(model_name, allow_download=False, need="tokenizer").folder
-        context = int(model_config(folder).get("max_position_embeddings") or 0)
+        config = model_config(folder)
+        # Models with a vision part have the settings of their language model in a part of its own.
+        text_config = config.get("text_config") or config
+        context = int(text_config.get("max_position_embeddings") or 0)
     except (ModelNotFoundError, ConfigurationError):
         # The context is unknown, so a configured length cannot be checked.
         return max_length

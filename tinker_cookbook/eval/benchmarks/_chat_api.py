@@ -17,6 +17,8 @@ from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.grading.texts import split_thinking
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.supervised.row_images import has_images
+from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
 from tinker_cookbook.utils.chat_api import ChatApi
 
 
@@ -56,8 +58,11 @@ class ChatApiSource(AnswerSource):
         return {"renderer": "server", **sampling_description(self.config)}
 
     def render(self, messages: list[Message]) -> Prompt:
-        """Returns the messages as JSON."""
-        value = [{"role": role, "content": text} for role, text in messages_text(messages)]
+        """Returns the messages as JSON, images as data URLs."""
+        if has_images(messages):
+            value = tinker_messages_to_openai(messages)["messages"]
+        else:
+            value = [{"role": role, "content": text} for role, text in messages_text(messages)]
         return Prompt(key_of({"messages": value}), value, None)
 
     async def sample(self, prompt: Prompt, num_samples: int, seed: int | None) -> list[Answer]:

@@ -19,6 +19,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.limits import RolloutLimits
+from tinker_cookbook.utils.model_inputs import ChunkKeys
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Env, Trajectory
@@ -106,10 +107,12 @@ class EnvRun(Run):
         metrics: Metrics = {}
         tokenizer = self.source.renderer.tokenizer
         seen: list[int] = []
+        images = ChunkKeys()
         for turn in trajectory.transitions:
-            prompt = turn.ob.to_ints()
+            prompt = images.keys(turn.ob).tolist()
             new = prompt[len(seen) :] if seen and prompt[: len(seen)] == seen else prompt
-            text = str(tokenizer.decode(new))
+            # Keys of images are negative.
+            text = str(tokenizer.decode([key for key in new if key >= 0]))
             row.turns.append(StoredTurn("environment" if seen else "user", text, len(new)))
             row.prompt_key = row.prompt_key or prompt_key(turn.ob)
             answer = self.source.parse(turn.ac.tokens, turn.ac.stop_reason)

@@ -16,7 +16,13 @@ from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.texts import split_thinking
-from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    format_content_as_string,
+    get_text_content,
+)
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.utils.chat_api import ContextOverflowError as ContextOverflowError
 from tinker_cookbook.utils.imports import lazy_module
 
@@ -204,5 +210,13 @@ def context_of(client: SamplingClient) -> int | None:
 
 
 def messages_text(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Returns role and text of messages."""
-    return [(message["role"], get_text_content(message)) for message in messages]
+    """Returns role and text of messages; images are named."""
+    return [
+        (
+            message["role"],
+            format_content_as_string(message["content"])
+            if has_images([message])
+            else get_text_content(message),
+        )
+        for message in messages
+    ]

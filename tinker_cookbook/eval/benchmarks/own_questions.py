@@ -6,12 +6,15 @@
 |---|---|
 | ``exact`` | it is the expected text, apart from case, spaces, quotes and a final full stop |
 | ``regex`` | the expected text, a regular expression, is found in it |
+| ``letter`` | the choice that it names has the expected letter |
 | ``math`` | its last ``\\boxed{…}``, or else its final expression, has the expected value |
 | ``judge:TEXT`` | a judge model says yes to TEXT, such as ``judge:Is the answer polite?`` |
 
 Rows have any layout of supervised data (``question`` and ``answer``, or ``messages``, whose last
-message is the expected answer), or ``input`` and ``target``. ``answer`` may be a list of accepted
-answers. A judge needs no expected answer.
+message is the expected answer), or ``input`` and ``target``, with images as in supervised data.
+``answer`` may be a list of accepted answers. A judge needs no expected answer. With ``letter``,
+``options`` (or ``choices``) are written below the question; the answer is a letter, the number of
+an option from 0, or its text. Rows of MMMU (``image_1`` …, with marks ``<image 1>``) are read too.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import regex  # a dependency of transformers
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import with_unique_ids
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
+from tinker_cookbook.eval.benchmarks.choice_rows import choice_row
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 from tinker_cookbook.eval.math_grading import grade_response
 from tinker_cookbook.exceptions import (
@@ -36,8 +40,10 @@ from tinker_cookbook.exceptions import (
     EvalGradingError,
     RendererError,
 )
+from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.texts import comparable_text
+from tinker_cookbook.image_processing_utils import open_image
 from tinker_cookbook.judges.judge import LabelJudge
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.supervised.conversation_row import UnreadKeys, checked_messages, data_error
@@ -49,7 +55,7 @@ from tinker_cookbook.supervised.layouts import (
     with_media,
 )
 
-MATCHES = ("exact", "regex", "math", "judge:TEXT")
+MATCHES = ("exact", "regex", "math", "letter", "judge:TEXT")
 _QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
 _TURNS = ("messages", "conversations")
 _ANSWERS = ("answer", "target", "ideal", "expected")
@@ -64,7 +70,7 @@ class OwnQuestions(ExampleBenchmark):
         """
         Args:
             path: JSON lines (also gzipped), JSON, CSV, TSV or parquet.
-            match: ``exact``, ``regex``, ``math`` or ``judge:TEXT``.
+            match: ``exact``, ``regex``, ``math``, ``letter`` or ``judge:TEXT``.
 
         Raises:
             ConfigurationError: ``match`` is none of these.
@@ -73,7 +79,7 @@ class OwnQuestions(ExampleBenchmark):
         self.name = self.path.name.split(".")[0]
         self.match, _, self.criterion = match.partition(":")
         self.requires_judge = self.match == "judge"
-        known = self.match in ("exact", "regex", "math") and not self.criterion
+        known = self.match in ("exact", "regex", "math", "letter") and not self.criterion
         if not known and not (self.requires_judge and self.criterion.strip()):
             raise ConfigurationError(
                 f"match: got {match!r}, expected one of {', '.join(MATCHES)}, where TEXT is a "
@@ -102,23 +108,31 @@ class OwnQuestions(ExampleBenchmark):
     def _example(self, where: str, row: Any) -> Example:
         if not isinstance(row, Mapping):
             raise DataFormatError(f"{where}: got a JSON {type(row).__name__}, expected {_EXPECTED}")
+        letters = ""
         with data_error(where):
+            if self.match == "letter":
+                row, letters = choice_row(row, self.path.parent)
             messages, answers = _split(row, needs_answer=not self.requires_judge)
         if self.match == "regex":
             for answer in answers:
                 _check_pattern(answer, where)
+        _check_images(messages, where)
         question = get_text_content(messages[-1])
         return Example(
             example_id=str(row.get("id") or make_example_id(self.name, question)),
             messages=messages,
             expected=answers,
             # An answer that a pattern or a judge accepts is not known.
-            gold=answers[0] if answers and self.match in ("exact", "math") else None,
-            logs={"input": question, "expected": " | ".join(answers)},
+            gold=answers[0] if answers and self.match in ("exact", "math", "letter") else None,
+            logs={"input": question, "expected": " | ".join(answers)}
+            | ({"letters": letters} if letters else {}),
         )
 
     def grade(self, response: str, example: Example) -> Grade:
-        """Grades a response by ``exact``, ``regex`` or ``math``."""
+        """Grades a response by ``exact``, ``regex``, ``math`` or ``letter``."""
+        if self.match == "letter":
+            chosen = extract_mcq_answer(response, example.logs["letters"])
+            return Grade(float(chosen in example.expected), logs={"extracted": chosen})
         if self.match == "math":
             found = [grade_response(response, answer) for answer in example.expected]
             right = any(is_right for is_right, _ in found)
@@ -154,6 +168,17 @@ class OwnQuestions(ExampleBenchmark):
                 f"[Question]\n{self.criterion.strip()}\nReply with one word: Yes or No.",
             ]
         )
+
+
+def _check_images(messages: Sequence[Message], where: str) -> None:
+    """Raises DataFormatError for an image that cannot be read."""
+    for i, message in enumerate(messages):
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] == "image":
+                try:
+                    open_image(part["image"])
+                except DataFormatError as error:
+                    raise DataFormatError(f"{where}: messages[{i}]: {error}") from error
 
 
 def is_question_file(task: str) -> bool:

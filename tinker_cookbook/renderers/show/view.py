@@ -349,7 +349,12 @@ class Viewer:
             stops = set(renderer.get_stop_sequences())
             if name == "conversation" and stops.issuperset(ours[-1:] + theirs[-2:-1]):
                 theirs = theirs[:-1] if renderer.codec.decode(theirs[-1:]).isspace() else theirs
-            at = first_difference(ours, theirs)
+            # A template writes one token for each image, which processors repeat.
+            single = [
+                item if isinstance(item, int) or i >= len(theirs) else theirs[i]
+                for i, item in enumerate(ours)
+            ]
+            at = first_difference(single, theirs)
             if at is None:
                 continue
             text = f"no: the {name} differs at token {at} of {len(ours):,} and {len(theirs):,}"
