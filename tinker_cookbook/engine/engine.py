@@ -216,6 +216,7 @@ class Engine:
         out = []
         for name, resolved in self._resolved.items():
             config = model_config(resolved.folder)
+            config = {**config, **(config.get("text_config") or {})}  # of a vision-language model
             out.append((name, int(config.get("max_position_embeddings", 0))))
         return out
 
