@@ -152,12 +152,14 @@ def get_lora_param_count(
     train_mlp: bool = True,
     train_attn: bool = True,
     train_unembed: bool = True,
+    train_vision: bool = False,
 ) -> int:
     """Returns the number of parameters of an adapter: the sum of ``rank · (inputs + outputs)``.
 
     Hosted models have the sizes that the service reports. As in the service, the experts of a layer
     share the factor at the hidden dimension, so each of the three expert matrices counts
-    ``hidden + experts · intermediate``. The router has no adapter.
+    ``hidden + experts · intermediate``. The router has no adapter. ``train_vision`` adds the vision
+    tower with its connector, which needs a copy of the model on this machine.
 
     Raises:
         ConfigurationError: The rank is below 1, nothing is trained, or the model is unknown and
@@ -165,7 +167,7 @@ def get_lora_param_count(
     """
     if lora_rank < 1:
         raise ConfigurationError(f"lora_rank: got {lora_rank}, expected a whole number from 1")
-    if not (train_mlp or train_attn or train_unembed):
+    if not (train_mlp or train_attn or train_unembed or train_vision):
         raise ConfigurationError(
             "train_mlp, train_attn, train_unembed: got False for all three, expected at least one "
             "True: an adapter needs layers to train"
@@ -175,7 +177,8 @@ def get_lora_param_count(
     # Sizes reported by the service take precedence over sizes computed from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
-    return lora_rank * sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
+    size = sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
+    return lora_rank * (size + (_vision_size(name) if train_vision else 0))
 
 
 def _adapter_sizes(name: str) -> tuple[int, int, int]:
@@ -190,6 +193,26 @@ def _adapter_sizes(name: str) -> tuple[int, int, int]:
     mlp = 3 * (shape.hidden + max(1, shape.experts) * shape.intermediate)
     attention = sum(map(sum, _attention_matrices(shape)))
     return shape.layers * mlp, shape.layers * attention, shape.hidden + shape.vocabulary
+
+
+def _vision_size(name: str) -> int:
+    """Returns the size of a rank-1 adapter on the linear layers outside of the language model."""
+    # Imported late, because only these models need transformers.
+    from torch import nn
+
+    from tinker_cookbook.engine.model.loading import empty_model
+
+    folder = resolve_model(name, allow_download=False, need="config").folder
+    model = empty_model(folder)
+    if model is None or "vision_config" not in model_config(folder):
+        raise ConfigurationError(
+            f"train_vision: got True, but {name!r} has no vision tower that transformers knows; "
+            "set train_vision=False"
+        )
+    language = {id(module) for module in model.get_decoder().modules()}
+    language.add(id(model.get_output_embeddings()))
+    layers = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    return sum(one.in_features + one.out_features for one in layers if id(one) not in language)
 
 
 def _family_and_hidden_size(name: str) -> tuple[str, int]:

@@ -87,6 +87,7 @@ def periodic_checkpoints(config: TrainingConfig, steps: int, interval: int) -> t
             config.train_mlp,
             config.train_attn,
             config.train_unembed,
+            config.train_vision,
         )
     except TinkerCookbookError:  # a model of an unknown form
         return 0, 0

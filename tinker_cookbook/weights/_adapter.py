@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tinker_cookbook.engine.checkpoints import format as fmt
-from tinker_cookbook.engine.model.loading import model_class
+from tinker_cookbook.engine.model.loading import empty_model, model_class
 from tinker_cookbook.exceptions import WeightsAdapterError
 from tinker_cookbook.weights._chat_files import (
     GENERATION,
@@ -20,7 +20,7 @@ from tinker_cookbook.weights._chat_files import (
     write_chat_files,
 )
 from tinker_cookbook.weights._merge import is_tied
-from tinker_cookbook.weights._modules import HEAD, empty_model
+from tinker_cookbook.weights._modules import HEAD
 from tinker_cookbook.weights._output import check_output, new_folder
 from tinker_cookbook.weights._source import (
     RENDERER,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from tinker_cookbook.engine.model.resolve import model_config
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.renderers.template.text import argument
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.weights._chat_format import chat_format, conversations, stop_texts
@@ -63,7 +64,7 @@ def chat_of(checkpoint: Checkpoint) -> Chat:
     """
     folder, name = checkpoint.base_folder, checkpoint.metadata.get("renderer_name")
     tokenizer = get_tokenizer(str(folder))
-    templates = _templates(tokenizer)
+    templates = _templates(tokenizer, folder)
     given, ends = next(iter(templates), None), _end_ids(folder)
     why = "the run recorded no renderer; set renderer_name= to write its template and stops"
     renderer = None
@@ -141,9 +142,12 @@ def _end_ids(folder: Path) -> list[int]:
     return list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
 
 
-def _templates(tokenizer: Tokenizer) -> list[str]:
-    """Returns the tokenizer's templates, the default one first."""
+def _templates(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """Returns the tokenizer's templates, the default one first; or that of the processor."""
     found: Any = getattr(tokenizer, "chat_template", None)
+    older = folder / "chat_template.json"  # of older vision-language models
+    if not found and older.is_file():
+        found = json.loads(older.read_text("utf-8")).get("chat_template")
     if isinstance(found, Mapping):
         return [found[name] for name in sorted(found, key=lambda name: (name != "default", name))]
     return [found] if found else []
@@ -205,6 +209,19 @@ def _agreement(
     template: str, prompts: list[tuple[list[Message], list[int]]], tokenizer: Tokenizer
 ) -> str:
     """Returns ``tokens`` or ``text``, whichever of the prompts a template reproduces, else ""."""
+    # Templates of some vision-language models know content as a list of parts alone.
+    in_parts = [
+        ([{**one, "content": ensure_list(one["content"])} for one in messages], expected)
+        for messages, expected in prompts
+    ]
+    return _agreement_as_given(template, prompts, tokenizer) or _agreement_as_given(
+        template, in_parts, tokenizer
+    )
+
+
+def _agreement_as_given(
+    template: str, prompts: Sequence[tuple[Sequence[Any], list[int]]], tokenizer: Tokenizer
+) -> str:
     same = "tokens" if prompts else ""
     for messages, expected in prompts:
         try:

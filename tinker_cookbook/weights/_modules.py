@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from tinker_cookbook.engine.model.loading import model_class
+from tinker_cookbook.engine.model.loading import empty_model
 from tinker_cookbook.engine.model.lora import in_multimodal_model
 from tinker_cookbook.exceptions import WeightsAdapterError
 
@@ -21,19 +19,6 @@ HEAD = "lm_head"
 INNER = ".base_layer"
 """Suffix of PEFT's name for the first of a module's stacked parameters."""
 T = TypeVar("T")
-
-
-def empty_model(folder: Path) -> Any | None:
-    """Returns transformers' model on the meta device; ``None`` if it cannot be built, for example
-    because it needs code from the folder."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
-            return model_class(folder).from_config(config)
-    except Exception:  # loading the model will report the error
-        return None
 
 
 def by_module(updates: Mapping[str, T], folder: Path, source: str) -> dict[str, T]:

@@ -74,6 +74,19 @@ def model_class(folder: Path) -> Any:
     return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
+def empty_model(folder: Path) -> Any | None:
+    """Returns transformers' model on the meta device; ``None`` if it cannot be built, for example
+    because it needs code from the folder."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return model_class(folder).from_config(config)
+    except Exception:  # loading the model will report the error
+        return None
+
+
 def check_architecture(name: str, folder: Path) -> None:
     """Raises ``ConfigurationError`` if transformers has no text-writing model for ``folder``."""
     from transformers.models.auto.modeling_auto import (
