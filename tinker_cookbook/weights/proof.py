@@ -227,7 +227,7 @@ def image_prompts(checkpoint: Checkpoint, proof: Proof) -> list[Probe]:
     text = np.array(prompt_tokens(checkpoint)[0], dtype=np.int64)
     probe = probe_of(str(folder), folder, config, text, torch.device("cpu"))
     proof.facts["image"] = (
-        "one of the prompts has an image"
+        "compared on a prompt with an image too"
         if probe.image is not None
         else "compared on text alone: the base model's folder has no image processor, or the "
         "engine does not know its images"

@@ -128,7 +128,7 @@ def test_exports_compute_what_peft_computes(base, tmp_path, kind, train_vision):
     for out in (lora, merged):
         proof = read_proof(out)
         assert proof is not None
-        assert proof.facts["image"] == "one of the prompts has an image"
+        assert proof.facts["image"] == "compared on a prompt with an image too"
     vllm = json.loads((lora / "proof.json").read_text())["facts"]["vLLM"]
     assert ("ignores the updates of the vision tower" in vllm) == (
         train_vision and "moe" not in kind
