@@ -22,7 +22,7 @@ from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.run_folder.scan import read_run_folder
 
-_DEFAULT_METRICS = "train_mean_nll,test/nll,reward/total,test/env/all/reward/total"
+_DEFAULT_METRICS = "train_mean_nll,test/nll,accuracy,reward/total,test/env/all/reward/total"
 
 
 @chz.chz

@@ -1,0 +1,95 @@
+"""Few-shot image classifiers: a run for each dataset and number of images per class.
+
+    python -m recipes.vlm_classifier.sweep experiment_dir=FOLDER examples_per_class=1,4,16
+
+The same command again continues runs that were interrupted. ``eval_sweep`` compares the runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+
+import chz
+
+from tinker_cookbook import cli_utils
+from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.vlm_classifier import train
+from tinker_cookbook.training.config import number, peak_rate
+from tinker_cookbook.training.lr_scheduling import LRSchedule
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.terminal import print_line
+
+EXAMPLES_TO_MULTIPLIER = {16: 1, 8: 2, 4: 4, 2: 8, 1: 16}
+"""Images per class -> factor of the number of passes, so that all runs have as many steps."""
+
+
+@chz.chz
+class ExperimentConfig(train.ExperimentConfig):
+    """Settings of one run, with the defaults of few-shot runs."""
+
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="resume", doc="ask, resume, delete or raise"
+    )
+    num_epochs: int = number(1, "Passes over the training data", low=1)
+    num_repeats: float = chz.field(default=10, doc="Passes over the training images in an epoch")
+    save_every: int | None = number(50, "Steps between checkpoints; 0: never")
+    eval_every: int = number(50, "Steps between evaluations; 0: never")
+    run_nll_evaluator: bool = chz.field(default=False, doc="Evaluate the loss on test images")
+    n_eval: int | None = number(256, "Test images for the accuracy; None: all", low=1)
+
+
+@chz.chz
+class SweepConfig(ExperimentConfig):
+    """Settings of the sweep, in addition to those of its runs. Lists are separated by commas."""
+
+    datasets: list[str] = chz.field(default_factory=lambda: ["digits"], doc="Datasets")
+    examples_per_class: list[int] = chz.field(  # type: ignore[assignment]
+        default_factory=lambda: [1, 2, 4, 8, 16], doc="Training images per class"
+    )
+    learning_rate: float | None = peak_rate(
+        None, "Peak learning rate of AdamW; default: 5e-4, and 5e-3 for the tiny model"
+    )
+    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
+    num_parallel: int = number(1, "Runs at the same time, each in a process with its engine", low=1)
+
+
+def run_experiment(experiment_config: ExperimentConfig) -> None:
+    """Trains one classifier of a sweep."""
+    asyncio.run(train.train_classifier(experiment_config, "vlm_classifier_sweep"))
+
+
+def experiments(config: SweepConfig) -> list[ExperimentConfig]:
+    """Returns the settings of all runs."""
+    points = product(config.datasets, config.examples_per_class)
+    return [
+        fill(
+            ExperimentConfig,
+            config,
+            dataset=dataset,
+            examples_per_class=count,
+            num_repeats=config.num_repeats * EXAMPLES_TO_MULTIPLIER.get(count, 16 / count),
+            session_name=config.session_name and f"{config.session_name}-{dataset}-{count}shot",
+        )
+        for dataset, count in points
+    ]
+
+
+def run_sweep(sweep_config: SweepConfig) -> None:
+    """Trains all classifiers of the sweep, ``num_parallel`` at the same time."""
+    runs = experiments(sweep_config)
+    if sweep_config.num_parallel == 1:
+        for run in runs:
+            run_experiment(run)
+    else:
+        # Not "fork": threads of torch and of the SDK do not survive it.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(sweep_config.num_parallel, mp_context=context) as pool:
+            list(pool.map(run_experiment, runs))
+    print_line(f"{len(runs)} runs finished; compare them with recipes.vlm_classifier.eval_sweep")
+
+
+if __name__ == "__main__":
+    run_entrypoint(run_sweep)

@@ -1,0 +1,206 @@
+"""Image classification with a vision-language model, as supervised fine-tuning.
+
+    python -m recipes.vlm_classifier.train            # scanned digits; pip install scikit-learn
+    python -m recipes.vlm_classifier.train dataset=caltech101 model_name=Qwen/Qwen3-VL-2B-Instruct
+    python -m recipes.vlm_classifier.train dataset=FOLDER model_name=…   # train/CLASS/NAME.png
+
+The default model is a tiny Qwen3-VL of random weights, which the recipe makes. The run's folder is
+``experiment_dir/NAME``, with the settings in its name. At the end it has ``curves.png`` (loss and
+accuracy on test images) and ``confusion.png``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import date
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook import cli_utils, plot
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
+from tinker_cookbook.recipes.tiny_vlm import RENDERER, make_tiny_vlm
+from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
+from tinker_cookbook.recipes.vlm_classifier.eval import (
+    ClassifierEvaluator,
+    SamplingOptions,
+    draw_confusion,
+    get_evaluator_builder,
+)
+from tinker_cookbook.recipes.vlm_classifier.images import image_data
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised import train
+from tinker_cookbook.training.config import check_model, number, peak_rate
+from tinker_cookbook.training.lr_scheduling import LRSchedule
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.terminal import print_line
+
+TINY = "tiny"
+
+
+@chz.chz
+class ExperimentConfig(SamplingOptions, RecipeSettings):
+    """Settings of the recipe."""
+
+    experiment_dir: str = chz.field(
+        default=cli_utils.default_log_path("vlm_classifier"), doc="Folder of the run's folder"
+    )
+    log_path: str | None = chz.field(
+        default=None, doc="Folder of this run; default: one in experiment_dir, named by settings"
+    )
+    dataset: str = chz.field(default="digits", doc=DATASET_HELP)
+    model_name: str = chz.field(
+        default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe makes"
+    )
+    learning_rate: float | None = peak_rate(
+        None, "Peak learning rate of AdamW; default: 5e-4, and 5e-3 for the tiny model"
+    )
+    lr_schedule: LRSchedule = chz.field(default="cosine", doc="linear, cosine or constant")
+    num_epochs: int = number(3, "Passes over the training data", low=1)
+    save_every: int | None = number(20, "Steps between checkpoints; 0: never")
+    eval_every: int = number(20, "Steps between evaluations; 0: never")
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
+    )
+    num_repeats: float = chz.field(default=1, doc="Passes over the training images in an epoch")
+    batch_size: int = number(32, "Images per step", low=1)
+    max_length: int = number(8192, "Maximum tokens of an example", low=2)
+    examples_per_class: int | None = number(None, "Training images per class; None: all", low=1)
+    subset_seed: int = chz.field(default=0, doc="Seed of the choice of examples_per_class")
+    run_nll_evaluator: bool = chz.field(default=True, doc="Evaluate the loss on test images")
+    run_sampling_evaluator: bool = chz.field(default=True, doc="Evaluate the accuracy of answers")
+    n_eval: int | None = number(360, "Test images for the accuracy; None: all", low=1)
+    max_tokens: int = number(32, "Maximum tokens of an answer", low=1)
+
+
+def learning_rate(config: ExperimentConfig) -> float:
+    """Returns the learning rate that was set, or the model's default."""
+    if config.learning_rate is not None:
+        return config.learning_rate
+    return 5e-3 if config.model_name == TINY else 5e-4
+
+
+def with_model(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the settings with folder, learning rate and model, which is made if it is absent."""
+    config = chz.replace(config, log_path=run_folder(config), learning_rate=learning_rate(config))
+    if config.model_name != TINY:
+        return config
+    # The name includes everything that the model depends on, so that another run can reuse it.
+    folder = Path(cli_utils.default_log_path("vlm_classifier_tiny_digits"))
+    if config.dataset != "digits":
+        raise ConfigurationError(
+            f"dataset: got {config.dataset}, but model_name={TINY} knows no words but those of "
+            "digits; give a model_name, such as Qwen/Qwen3-VL-2B-Instruct"
+        )
+    if not (folder / "config.json").exists():
+        digits = image_data("digits")
+        make_tiny_vlm(str(folder), [digits.question, *map(digits.answer, "0123456789")])
+    return chz.replace(
+        config,
+        model_name=str(folder),
+        renderer_name=config.renderer_name or RENDERER,
+        # Its vision tower has random weights, so it must be trained too.
+        train_vision=True,
+    )
+
+
+def experiment_name(config: ExperimentConfig) -> str:
+    """Returns the name of a run's folder, which ``eval_sweep`` reads, without its date."""
+    # A path becomes one part of the name; the dataset is the part before the first dash.
+    dataset = re.sub(r"[^\w.]+", "_", Path(config.dataset).name)
+    model = config.model_name.strip("/.~").replace("/", "-")
+    name = (
+        f"{dataset}-{model}-{config.lora_rank}rank-{learning_rate(config)}lr-"
+        f"{config.batch_size}batch"
+    )
+    if config.examples_per_class:
+        name += f"-{config.examples_per_class}shot-seed{config.subset_seed}"
+    return name
+
+
+def run_folder(config: ExperimentConfig) -> str:
+    """Returns ``log_path``, or a folder of ``experiment_dir``.
+
+    To resume, that is the newest folder of a run with these settings, on whatever day it began.
+    """
+    if config.log_path is not None:
+        return config.log_path
+    folder, name = Path(config.experiment_dir).expanduser(), experiment_name(config)
+    begun = sorted(folder.glob(f"{name}-[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"))
+    if begun and config.behavior_if_log_dir_exists == "resume":
+        return str(begun[-1])
+    return str(folder / f"{name}-{date.today()}")
+
+
+def build_config(
+    config: ExperimentConfig, recipe_name: str, made: list[ClassifierEvaluator]
+) -> train.Config:
+    """Builds the dataset, the evaluator and the config of the run ``with_model``.
+
+    The evaluator is appended to ``made`` when the run begins.
+    """
+    check_model(config)
+    dataset = get_dataset_builder(
+        config.dataset,
+        config.model_name,
+        config.renderer,
+        config.num_repeats,
+        config.batch_size,
+        config.max_length,
+        config.train_on_what,
+        config.examples_per_class,
+        config.subset_seed,
+        config.max_image_size,
+        config.run_nll_evaluator,
+    )
+    options = {name: getattr(config, name) for name in chz.chz_fields(SamplingOptions)}
+    evaluator = get_evaluator_builder(config.dataset, config.model_name, config.renderer, **options)
+
+    def make() -> ClassifierEvaluator:
+        made.append(evaluator())
+        return made[-1]
+
+    assert config.log_path is not None
+    name = Path(config.log_path).name
+    return resolve(
+        train.Config,
+        config,
+        recipe_name,
+        dataset_builder=dataset,
+        evaluator_builders=[make] if config.run_sampling_evaluator else [],
+        wandb_name=config.wandb_name or name,
+        session_name=config.session_name or config.wandb_name or name,
+    )
+
+
+async def train_classifier(config: ExperimentConfig, recipe_name: str) -> None:
+    """Trains, or resumes the run; at the end writes pictures of the curves and the confusions."""
+    made: list[ClassifierEvaluator] = []
+    config = await asyncio.to_thread(with_model, config)
+    run = await asyncio.to_thread(build_config, config, recipe_name, made)
+    await start(run, config.behavior_if_log_dir_exists, train.main)
+    folder = Path(run.log_path)
+    try:
+        curves = plot.PlotConfig(log_path=run.log_path)
+        print_line(f"curves: {plot.write_plot(curves)}")
+        if made and made[-1].last_answers:
+            draw_confusion(made[-1].last_answers, folder / "confusion.png")
+            print_line(f"confusions: {folder / 'confusion.png'}")
+    except ConfigurationError as error:  # matplotlib is optional, and the run is complete
+        print_line(f"no pictures: {error}")
+
+
+async def main(config: ExperimentConfig) -> None:
+    """Trains an image classifier."""
+    await train_classifier(config, "vlm_classifier")
+
+
+def run_experiment(experiment_config: ExperimentConfig) -> None:
+    """Trains an image classifier, for code without an event loop."""
+    asyncio.run(main(experiment_config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)
