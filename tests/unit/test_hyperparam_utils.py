@@ -66,6 +66,24 @@ def test_adapter_size_is_what_peft_makes(stories_model: str, train: dict, patter
     assert hp.get_lora_param_count(stories_model, 5, **flags) == made > 0
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "smolvlm"])
+def test_adapter_size_of_a_vision_language_model_is_what_peft_makes(kind: str, tmp_path: Path):
+    from peft import LoraConfig, get_peft_model
+    from tiny_vlm import tiny_vlm
+    from transformers import AutoModelForImageTextToText
+
+    folder = str(tiny_vlm(tmp_path / kind, kind))
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    language = r"model\.(language_model|text_model)\..*_proj"
+    tower = r"model\.(?!language_model|text_model).*(proj|qkv|fc\d)"  # not the patches' convolution
+    for pattern, train in ((f"lm_head|{language}", False), (f"lm_head|{language}|{tower}", True)):
+        config = LoraConfig(r=5, target_modules=pattern, exclude_modules=r".*patch_embed.*")
+        wrapped = get_peft_model(model, config)
+        made = sum(p.numel() for n, p in wrapped.named_parameters() if ".lora_" in n)
+        assert hp.get_lora_param_count(folder, 5, train_vision=train) == made > 0
+        model = wrapped.unload()
+
+
 @pytest.mark.parametrize(
     ("part", "size"), [("mlp", 1_769_472), ("attn", 958_464), ("unembed", 156_032)]
 )
@@ -141,6 +159,8 @@ def test_refusals(stories_model: str, tmp_path: Path):
         hp.get_lora_param_count(stories_model, 0)
     with pytest.raises(ConfigurationError, match="at least one True"):
         hp.get_lora_param_count(stories_model, **dict.fromkeys(_FLAGS, False))
+    with pytest.raises(ConfigurationError, match="has no vision tower"):
+        hp.get_lora_param_count(stories_model, train_vision=True)
     with pytest.raises(ConfigurationError, match="lora_alpha: got 16"):
         hp.get_lora_lr_over_full_finetune_lr(stories_model, lora_alpha=16)
     assert hp.get_lora_lr_over_full_finetune_lr(stories_model) == 10.0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import chz
 import pytest
+from PIL import Image
 from rich.console import Console
 from tinker import types
 
@@ -26,7 +28,7 @@ from tinker_cookbook.chat.loop import ChatLoop
 from tinker_cookbook.chat.screen import ColumnScreen, StreamScreen, screen_of, tokens_text
 from tinker_cookbook.chat.session import ChatSession, fit_context
 from tinker_cookbook.chat_app import tinker_chat_cli
-from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.sampling_model import (
     SamplingModel,
@@ -34,6 +36,7 @@ from tinker_cookbook.sampling_model import (
     open_sampling_model,
 )
 from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.third_party.openai_compat import tinker_messages_to_openai
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 CHOICES = SamplingChoices(max_tokens=24, temperature=0.7, top_p=0.9, seed=3)
@@ -391,3 +394,29 @@ def test_a_row_of_another_program_stays_in_the_file(opened, tmp_path):
     chat.loop.handle("Once")
     chat.loop.handle(f"/save {path}")
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_an_image_is_shown_with_the_next_message(vision_tokenizer, tokenizer_folder, tmp_path):
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "red.png")
+    tokenizer = get_tokenizer(vision_tokenizer)
+    model = scripted(tokenizer, tokenizer.encode("red<|im_end|>"), "qwen3_vl_instruct")
+    chat = chat_of(model)
+    for line in (f"/image {tmp_path}/red.png", "What?", "/retry", "Sure?", f"/save {tmp_path}/x"):
+        chat.loop.handle(line)
+    assert re.fullmatch("one: .*red.png takes about [0-9]+ tokens", chat.notes[0])
+    path = str(tmp_path / "red.png")
+    picture, text = {"type": "image", "image": path}, {"type": "text", "text": "What?"}
+    history = chat.session.histories[0]
+    assert [m["content"] for m in history] == [[picture, text], "red", "Sure?", "red"]
+    (conversation,) = read_conversations(tmp_path / "x", renderer=lambda: model.model.renderer)
+    assert conversation[0]["content"] == [picture, text]
+    body = tinker_messages_to_openai(history)["messages"][0]["content"]
+    assert body[0]["image_url"]["url"].startswith("data:image/png;base64,")
+    blind = chat_of(scripted(get_tokenizer(tokenizer_folder("qwen3")), []))
+    for one, line, error in (
+        (chat, "/image", "expected /image FILE"),
+        (chat, "/image no.png", "cannot be opened"),
+        (blind, f"/image {path}", "cannot write a part of type 'image'"),
+    ):
+        with pytest.raises(TinkerCookbookError, match=error):
+            one.loop.handle(line)

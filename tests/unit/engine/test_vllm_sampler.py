@@ -260,6 +260,10 @@ def test_adapters_that_vllm_does_not_take(base, tiny_base, monkeypatch, tmp_path
         asked.require(base, AdapterSpec(600))
     with pytest.raises(ConfigurationError, match=r"routed experts; set train_mlp=False, or set sa"):
         asked.require(tiny_base("qwen3_moe"), AdapterSpec(4))
+    with pytest.raises(
+        ConfigurationError, match=r"ignores adapters on vision .*train_vision=False"
+    ):
+        asked.require(base, AdapterSpec(4, train_vision=True))
     for spec, taken in ((AdapterSpec(4), False), (body_only, True)):
         auto.require(gemma, spec)
         sampler = Sampler(gemma, ref.random_adapter(gemma, spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 import chz
 import pytest
+from PIL import Image
 
 from tinker_cookbook.eval import compare, show
 from tinker_cookbook.eval.__main__ import Config, main
@@ -27,7 +29,9 @@ from tinker_cookbook.exceptions import (
     DataError,
     EvalGradingError,
 )
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.sandbox import launch
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTIONS = [("2 + 2", 4), ("3 + 4", 7), ("5 + 5", 10), ("1 + 8", 9)]
 
@@ -152,6 +156,15 @@ OWN = [
     ({"question": "E?", "answer": "cafe\u0301"}, "exact", ["Caf\u00e9"], ["cafe"]),
     ({"question": "A stop", "answer": "."}, "exact", ["."], ["", "a"]),
     ({"instruction": "Add", "input": "1, 2", "output": "3"}, "math", ["3"], ["4"]),
+    (
+        {"question": "Colour?", "options": ["red", "blue"], "answer": "B"},
+        "letter",
+        ["B", "The answer is (B).", r"\boxed{B}"],
+        ["A", "C", "blue or red"],
+    ),
+    ({"question": "?", "choices": ["red", "blue"], "answer": 1}, "letter", ["B"], ["A"]),
+    ({"question": "?", "options": "['red', 'blue']", "answer": "blue"}, "letter", ["B"], ["A"]),
+    ({"question": "A or B?", "answer": "(b)"}, "letter", ["B"], ["A"]),
 ]
 
 
@@ -175,6 +188,14 @@ def test_own_questions_are_graded(row, match, right, wrong, tmp_path):
         ({"question": "Hi", "answer": ["a", " "]}, "regex", "own.jsonl:1: got an empty answer"),
         ({"question": "Hi", "answer": [True]}, "exact", "own.jsonl:1: answer: got True"),
         ("text", "exact", "own.jsonl:1: got a JSON str"),
+        (
+            {"question": "Hi", "options": ["a"], "answer": "B"},
+            "letter",
+            "answer: got 'B', expected",
+        ),
+        ({"question": "Hi", "options": "a, b", "answer": "A"}, "letter", "options: got 'a, b'"),
+        ({"question": "Hi", "image": "no.png", "answer": "B"}, "letter", "1: messages.*no.png"),
+        ({"question": "<image 2>", "image_1": "x", "answer": "A"}, "letter", "mark <image 2> with"),
         ({"question": "Hi", "answer": "b"}, "fuzzy", "match: got 'fuzzy', expected one of exact"),
         ({"question": "Hi", "answer": "b"}, "judge:", "expected one of exact"),
     ],
@@ -183,6 +204,26 @@ def test_own_questions_that_cannot_be_used(row, match, words, tmp_path):
     (tmp_path / "own.jsonl").write_text(json.dumps(row))
     with pytest.raises((ConfigurationError, DataError), match=words):
         Config(tasks=f"{tmp_path}/own.jsonl", match=match, model_name="no/model").check()
+
+
+def test_images_of_questions_stand_at_their_marks(vision_tokenizer, tmp_path):
+    colours = ["red", "lime", "blue"]
+    for colour in colours:
+        Image.new("RGB", (64, 48), colour).save(tmp_path / f"{colour}.png")
+    images = {f"image_{i}": f"{colour}.png" for i, colour in enumerate(colours, start=1)}
+    row = {"question": "Like <image 2>?", "options": ["<image 3>", "<image 1>"], "answer": "B"}
+    own = {"question": "Which?", "image": "blue.png", "options": ["red", "blue"], "answer": "B"}
+    (tmp_path / "own.jsonl").write_text(f"{json.dumps(row | images)}\n{json.dumps(own)}\n")
+    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
+    found = []
+    for example in OwnQuestions(tmp_path / "own.jsonl", "letter").examples(BenchmarkConfig()):
+        chunks = renderer.build_generation_prompt(example.messages).chunks
+        shown = [
+            Image.open(io.BytesIO(c.data)).getpixel((0, 0)) for c in chunks if c.type == "image"
+        ]
+        found.append(shown)
+    red, lime, blue = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    assert found == [[lime, blue, red], [blue]]
 
 
 def test_a_pattern_has_a_time_limit(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from rendering_cases import checked
 from rendering_cases import text as any_text
 from rich.cells import cell_len
@@ -374,6 +375,19 @@ def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
             assert f"id {token}, weight 0" in title
 
     check()
+
+
+def test_the_page_shows_images(vision_tokenizer):
+    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
+    red = Image.new("RGB", (1024, 32), "red")
+    asked = [{"type": "image", "image": red}, {"type": "text", "text": "What?"}]
+    talk = conversation({"role": "user", "content": asked}, {"role": "assistant", "content": "red"})
+    html = page(show(renderer, talk), "title")
+    assert all(
+        uri.startswith("data:image/jpeg;base64,") for uri in re.findall('src="([^"]*)"', html)
+    )
+    (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
+    assert re.search(r"<img [^>]*>\[image:(<[^>]*>| |·)*\d+", pre)
 
 
 def test_the_page_is_whole_escaped_and_needs_nothing(make_renderer):

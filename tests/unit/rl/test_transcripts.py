@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import math
+import re
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
+import PIL.Image
 import pytest
 import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
@@ -129,8 +133,10 @@ def test_a_prompt_that_does_not_extend_the_turn_before_is_shown_from_the_first_d
     assert text.final == []  # the final observation belongs to the first turn alone
 
 
-def test_images_stand_where_they_are():
-    image = tinker.types.ImageChunk(data=b"1", format="png", expected_tokens=7)
+def test_images_stand_where_they_are(tmp_path: Path):
+    picture = io.BytesIO()
+    PIL.Image.new("RGB", (2000, 30), "red").save(picture, "PNG")
+    image = tinker.types.ImageChunk(data=picture.getvalue(), format="png", expected_tokens=7)
     other = tinker.types.ImageChunk(data=b"2", format="png", expected_tokens=7)
     chunks = [tinker.EncodedTextChunk(tokens=encode(f"{ASK}a")), image]
     ob = tinker.ModelInput(chunks=[*chunks, tinker.EncodedTextChunk(tokens=encode(ASK))])
@@ -141,6 +147,11 @@ def test_images_stand_where_they_are():
     turns = [Transition(ob, answer, 0.0, False), Transition(swapped, answer, 0.0, True)]
     (_, second) = text.episode(Trajectory(turns, tinker.ModelInput.empty())).turns
     assert (plain(second.prompt), second.num_new_tokens) == ("[image: 7 tokens]", 7)
+    # The page has a small copy; of data that is no image, only its name.
+    group = group_of(Trajectory(turns, tinker.ModelInput.empty()))
+    html = (write(tmp_path, [group]) / "train.html").read_text()
+    (small,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]*)"', html)
+    assert PIL.Image.open(io.BytesIO(base64.b64decode(small))).size == (256, 4)
 
 
 @pytest.mark.shared

@@ -13,6 +13,7 @@ from tinker_cookbook.exceptions import DataError
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -134,6 +135,21 @@ def test_marks_keep_their_places(vision_tokenizer, folder):
     assert shown[1::2] == [True, False, True]
     assert shown[2] == "<|vision_end|> or\n<|vision_start|>"
     assert "HTML's <image>." in shown[4]
+
+
+def test_the_report_counts_images(vision_tokenizer, folder):
+    Image.new("RGB", (64, 64), "blue").save(folder / "b.png")
+    rows = [image(FILE), image("b.png"), image(FILE)]
+    lines = [json.dumps({"messages": messages}) for messages in rows]
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "test.jsonl").write_text(lines[1].replace("What?", "What is it?") + "\n")
+    builder = ChatDataBuilder(common_config=common(vision_tokenizer), file_path=str(folder))
+    report = make_report(*builder())
+    tokens = [d.model_input.chunks[1].length for i in range(3) for d in builder()[0].get_batch(i)]
+    assert (report.train.images, report.train.image_tokens) == (3, sum(tokens))
+    assert f"3 with {sum(tokens)} tokens" in "\n".join(report.lines())
+    # The same question about another image is another row.
+    assert (report.train.duplicates, report.test_same, report.test_similar) == (1, 0, 0)
 
 
 BAD = {

@@ -106,6 +106,20 @@ def test_the_template_and_the_stops_are_the_renderers(
     assert settings.stop_strings == ([s for s in stops if isinstance(s, str)] or None)
 
 
+def test_a_processors_template_that_knows_content_in_parts_alone_stays(base_of, tmp_path):
+    """As in SmolVLM's folders: a template written anew would have no images."""
+    base = shutil.copytree(base_of("smollm2", False), tmp_path / "base")
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in "
+        "message.content %}{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (base / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    chat = chat_of(Checkpoint("", str(base), base, {}, {}, {"renderer_name": "chatml"}))
+    assert chat.own
+    assert chat.facts["chat template"].startswith(KEPT)
+
+
 def test_without_a_recorded_renderer_the_base_models_files_stay(base_of, tmp_path):
     base = base_of("smollm2", True)
     for name in (None, "of another package"):

@@ -11,6 +11,17 @@ from browser import Browser, find_chromium
 from tinker_cookbook.server import page
 from tinker_cookbook.supervised.conversation_file import read_conversations
 
+# Puts the same picture twice into what the page takes from the clipboard.
+PASTE = """
+const canvas = document.createElement("canvas");
+canvas.toBlob((blob) => {
+  const transfer = new DataTransfer();
+  for (const name of ["a.png", "b.png"]) {
+    transfer.items.add(new File([blob], name, { type: "image/png" }));
+  }
+  document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: transfer }));
+}), 1
+"""
 PARAMETERS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 60, "seed": 5}
 
 
@@ -162,13 +173,30 @@ def test_a_person_chats_on_the_page(
     # HTML of a user or model stays text; fenced code has a fixed width.
     evil = "<img src=x onerror=alert(1)>\n```html\n<b>x</b>\n```\n`<i>`"
     answer = {"model": "<b>m</b>", "text": evil, "thinking": evil, "calls": "", "tokens": []}
-    turn = {"user": evil, "answers": [{**answer, "mark": "", "error": "", "done": True}, None]}
+    turn = {
+        "user": evil,
+        "images": [],
+        "answers": [{**answer, "mark": "", "error": "", "done": True}, None],
+    }
     browser.run(f"turns = [{json.dumps(turn)}], drawAll(), 1")
     elements = "document.querySelectorAll('#chat img, #chat b, #chat i, #chat script')"
     assert browser.run(f"{elements}.length") == 0
     assert browser.run("document.querySelector('.user').textContent") == evil
     assert browser.run("document.querySelector('.text pre code').textContent") == "<b>x</b>"
     assert "onerror" in browser.run("document.querySelector('.text').textContent")
+
+    # A pasted or dropped image is shown, removed on demand, and sent before the text.
+    browser.run("document.querySelector('#new').click(), 1")
+    browser.run(PASTE)
+    browser.wait("document.querySelectorAll('#images img').length == 2")
+    browser.run("document.querySelector('#images button').click(), 1")
+    browser.run("document.querySelector('#chat').scrollTop, 1")
+    send("What is it?")
+    browser.wait(f"{done} && document.querySelectorAll('.user img').length == 1")
+    assert browser.run("document.querySelectorAll('#images img').length") == 0
+    kinds = "contentOf(turns[0]).map(p => p.type + (p.image_url || {url: ''}).url.slice(0, 22))"
+    assert browser.run(kinds) == ["image_urldata:image/png;base64,", "text"]
+    browser.problems.clear()  # the story model takes no images
 
     # Nothing is wider than a phone, and the theme follows the system until the button is pressed.
     browser.size(390, 800, mobile=True)
