@@ -36,7 +36,7 @@ def wav_file() -> bytes:
 
 def test_a_conversation_in_both_directions(tmp_path):
     image = pytest.importorskip("PIL.Image").new("RGB", (2, 1), "red")
-    image.save(tmp_path / "red.png")
+    image.save(tmp_path / "red.png", compress_level=1)
     data = base64.b64encode((tmp_path / "red.png").read_bytes()).decode()
     sound = base64.b64encode(wav_file()).decode()
     thought = {"type": "thinking", "thinking": "hmm"}

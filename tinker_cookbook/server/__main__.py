@@ -87,7 +87,7 @@ class Config(SamplerOptions, ShardOptions):
         "folders; default: nowhere, images are within the request",
     )
     max_image_megapixels: int = chz.field(
-        default=50, doc="Largest image; reading one takes up to 12 MB of memory per megapixel"
+        default=50, doc="Largest image; reading one takes up to 20 MB of memory per megapixel"
     )
     disk_quota_gb: float | None = chz.field(
         default=None,
