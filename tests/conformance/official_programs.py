@@ -114,7 +114,8 @@ def _run(
     words: list[str], log: Path, scratch: Path, repository: Path, env: Mapping[str, str]
 ) -> int:
     """Exit status of a program of the original, whose output goes to ``log``; -1 out of time."""
-    path = os.pathsep.join([str(repository), str(scratch)])
+    environments = Path(__file__).parent / "verifiers_checks"  # of the verifiers library
+    path = os.pathsep.join(map(str, [repository, scratch, environments]))
     command = [sys.executable, "-P", str(LAUNCHER), *words]
     with open(log, "w", encoding="utf-8") as out:
         try:

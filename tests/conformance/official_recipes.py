@@ -163,12 +163,15 @@ RECIPES = (
         over_server=True, rows=0, own_words=True,
     ),
     Recipe("true_thinking_score.run_small_experiment", over_server=True, rows=0, own_words=True),
+    Recipe(
+        "verifiers_rl.train",
+        f"{_QWEN} vf_env_id=old_letters groups_per_batch=2 group_size=2 max_tokens=8 dataset_n=8",
+    ),
 )  # fmt: skip
 CANNOT = {
     "audio": "needs sound data, and a model that hears",
     "chat_sl.sweep.launch_all": "starts 28 runs of hosted models of up to 1T parameters",
     "verifiers_rl.evaluate": "its last print fails in verifiers 0.1.9, which wants an error a row",
-    "verifiers_rl.train": "replaces rollouts.do_group_rollout, which our loops do not call",
     "vlm_classifier": "trains on images, which the bundled engine and the server do not",
 }
 

@@ -11,6 +11,7 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl import rollouts
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
@@ -137,3 +138,17 @@ def test_an_error_in_cleanup_is_recorded_and_fails_nothing():
 def _where(group):
     line = str(group.rollout_errors[0])
     return line[line.index(" (raised at") :]
+
+
+def test_a_replaced_group_rollout_is_called(monkeypatch):
+    """Programs for the official cookbook replace the function of the package."""
+    expected, calls = group_rollout(Group(Steps)), []
+
+    async def replacement(builder, policy, strategy=None):
+        calls.append((builder, policy, strategy))
+        return expected
+
+    monkeypatch.setattr(rollouts, "do_group_rollout", replacement)
+    builder, policy = Group(Steps), Policy()
+    assert asyncio.run(rollouts.group.run_group(builder, policy)) is expected
+    assert calls == [(builder, policy, None)]

@@ -180,6 +180,10 @@ def run_group(
     Cancelling it cancels the rollout, unless another process has begun it. Raises
     ``ConfigurationError`` if the arguments cannot be pickled for another process.
     """
+    # Programs for the official cookbook replace this function of the package by one of their own.
+    replacement = sys.modules["tinker_cookbook.rl.rollouts"].do_group_rollout
+    if replacement is not do_group_rollout:
+        return replacement(builder, policy, strategy)
     settings: dict[str, Any] = {"strategy": strategy, "config": config, "hooks": hooks}
     executor = get_rollout_executor()
     # Without an executor there is nothing to add, not even a frame in the traceback.
