@@ -19,7 +19,7 @@ from tinker_cookbook.engine.sampling.requests import PromptScores, Sample, Sampl
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput
-from tinker_cookbook.engine.vision.images import ImageInput, joined
+from tinker_cookbook.engine.vision.images import ImageInput, is_image, joined
 from tinker_cookbook.engine.vision.processing import ImageReader
 from tinker_cookbook.exceptions import (
     BackendError,
@@ -55,7 +55,13 @@ def sequence_of(model_input: types.ModelInput, where: str, reader: MakeReader) -
     parts: list[np.ndarray | ImageInput] = []
     for index, chunk in enumerate(model_input.chunks):
         if isinstance(chunk, types.EncodedTextChunk):
-            parts.append(np.asarray(chunk.tokens, dtype=np.int64))
+            tokens = np.asarray(chunk.tokens, dtype=np.int64)
+            if is_image(tokens).any():  # ids that the engine itself gives to images
+                raise DataValidationError(
+                    f"{where}: chunk {index} holds token id {tokens.max()}, expected ids of the "
+                    "model's vocabulary"
+                )
+            parts.append(tokens)
             continue
         at = f"{where}: chunk {index}"
         if isinstance(chunk, types.ImageAssetPointerChunk):

@@ -97,6 +97,7 @@ def test_training_and_sampling(service, folder, tmp_path):
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
+        (types.EncodedTextChunk(tokens=[1 << 62]), "holds token id 4611686018427387904"),
         (image(expected=9), "expected_tokens is 9, but the image has 8 tokens"),
         (image(png()[:200]), "cannot be read|truncated|damaged"),
         (image(b"<svg></svg>"), "chunk 1"),
