@@ -311,7 +311,8 @@ class Engine:
 
     def new_run(self, run_id: str, base: BaseModel, adapter: Adapter, step: int = 0) -> TrainingRun:
         """Returns a run of ``trained_base``, which shares its batches among the ranks."""
-        budget, measure = self.token_budget(base), partial(self.token_budget, base)
+        measure = partial(self.token_budget, base, adapter.spec.train_vision)
+        budget = measure()
         if self._followers is None:
             return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
         from tinker_cookbook.engine.parallel.run import DataParallelRun
@@ -322,12 +323,13 @@ class Engine:
             run_id, base, adapter, budget, step, pause, measure, followers=self._followers
         )
 
-    def token_budget(self, base: BaseModel) -> int:
+    def token_budget(self, base: BaseModel, train_vision: bool = False) -> int:
         """Returns the maximum padded tokens of a micro-batch, from the free memory."""
         budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
             budget = self._memory.training_bytes()
-        tokens = max(64, budget // base.activation_bytes_per_token())
+        needed = base.activation_bytes_per_token(train_vision=train_vision)
+        tokens = max(64, budget // needed)
         return base.limits.budget(tokens, free_memory_bytes(base.device))
 
     def close(self, wait: bool = True) -> None:

@@ -95,28 +95,30 @@ def release_cached_memory(device: torch.device) -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Cache(Protocol):
-    bytes_per_token: int
-
+class _Held(Protocol):
     @property
     def nbytes(self) -> int:
-        """Size of the cache in bytes."""
+        """Size in bytes."""
         ...
+
+
+class _Cache(_Held, Protocol):
+    bytes_per_token: int
 
 
 class MemoryBudget:
     """Divides a GPU's memory between training and the KV caches of the samplers.
 
     Both get shares of the memory that is free without any KV cache, so they fit together whichever
-    comes first: half for the activations of a micro-batch and two fifths for all KV caches. The
-    rest is for temporary tensors and for fragmentation.
+    comes first: half for the activations of a micro-batch and two fifths for all KV caches and
+    kept features of images. The rest is for temporary tensors and for fragmentation.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._caches: WeakSet[_Cache] = WeakSet()
+        self._caches: WeakSet[_Held] = WeakSet()
 
-    def add(self, cache: _Cache) -> None:
+    def add(self, cache: _Held) -> None:
         """Includes ``cache`` in the budget while it lives."""
         self._caches.add(cache)
 

@@ -324,7 +324,7 @@ def main() -> None:
         from tinker_cookbook.engine.engine import Engine
 
         # Several micro-batches on each rank, which follows the plan of rank 0.
-        Engine.token_budget = lambda self, base: base.limits.budget(30 if RANK else 100)
+        Engine.token_budget = lambda self, base, *_: base.limits.budget(30 if RANK else 100)
     program = Program(model)
     if not checkpoint:
         program.train()

@@ -190,13 +190,16 @@ class BaseModel:
         """Applies an adapter without gradients, as the sampler does."""
         return self._active.use({}, Segments.of_one(terms))
 
-    def hidden(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+    def hidden(self, tokens: Tensor, *, images: bool = True, **kwargs: Any) -> Tensor:
         """Returns the last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs``
-        (cache, positions, mask) go to the transformers model."""
+        (cache, positions, mask) go to the transformers model. Without ``images`` all tokens are
+        text."""
         # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
         with self.with_ranks(), self._rotary.active():
-            inputs = {"input_ids": tokens} if self.vision is None else self.vision.inputs(tokens)
+            inputs = {"input_ids": tokens}
+            if images and self.vision is not None:
+                inputs = self.vision.inputs(tokens)
             return self._decoder(**inputs, **kwargs).last_hidden_state
 
     def hidden_of_row(self, tokens: np.ndarray) -> Tensor:
@@ -241,12 +244,14 @@ class BaseModel:
         sequences' cache, if it stores them.
         """
         cache = layout.runs[0].table.cache if layout.runs else None
+        images = not all(run.decodes for run in layout.runs)  # sampled tokens are text
         with (
             attention_hook.use_layout(self._decoder.config, layout),
             self._active.use({}, segments),
             self._active.recording() as chosen,
         ):
-            hidden = self.hidden(tokens[None], position_ids=positions[..., None, :])[0]
+            at = positions[..., None, :]
+            hidden = self.hidden(tokens[None], images=images, position_ids=at)[0]
         if cache is not None and cache.choices:
             cache.write_choices(layout.runs, torch.cat(chosen, 1))
         return hidden
@@ -268,7 +273,9 @@ class BaseModel:
 
         # transformers supports checkpointing only in training mode, which would activate dropout.
         # In evaluation mode nothing uses random numbers, so their state need not be saved.
-        layers = [m for m in self._decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
+        tower = self.vision is not None and self.vision.trains(self._active.terms)
+        modules = (self._model if tower else self._decoder).modules()
+        layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise TrainingError(
                 f"{self.name}: this architecture does not support activation checkpointing, which "
@@ -344,8 +351,9 @@ class BaseModel:
         term = terms.get(self.unembed_name)
         return None if term is None else LoraPair(term.a, term.b, term.owners)
 
-    def activation_bytes_per_token(self) -> int:
-        """Returns the bytes of activations per trained token, from the model's shapes."""
+    def activation_bytes_per_token(self, *, train_vision: bool = False) -> int:
+        """Returns the bytes of activations per trained token, from the model's shapes; with
+        ``train_vision`` per token of an image."""
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
@@ -353,7 +361,10 @@ class BaseModel:
         chosen = int(getattr(config, "num_experts_per_tok", None) or 1)
         inner = max(inner, chosen * int(getattr(config, "moe_intermediate_size", None) or inner))
         layers, itemsize = int(config.num_hidden_layers), self.dtype.itemsize
-        return activation_bytes_per_token(layers, hidden, inner, itemsize)
+        of_tower = 0
+        if train_vision and self.vision is not None:
+            of_tower = self.vision.activation_bytes_per_token(itemsize)
+        return activation_bytes_per_token(layers, hidden, inner, itemsize) + of_tower
 
 
 def _load(

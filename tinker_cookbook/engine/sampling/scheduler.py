@@ -56,6 +56,8 @@ class Scheduler:
     ) -> None:
         self._base, self._shapes = base, shapes
         self._memory = memory or MemoryBudget(base.device)
+        if base.vision is not None:
+            self._memory.add(base.vision.kept)
         on_cpu = base.device.type == "cpu"
         self._usual_rows = _MOST_ROWS_CPU if on_cpu else _MOST_ROWS_GPU
         self._most_rows = self._usual_rows  # lower while memory is short

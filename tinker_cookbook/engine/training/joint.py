@@ -81,8 +81,15 @@ class _Pass:
 
     @property
     def _joinable(self) -> bool:
-        # Subclasses compute on several ranks. Router replay supports one run at a time.
-        return type(self.run) is TrainingRun and self.run.base.replay is None
+        # Subclasses compute on several ranks. Router replay supports one run at a time. Images that
+        # see in both directions remove the padding by which owners are counted on a CPU.
+        base = self.run.base
+        both_ways = any(base.last_seen(one.tokens) is not None for one in self.data)
+        return (
+            type(self.run) is TrainingRun
+            and base.replay is None
+            and (base.packs_rows or not both_ways)
+        )
 
 
 def run_together(

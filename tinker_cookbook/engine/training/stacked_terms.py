@@ -44,7 +44,11 @@ _ALIGNMENT = 8
 
 def can_stack(base: BaseModel, adapters: Sequence[Adapter]) -> bool:
     """Returns whether the adapters can be computed together."""
-    experts = any(target.experts for target in _covered(adapters))
+    covered = _covered(adapters)
+    # Rows of the vision tower are patches, whose adapters the owners of tokens do not tell.
+    if any(target.group == "vision" for target in covered):
+        return False
+    experts = any(target.experts for target in covered)
     if _can_group(base, adapters):
         return base.groups_experts or not experts
     # Rows of experts are sorted by expert, which a mask does not follow.

@@ -66,6 +66,8 @@ class Family:
 _KEPT_IMAGES = 256
 """Images that are kept after their last use: an epoch, or a group's next turn, reads them again."""
 _KEPT_BYTES = 256 << 20
+_MADE_BYTES = 256 << 20
+"""Of pixels that the vision tower has not read yet, so that they are not made a second time."""
 
 
 class ImageReader:
@@ -148,7 +150,9 @@ class ImageReader:
                 f"{MOST_TOKENS}; make it smaller"
             )
         # Pixels are many times larger than the file, and needed only if the features are not kept.
-        make_pixels = partial(_pixels_of, str(self._folder), str(self._config["model_type"]), data)
+        kind = str(self._config["model_type"])
+        _made.add(digest, _inputs(pixels, self._family))
+        make_pixels = partial(_pixels_of, str(self._folder), kind, digest, data)
         return interned(ImageInput(digest, make_pixels, *expansion))
 
     def _encode(self, text: str) -> list[int]:
@@ -176,10 +180,46 @@ def _processed(processor: Any, rgb: Any, family: Family) -> Pixels:
     return dict(processor(images=[rgb], return_tensors="np", **family.options))
 
 
-def _pixels_of(folder: str, kind: str, data: bytes) -> Pixels:
-    family = FAMILIES[kind]
-    pixels = _processed(get_image_processor(folder), _decoded(data, "image"), family)
+def _inputs(pixels: Pixels, family: Family) -> Pixels:
     return {name: np.asarray(pixels[name]) for name in family.inputs if name in pixels}
+
+
+def _pixels_of(folder: str, kind: str, digest: bytes, data: bytes) -> Pixels:
+    made = _made.take(digest)
+    if made is not None:
+        return made
+    family = FAMILIES[kind]
+    return _inputs(_processed(get_image_processor(folder), _decoded(data, "image"), family), family)
+
+
+class _Made:
+    """Pixels by the images' digests; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._pixels: OrderedDict[bytes, Pixels] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, digest: bytes, pixels: Pixels) -> None:
+        self.take(digest)
+        with self._lock:
+            self._pixels[digest] = pixels
+            self._bytes += _nbytes(pixels)
+            while self._bytes > _MADE_BYTES:
+                self._bytes -= _nbytes(self._pixels.popitem(last=False)[1])
+
+    def take(self, digest: bytes) -> Pixels | None:
+        with self._lock:
+            pixels = self._pixels.pop(digest, None)
+            self._bytes -= 0 if pixels is None else _nbytes(pixels)
+            return pixels
+
+
+_made = _Made()
+
+
+def _nbytes(pixels: Pixels) -> int:
+    return sum(array.nbytes for array in pixels.values())
 
 
 def _expand_qwen(

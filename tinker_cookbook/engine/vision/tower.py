@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinker_cookbook.engine.activations import activation_bytes_per_token
+from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.engine.model.lora import ActiveTerms, Target
 from tinker_cookbook.engine.model.low_rank import LowRank, Terms
 from tinker_cookbook.engine.vision.images import (
@@ -25,6 +28,8 @@ from tinker_cookbook.engine.vision.images import (
 SEES_BOTH_WAYS = frozenset({"gemma3"})
 _KEPT_BYTES_CPU = 256 << 20
 _KEPT_BYTES_GPU = 2 << 30
+_KEPT_SHARE_GPU = 16
+"""A GPU keeps at most its free memory, when the model is loaded, divided by this."""
 
 
 class Features(NamedTuple):
@@ -56,9 +61,13 @@ class VisionTower:
         self._names = frozenset(target.name for target in targets if target.group == "vision")
         self.sees_both_ways = model.config.model_type in SEES_BOTH_WAYS
         """Whether the tokens of an image attend to all of the image."""
-        budget = _KEPT_BYTES_CPU if device.type == "cpu" else _KEPT_BYTES_GPU
-        self._frozen = _Kept(budget)
-        self._adapted: weakref.WeakKeyDictionary[LowRank, _Kept] = weakref.WeakKeyDictionary()
+        budget = _KEPT_BYTES_CPU
+        if device.type != "cpu":
+            budget = min(_KEPT_BYTES_GPU, free_memory_bytes(device) // _KEPT_SHARE_GPU)
+        self.kept = KeptFeatures(budget)
+        self._numbers: weakref.WeakKeyDictionary[LowRank, int] = weakref.WeakKeyDictionary()
+        """Of the adapters whose features are kept, by their first term; 0 is the frozen tower."""
+        self._counter = itertools.count(1)
 
     def last_seen(self, tokens: np.ndarray) -> np.ndarray | None:
         """Returns the last index [T] that each token of a sequence sees; ``None``: its own."""
@@ -71,7 +80,7 @@ class VisionTower:
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
         """Returns the decoder's arguments for tokens [B, L], some of which may be images."""
         at = is_image(tokens)
-        if not at.any():
+        if not at.any():  # on a GPU, the host waits for this
             return {"input_ids": tokens}
         ids = tokens[at].cpu().numpy()
         numbers, indices = numbers_and_indices(ids)
@@ -118,19 +127,39 @@ class VisionTower:
         trained = next(iter(terms.values()), None)
         if trained is not None and torch.is_grad_enabled() and trained.a.requires_grad:
             return self._compute(images, terms)
-        kept = self._frozen
+        number = 0
         if trained is not None:
-            kept = self._adapted.setdefault(trained, _Kept(self._frozen.budget // 4))
+            number = self._numbers.get(trained) or next(self._counter)
+            self._numbers[trained] = number
         out = []
         for image in images:
-            found = kept.get(image.digest)
+            key = number, image.digest
+            found = self.kept.get(key)
             if found is None:
                 # Each image alone: its features then do not depend on the others of a batch.
                 with torch.no_grad():
                     (found,) = self._compute([image], terms)
-                kept.add(image.digest, found)
+                self.kept.add(key, found)
             out.append(found)
         return out
+
+    def trains(self, terms: Terms) -> bool:
+        """Whether an adapter covers the tower."""
+        return not self._names.isdisjoint(terms)
+
+    def activation_bytes_per_token(self, itemsize: int) -> int:
+        """Returns the bytes that the tower keeps for the backward pass per token of an image."""
+        config = self._model.config
+        vision = config.vision_config
+        layers = getattr(vision, "depth", None) or vision.num_hidden_layers
+        hidden = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL's name
+        inner = getattr(vision, "intermediate_size", None) or 4 * hidden
+        of_patch = activation_bytes_per_token(int(layers), int(hidden), int(inner), itemsize)
+        merged = getattr(vision, "spatial_merge_size", None) or getattr(config, "scale_factor", 0)
+        if merged:
+            return merged**2 * of_patch
+        patches = (vision.image_size // vision.patch_size) ** 2
+        return -(-patches // config.mm_tokens_per_image) * of_patch
 
     def _compute(self, images: Sequence[ImageInput], terms: Terms) -> list[Features]:
         if not images:
@@ -150,26 +179,30 @@ class VisionTower:
         return [Features(parts[0], parts[1:]) for parts in (zip(*by_layer, strict=True))]
 
 
-class _Kept:
-    """Features by the images' digests, at most ``budget`` bytes; the least recently used go
-    first."""
+class KeptFeatures:
+    """Features by number of the adapter and digest of the image, at most ``budget`` bytes; the
+    least recently used go first, as those of adapters that no longer exist do."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._features: OrderedDict[bytes, Features] = OrderedDict()
-        self._bytes = 0
+        self.nbytes = 0
+        self._features: OrderedDict[tuple[int, bytes], Features] = OrderedDict()
 
-    def get(self, digest: bytes) -> Features | None:
-        found = self._features.get(digest)
+    def get(self, key: tuple[int, bytes]) -> Features | None:
+        """Returns the features, which count as used; ``None`` if they are not kept."""
+        found = self._features.get(key)
         if found is not None:
-            self._features.move_to_end(digest)
+            self._features.move_to_end(key)
         return found
 
-    def add(self, digest: bytes, features: Features) -> None:
-        self._features[digest] = features
-        self._bytes += features.nbytes
-        while self._bytes > self.budget and len(self._features) > 1:
-            self._bytes -= self._features.popitem(last=False)[1].nbytes
+    def add(self, key: tuple[int, bytes], features: Features) -> None:
+        """Keeps the features, unless they alone are above the budget."""
+        if features.nbytes > self.budget:
+            return
+        self._features[key] = features
+        self.nbytes += features.nbytes
+        while self.nbytes > self.budget:
+            self.nbytes -= self._features.popitem(last=False)[1].nbytes
 
 
 def _rows(features: Sequence[Features], rows: Tensor, part: int, like: Tensor) -> Tensor:
