@@ -11,6 +11,7 @@ from typing import Any
 import engine_reference as ref
 import numpy as np
 import torch
+from image_prompts import example_of, group_of, prompt_of
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
@@ -208,4 +209,37 @@ JOBS: dict[str, Job] = {
     "sampling, top_k and top_p": sample(top_k=20, top_p=0.9, temperature=0.7),
     "sampling, two adapters": sample(adapters=2, topk=3),
     "scoring": score,
+}
+
+
+def train_images(base: BaseModel) -> Arrays:
+    """Rows with 0, 1 and 3 images, and a group that shares a prompt with images."""
+    run = ref.make_run(base, spec=AdapterSpec(4, train_vision=base.vision is not None))
+    data = [example_of(prompt_of(base, count, count), count) for count in (1, 0, 3)]
+    found: Arrays = []
+    for batch in (data, group_of(base)):
+        out = run.forward_backward(batch, "cross_entropy")
+        found += [*out.logprobs, *_arrays(run.take_gradients().values())]
+    return found
+
+
+def sample_images(base: BaseModel) -> Arrays:
+    """Two adapters in one batch, then the score of a prompt with images."""
+    samplers = [Sampler(base, adapter_of(base, seed)) for seed in range(2)]
+    requests = []
+    for number, count in enumerate((2, 0, 1)):
+        tokens, images = prompt_of(base, count, 20 + number)
+        options = SamplingSettings(max_tokens=6, seed=number)
+        requests.append(sample_request(samplers[number % 2], tokens, 2, options, images=images))
+    ref.run_batch(base, requests)
+    drawn = [one for request in requests for one in request.future.result(timeout=0)]
+    tokens, images = prompt_of(base, 2, 30)
+    scores = ref.score(samplers[0], tokens, logprobs=True, images=images)
+    assert scores.logprobs is not None
+    return [*(np.array(s) for one in drawn for s in (one.tokens, one.logprobs)), scores.logprobs]
+
+
+IMAGE_JOBS: dict[str, Job] = {
+    "images, training": train_images,
+    "images, sampling and scoring": sample_images,
 }

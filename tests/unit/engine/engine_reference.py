@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from image_prompts import group_of
 from safetensors.torch import save_file
+from tiny_vlm import KINDS, tiny_vlm
 from torch import distributed
 
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -48,11 +50,14 @@ SHAPE = {
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "qwen2_bias")
 SLIDING = ("gemma2", "gemma3")
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+VLMS = {"gemma3_vl" if kind == "gemma3" else kind: kind for kind in KINDS}
 ROUTED = ("qwen3_moe", "gpt_oss", "deepseek_v3")
 
 
 def make_model(kind: str, folder: Path) -> Path:
     """Saves a small random model whose logits are far from uniform."""
+    if kind in VLMS:
+        return tiny_vlm(folder, VLMS[kind])
     import transformers as tf
 
     configs = {
@@ -145,6 +150,8 @@ def _trained(base: BaseModel) -> tuple[list[np.ndarray], dict[str, torch.Tensor]
         tokens = rng.integers(3, 300, length)
         inputs = {"target_tokens": np.roll(tokens, -1), "weights": np.ones(length, np.float32)}
         data.append(Example(tokens, inputs))
+    if base.vision is not None:
+        data += group_of(base)
     run = make_run(base, budget=64)
     output = run.forward_backward(data, "cross_entropy")
     return output.logprobs, run.take_gradients()

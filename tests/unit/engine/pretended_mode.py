@@ -10,17 +10,20 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
+_device_constructors()  # torch lists its functions once: before ``torch.tensor`` is replaced
 _PACKAGE = "tinker_cookbook/"
 
 _WAITS = ["_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2"]
@@ -158,13 +161,12 @@ class PretendedMode(TorchDispatchMode):
         return max(0, self.total_bytes - self.allocated_bytes())
 
     def __enter__(self) -> Self:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         torch._C._ensureCUDADeviceGuardSet()
         lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         self._patches.callback(torch._C._set_only_lift_cpu_tensors, lifted)
-        load = AutoModelForCausalLM.from_pretrained
         for owner, name, value in (
             (torch.cuda, "_lazy_init", lambda: None),
             (torch.cuda, "empty_cache", lambda: None),
@@ -174,7 +176,11 @@ class PretendedMode(TorchDispatchMode):
             (torch.cuda, "memory_allocated", lambda device=None: 0),
             (torch.cuda, "max_memory_allocated", lambda device=None: 0),
             (torch, "inference_mode", torch.no_grad),  # its tensors have no dispatch to Python
-            (AutoModelForCausalLM, "from_pretrained", self._loader(load)),
+            *(
+                (auto, "from_pretrained", self._loader(auto.from_pretrained))
+                for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)
+            ),
+            (torch, "tensor", partial(_tensor, torch.tensor)),
             (PretendedMode, "entered", self),
             *self.functions(),
         ):
@@ -318,6 +324,13 @@ class PretendedMode(TorchDispatchMode):
         self.kernels[name] += count
         if self.trace:
             self.lines[name, _line()] += count
+
+
+def _tensor(make: Callable[..., torch.Tensor], data: Any, **kwargs: Any) -> torch.Tensor:
+    """``torch.tensor``, which reads device tensors in a list in C++."""
+    if isinstance(data, list):
+        data = tree_map(lambda one: one.tolist() if isinstance(one, DeviceTensor) else one, data)
+    return make(data, **kwargs)
 
 
 def _restore(name: str, module: Any) -> None:

@@ -12,6 +12,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
+from image_prompts import prompt_of
 from pretended_device import DEVICE, PretendedDevice
 
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -100,6 +101,25 @@ def test_kernels_do_not_grow_with_lengths_prompts_or_adapters(bases):
     with_four, _ = kernels_of_layer(bases, [20] * 8, adapters=4)
     assert with_four <= decode + 8 <= 110
     assert kernels_of_layer(bases, [20] * 9, top_k=20, top_p=0.9)[0] <= decode + 1
+
+
+def test_a_decode_step_after_an_image_is_one_of_text(tmp_path):
+    with PretendedDevice() as device:
+        base = ref.load_base(ref.make_model("qwen3_vl", tmp_path), torch.bfloat16, DEVICE)
+        assert base.vision is not None
+        counts = []
+        for images in (2, 0):
+            scheduler = Scheduler(base, base.kv_shapes or [])
+            tokens, seen = prompt_of(base, images, length=60)
+            settings = SamplingSettings(max_tokens=9, seed=0)
+            request = sample_request(Sampler(base, None), tokens, 8, settings, images=seen)
+            scheduler.add(request)
+            for _ in range(3):
+                device.reset()
+                scheduler.step()
+            counts.append(device.kernels.total())
+            assert device.syncs.total() <= 2, dict(device.syncs)
+        assert counts[0] == counts[1]
 
 
 def test_a_group_of_samples_shares_the_blocks_of_its_prompt(bases):

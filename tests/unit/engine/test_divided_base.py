@@ -28,7 +28,9 @@ def divided(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel
     return BaseModel(str(folder), Path(folder), ref.CPU, dtype, divided=True)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next", *ref.ROUTED])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next", "qwen3_vl", *ref.ROUTED]
+)
 def test_a_divided_base_trains_as_the_whole_one(group, tiny_base, kind):
     whole = tiny_base(kind)
     base = divided(whole.folder)

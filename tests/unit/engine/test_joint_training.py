@@ -13,6 +13,7 @@ import pytest
 import tinker
 import torch
 from device_jobs import LOSSES, examples
+from image_prompts import example_of, group_of, prompt_of
 from pretended_device import DEVICE, PretendedDevice
 from tinker import types
 
@@ -117,6 +118,22 @@ def test_numbers_are_those_of_separate_passes(tiny_base, joined, kind, loss):
                 outputs, expected = together(runs, data, loss), separately(twins, data, loss)
             assert joined == [[run.run_id for run in runs]] * 2
             assert_equal(outputs, runs, expected, twins)
+
+
+@pytest.mark.parametrize(("kind", "train_vision", "joins"), [
+    ("qwen3_vl", False, True), ("smolvlm", False, True), ("qwen3_vl", True, False),
+    ("gemma3_vl", False, False),
+])  # fmt: skip
+def test_runs_with_images_join_unless_they_train_the_tower(
+    tiny_base, joined, kind, train_vision, joins
+):
+    base, spec = tiny_base(kind), AdapterSpec(4, train_vision=train_vision)
+    data = [group_of(base), [example_of(prompt_of(base, count, 3)) for count in (2, 0, 1)]]
+    runs, twins = ([ref.make_run(base, spec=spec, seed=n) for n in (1, 2)] for _ in range(2))
+    outputs = together(runs, data, "cross_entropy")
+    expected = separately(twins, data, "cross_entropy")
+    assert bool(joined) == joins
+    assert_equal(outputs, runs, expected, twins)
 
 
 def test_several_targets_of_a_token_and_steps_between(tiny_base, joined):

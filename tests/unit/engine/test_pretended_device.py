@@ -13,7 +13,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from device_jobs import JOBS
+from device_jobs import IMAGE_JOBS, JOBS
 from pretended_device import DEVICE, PretendedDevice
 
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -23,6 +23,7 @@ QUICK = {
     "qwen3": ("ppo, shared rows", "saved and resumed", "sampling, top_k and top_p", "scoring"),
     "gemma3": ("sampling, two adapters",),
 }
+QUICK_VLMS = ("qwen3_vl", "gemma3_vl")
 _REAL = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -97,13 +98,17 @@ def _cases() -> Iterator[object]:
         for job in JOBS:
             slow = () if job in QUICK.get(kind, ()) else pytest.mark.slow
             yield pytest.param(kind, job, marks=slow)
+    for kind in ref.VLMS:
+        for job in IMAGE_JOBS:
+            yield pytest.param(kind, job, marks=() if kind in QUICK_VLMS else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("kind", "job"), _cases())
 def test_numbers_are_those_of_the_cpu(tiny_base, machine, kind, job):
-    expected = JOBS[job](tiny_base(kind))
+    run = (JOBS | IMAGE_JOBS)[job]
+    expected = run(tiny_base(kind))
     with machine.entered():
-        found = JOBS[job](machine.base(kind))
+        found = run(machine.base(kind))
     assert len(found) == len(expected)
     for got, want in zip(found, expected, strict=True):
         assert got.shape == want.shape

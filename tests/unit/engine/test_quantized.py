@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from environments import python_with, run_in
+from image_prompts import example_of, group_of, prompt_of
 from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends.connect import connect
@@ -26,7 +27,12 @@ from tinker_cookbook.engine.kernels.cpu.linear import _Panels
 from tinker_cookbook.engine.model import base_model
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.embedding import quantize_tables
-from tinker_cookbook.engine.model.loading import check_architecture, dequantized, weights_bytes
+from tinker_cookbook.engine.model.loading import (
+    check_architecture,
+    dequantized,
+    model_class,
+    weights_bytes,
+)
 from tinker_cookbook.engine.model.low_rank import LowRank
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -91,30 +97,32 @@ def test_the_checks_pass_with_bitsandbytes():
     assert "skipped" not in printed
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_vl"])
 def test_a_quantised_layout_computes_with_its_weights(kind, tmp_path, monkeypatch):
     """3 s: log-probabilities and gradients of peft on a model of the same rounded weights."""
     folder = ref.make_model(kind, tmp_path / "base")
     monkeypatch.setattr(base_model, "quantized_layout", lambda _: Rounded)
     monkeypatch.setattr(base_model, "quantize_tables", partial(quantize_tables, make=Rounded))
     base = BaseModel(str(folder), folder, ref.CPU, torch.float32, "nf4")
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain = model_class(folder).from_pretrained(folder, dtype=torch.float32)
     for name, parameter in plain.named_parameters():
-        if parameter.dim() > 1 and "gate.weight" not in name:
+        if parameter.dim() > 1 and "gate.weight" not in name and "visual" not in name:
             parameter.data = parameter.data.bfloat16().float()
     plain.save_pretrained(tmp_path / "rounded")
     run = ref.make_run(base)
     data = ref.supervised(np.random.default_rng(0), base, (20, 11, 27))
+    prompt, images = data[0].tokens[:5], ()
+    if base.vision is not None:
+        data += group_of(base)
+        prompt, images = prompt_of(base, 2)
     output = run.forward_backward(data, "cross_entropy")
-    (sample,) = ref.draw(
-        Sampler(base, run.snapshot()), data[0].tokens[:5], 1, SamplingSettings(max_tokens=8, seed=1)
-    )
+    settings = SamplingSettings(max_tokens=8, seed=1)
+    (sample,) = ref.draw(Sampler(base, run.snapshot()), prompt, 1, settings, images=images)
     base.folder = tmp_path / "rounded"  # what the reference loads
     ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, print).check()
-    tokens = np.concatenate([data[0].tokens[:5], sample.tokens])
-    item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
+    item = example_of((np.concatenate([prompt, sample.tokens]), images))
     trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
-    np.testing.assert_allclose(trained[4:], sample.logprobs, atol=1e-4)
+    np.testing.assert_allclose(trained[len(prompt) - 1 :], sample.logprobs, atol=1e-4)
 
 
 def test_without_bitsandbytes_the_error_says_what_to_install(monkeypatch):
@@ -153,8 +161,8 @@ def test_checkpoints_that_are_quantised_already_are_refused(tmp_path):
 
 
 def test_a_model_without_a_causal_language_model_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
-    with pytest.raises(ConfigurationError, match="org/m has the model type 'qwen3_vl'"):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ConfigurationError, match="org/m has the model type 'clip'"):
         check_architecture("org/m", tmp_path)
 
 

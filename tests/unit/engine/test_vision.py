@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from tiny_vlm import IMAGE_TOKEN, KINDS, tiny_vlm
+from image_prompts import example_of, group_of, prompt_of
+from tiny_vlm import tiny_vlm
 
+from tinker_cookbook.engine.memory import KnownLimits, MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
@@ -19,71 +22,18 @@ from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.vision import processing
-from tinker_cookbook.engine.vision.images import ImageInput, grid_positions, is_image, joined
+from tinker_cookbook.engine.vision.images import grid_positions, image_at, is_image
 from tinker_cookbook.engine.vision.processing import image_reader
-from tinker_cookbook.exceptions import ConfigurationError
-
-Prompt = tuple[np.ndarray, tuple[ImageInput, ...]]
-
-
-@pytest.fixture(scope="module")
-def vlm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
-    made: dict[str, BaseModel] = {}
-
-    def get(kind: str) -> BaseModel:
-        if kind not in made:
-            made[kind] = ref.load_base(tiny_vlm(tmp_path_factory.mktemp(kind), kind))
-        return made[kind]
-
-    return get
+from tinker_cookbook.engine.vision.tower import KeptFeatures
+from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
 
 
 @pytest.fixture
-def base(request: Any, vlm: Callable[[str], BaseModel]) -> BaseModel:
-    return vlm(request.param)
+def base(request: Any, tiny_base: Callable[..., BaseModel]) -> BaseModel:
+    return tiny_base(request.param)
 
 
-EVERY_VLM = pytest.mark.parametrize("base", KINDS, indirect=True)
-
-
-def png(seed: int, height: int = 40, width: int = 64) -> bytes:
-    from PIL import Image
-
-    rng = np.random.default_rng(seed)
-    small = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8)  # larger areas than noise has
-    out = io.BytesIO()
-    Image.fromarray(small).resize((width, height)).save(out, "PNG")
-    return out.getvalue()
-
-
-SIZES = ((40, 64), (24, 90), (64, 33))
-
-
-def prompt_of(
-    base: BaseModel, count: int, seed: int = 0, length: int = 12, pixels: int | None = None
-) -> Prompt:
-    """Text with ``count`` images of different sizes in it; ``pixels``: other images."""
-    rng = np.random.default_rng(seed)
-    reader = image_reader(base.name, base.folder)
-    parts: list[Any] = [rng.integers(3, IMAGE_TOKEN, 5)]
-    images = []
-    for number in range(count):
-        drawn = png((seed if pixels is None else pixels) + number, *SIZES[number % 3])
-        image = reader.read(drawn, None, "image")
-        images.append(image)
-        parts += [image, rng.integers(3, IMAGE_TOKEN, 3 + number)]
-    parts.append(rng.integers(3, IMAGE_TOKEN, length))
-    return joined(parts), tuple(images)
-
-
-def example_of(prompt: Prompt, seed: int = 0) -> Example:
-    """Signed weights on the tokens that are no images."""
-    tokens, images = prompt
-    targets = np.where(is_image(tokens), 0, tokens)[1:]
-    weights = np.random.default_rng(seed).normal(size=len(targets)).astype(np.float32)
-    weights[is_image(tokens[1:])] = 0
-    weights[:4] = 0
-    return Example(tokens[:-1], {"target_tokens": targets, "weights": weights}, images)
+EVERY_VLM = pytest.mark.parametrize("base", ref.VLMS, indirect=True)
 
 
 @EVERY_VLM
@@ -103,11 +53,7 @@ def test_training_equals_peft(base, budget, tmp_path, record_property):
 @EVERY_VLM
 def test_a_shared_prefix_with_images_equals_separate_rows(base, tmp_path, record_property):
     """A group of answers to one prompt: the row has the images once."""
-    tokens, images = prompt_of(base, 2, 7, 30)
-    rng = np.random.default_rng(1)
-    answers = [np.concatenate([tokens, rng.integers(3, IMAGE_TOKEN, n)]) for n in (9, 14, 6)]
-    data = [example_of((answer, images), n) for n, answer in enumerate(answers)]
-    run = ref.make_run(base)
+    data, run = group_of(base), ref.make_run(base)
     micros = run._plan(data)
     assert micros[0].shared
     output = run.forward_backward(data, "cross_entropy")
@@ -239,3 +185,111 @@ def test_images_for_models_that_take_none(tmp_path):
     assert base.vision is None
     sample, *_ = ref.draw(Sampler(base, None), [5, 6], 1, SamplingSettings(max_tokens=3, seed=0))
     assert len(sample.tokens) == 3
+
+
+LOSS = "cross_entropy"
+QWEN = pytest.mark.parametrize("base", ["qwen3_vl"], indirect=True)
+
+
+@EVERY_VLM
+def test_memory_of_the_tower_is_about_what_is_estimated(base):
+    adapter = ref.random_adapter(base, AdapterSpec(rank=4, train_vision=True)).requires_grad_()
+    every = adapter.terms(base.dtype, requires_grad=True)
+    terms = {name: term for name, term in every.items() if base.vision.trains({name: term})}
+    frozen = {p.untyped_storage().data_ptr() for p in base._model.parameters()}
+    saved: dict[int, int] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        features = base.vision.features(prompt_of(base, 2, 5)[1], terms)
+    found = sum(size for at, size in saved.items() if at not in frozen)
+    tokens = sum(len(one.embeddings) for one in features)
+    text, images = (base.activation_bytes_per_token(train_vision=on) for on in (False, True))
+    assert 0.6 < found / tokens / (images - text) < 1.2
+
+
+@QWEN
+def test_features_are_kept_within_a_budget_that_counts(base, monkeypatch):
+    tower, (_, images) = base.vision, prompt_of(base, 3, 60)
+    (first,) = tower.features(images[:1], {})
+    kept = KeptFeatures(3 * first.nbytes)
+    monkeypatch.setattr(tower, "kept", kept)
+    computed, compute = [], tower._compute
+    monkeypatch.setattr(tower, "_compute", lambda *args: computed.append(1) or compute(*args))
+    adapters = [ref.random_adapter(base, AdapterSpec(4, train_vision=True), n) for n in (1, 2)]
+    samplers = [Sampler(base, adapter) for adapter in (None, *adapters)]
+    for sampler in samplers:
+        ref.draw(sampler, *_drawn(prompt_of(base, 1, 60)))
+    assert len(computed) == 3  # each sampler has its own
+    for sampler in samplers:
+        ref.draw(sampler, *_drawn(prompt_of(base, 1, 60)))
+    assert (len(computed), kept.nbytes) == (3, 3 * first.nbytes)
+    tower.features(images[1:], {})
+    assert 0 < kept.nbytes <= kept.budget
+    memory = MemoryBudget(torch.device("cuda"))
+    monkeypatch.setattr("tinker_cookbook.engine.memory.free_memory_bytes", lambda _: 1 << 20)
+    scheduler = Scheduler(base, base.kv_shapes, memory)
+    assert memory._measure() == (1 << 20, kept.nbytes + scheduler._cache.nbytes)
+
+
+def _drawn(prompt):
+    return prompt[0], 1, SamplingSettings(max_tokens=1, seed=0)
+
+
+@QWEN
+def test_pixels_are_made_once(base, monkeypatch):
+    made, process = [], processing._processed
+    monkeypatch.setattr(processing, "_processed", lambda *args: made.append(1) or process(*args))
+    before = processing._made._bytes
+    tokens, images = prompt_of(base, 3, 70)
+    assert processing._made._bytes > before
+    ref.draw(Sampler(base, None), *_drawn((tokens, images)), images=images)
+    assert (len(made), processing._made._bytes) == (3, before)
+    assert images[0].pixels().keys() == {"pixel_values", "image_grid_thw"}  # once more
+    assert len(made) == 4
+    monkeypatch.setattr(processing, "_MADE_BYTES", 1000)
+    prompt_of(base, 1, 80)
+    assert processing._made._bytes <= 1000
+
+
+@QWEN
+def test_images_reach_another_process(base):
+    """As ranks get them: nothing else of this process refers to the image."""
+    tokens, images = prompt_of(base, 1, 90)
+    sent, ids = pickle.dumps(example_of((tokens, images))), tokens[is_image(tokens)]
+    expected = images[0].pixels()
+    del images
+    image_reader.cache_clear()
+    gc.collect()
+    with pytest.raises(KeyError):
+        image_at(int(ids[0]))
+    received = pickle.loads(sent)
+    assert image_at(int(ids[0])) is received.images[0]
+    for name, array in received.images[0].pixels().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@QWEN
+def test_out_of_memory_names_the_length(base, monkeypatch):
+    tokens, images = prompt_of(base, 2, 100)
+    sampler, run = Sampler(base, None), ref.make_run(base)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("a sequence of", lambda: run.forward_backward([example_of((tokens, images))], LOSS)),
+        (f"a sequence of {len(tokens)}", lambda: ref.draw(sampler, *_drawn((tokens, images)))),
+        (f"a prompt of {len(tokens)}", lambda: ref.score(sampler, tokens, logprobs=True)),
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(base, "limits", KnownLimits())
+        patched.setattr(base.vision, "_compute", full)
+        for expected, call in calls:
+            with pytest.raises(OutOfMemoryError, match=f"^{expected}.*tokens does not fit"):
+                call()
+    for _, call in calls:
+        call()

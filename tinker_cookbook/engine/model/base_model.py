@@ -207,7 +207,9 @@ class BaseModel:
         row = MicroBatch((Row((0,), len(tokens)),))
         seen = self.positions, self.last_seen
         batch = pad(row, [tokens], self.device, TreeLayout, *seen)
-        at = {} if batch.positions is None else {"position_ids": batch.positions}
+        at: dict[str, Any] = {}
+        if batch.positions is not None:
+            at = {"position_ids": batch.positions}
         with self.attending(batch.layout):
             return self.hidden(batch.tokens, **at)[0, : len(tokens)]
 

@@ -12,6 +12,7 @@ so the loss only sees [T] tensors, and the [T, V] logits are never stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -285,7 +286,9 @@ def hidden_states(
 ) -> Tensor:
     """Returns the last hidden states [B * L, H] of all positions of a padded micro-batch;
     ``choices`` are those of ``RouterReplay.find``."""
-    layout = {} if batch.positions is None else {"position_ids": batch.positions}
+    layout: dict[str, Any] = {}
+    if batch.positions is not None:
+        layout = {"position_ids": batch.positions}
     with (
         torch.set_grad_enabled(grad),
         base.adapted(terms, choices),

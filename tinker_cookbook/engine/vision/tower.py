@@ -56,7 +56,6 @@ class VisionTower:
         self, model: Any, active: ActiveTerms, targets: Sequence[Target], device: torch.device
     ) -> None:
         self._model = model  # the multimodal model, which has ``get_image_features``
-        self._embed = model.get_input_embeddings()
         self._active = active
         self._names = frozenset(target.name for target in targets if target.group == "vision")
         self.sees_both_ways = model.config.model_type in SEES_BOTH_WAYS
@@ -97,7 +96,8 @@ class VisionTower:
         # Index of each position's feature in those of all images, one after another.
         starts = np.cumsum([0, *(len(one.embeddings) for one in features)])
         rows = torch.from_numpy(starts[which.reshape(-1)] + indices).to(tokens.device)
-        embedded = self._embed(tokens.masked_fill(at, 0))
+        # Not kept from the start: a quantised base replaces its embeddings.
+        embedded = self._model.get_input_embeddings()(tokens.masked_fill(at, 0))
         embedded = embedded.masked_scatter(at[..., None], _rows(features, rows, 0, embedded))
         layers = range(1, 1 + len(features[0].of_layers))
         if not layers:
@@ -164,7 +164,7 @@ class VisionTower:
     def _compute(self, images: Sequence[ImageInput], terms: Terms) -> list[Features]:
         if not images:
             return []
-        device = self._embed.weight.device
+        device = self._model.get_input_embeddings().weight.device
         made = [image.pixels() for image in images]
         shapes = {tuple(array.shape[1:] for array in one.values()) for one in made}
         if len(shapes) > 1:  # other numbers of tiles
