@@ -152,14 +152,12 @@ def get_lora_param_count(
     train_mlp: bool = True,
     train_attn: bool = True,
     train_unembed: bool = True,
-    train_vision: bool = False,
 ) -> int:
     """Returns the number of parameters of an adapter: the sum of ``rank · (inputs + outputs)``.
 
     Hosted models have the sizes that the service reports. As in the service, the experts of a layer
     share the factor at the hidden dimension, so each of the three expert matrices counts
-    ``hidden + experts · intermediate``. The router has no adapter. ``train_vision`` adds the vision
-    tower with its connector, which needs a copy of the model on this machine.
+    ``hidden + experts · intermediate``. The router has no adapter.
 
     Raises:
         ConfigurationError: The rank is below 1, nothing is trained, or the model is unknown and
@@ -167,7 +165,7 @@ def get_lora_param_count(
     """
     if lora_rank < 1:
         raise ConfigurationError(f"lora_rank: got {lora_rank}, expected a whole number from 1")
-    if not (train_mlp or train_attn or train_unembed or train_vision):
+    if not (train_mlp or train_attn or train_unembed):
         raise ConfigurationError(
             "train_mlp, train_attn, train_unembed: got False for all three, expected at least one "
             "True: an adapter needs layers to train"
@@ -177,8 +175,7 @@ def get_lora_param_count(
     # Sizes reported by the service take precedence over sizes computed from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
-    size = sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
-    return lora_rank * (size + (_vision_size(name) if train_vision else 0))
+    return lora_rank * sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
 
 
 def _adapter_sizes(name: str) -> tuple[int, int, int]:
@@ -195,8 +192,14 @@ def _adapter_sizes(name: str) -> tuple[int, int, int]:
     return shape.layers * mlp, shape.layers * attention, shape.hidden + shape.vocabulary
 
 
-def _vision_size(name: str) -> int:
-    """Returns the size of a rank-1 adapter on the linear layers outside of the language model."""
+def get_vision_lora_param_count(model_name: str, lora_rank: int = 32) -> int:
+    """Returns the number of parameters that ``train_vision`` adds to an adapter: those on the linear
+    layers of the vision tower and its connector.
+
+    Raises ``ConfigurationError`` if there is no copy of the model on this machine, or it has no
+    vision tower.
+    """
+    name = base_name(model_name)
     # Imported late, because only these models need transformers.
     from torch import nn
 
@@ -212,7 +215,8 @@ def _vision_size(name: str) -> int:
     language = {id(module) for module in model.get_decoder().modules()}
     language.add(id(model.get_output_embeddings()))
     layers = [one for one in model.modules() if isinstance(one, nn.Linear)]
-    return sum(one.in_features + one.out_features for one in layers if id(one) not in language)
+    sizes = (one.in_features + one.out_features for one in layers if id(one) not in language)
+    return lora_rank * sum(sizes)
 
 
 def _family_and_hidden_size(name: str) -> tuple[str, int]:

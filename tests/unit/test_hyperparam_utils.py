@@ -80,7 +80,8 @@ def test_adapter_size_of_a_vision_language_model_is_what_peft_makes(kind: str, t
         config = LoraConfig(r=5, target_modules=pattern, exclude_modules=r".*patch_embed.*")
         wrapped = get_peft_model(model, config)
         made = sum(p.numel() for n, p in wrapped.named_parameters() if ".lora_" in n)
-        assert hp.get_lora_param_count(folder, 5, train_vision=train) == made > 0
+        count = hp.get_lora_param_count(folder, 5)
+        assert count + (hp.get_vision_lora_param_count(folder, 5) if train else 0) == made > 0
         model = wrapped.unload()
 
 
@@ -160,7 +161,7 @@ def test_refusals(stories_model: str, tmp_path: Path):
     with pytest.raises(ConfigurationError, match="at least one True"):
         hp.get_lora_param_count(stories_model, **dict.fromkeys(_FLAGS, False))
     with pytest.raises(ConfigurationError, match="has no vision tower"):
-        hp.get_lora_param_count(stories_model, train_vision=True)
+        hp.get_vision_lora_param_count(stories_model)
     with pytest.raises(ConfigurationError, match="lora_alpha: got 16"):
         hp.get_lora_lr_over_full_finetune_lr(stories_model, lora_alpha=16)
     assert hp.get_lora_lr_over_full_finetune_lr(stories_model) == 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.hyperparam_utils import get_lora_param_count
+from tinker_cookbook.hyperparam_utils import get_lora_param_count, get_vision_lora_param_count
 
 if TYPE_CHECKING:
     from tinker_cookbook.training.config import TrainingConfig
@@ -81,14 +81,11 @@ def periodic_checkpoints(config: TrainingConfig, steps: int, interval: int) -> t
     """Returns how many checkpoints ``steps`` steps save, one per interval, and their bytes."""
     count = (steps - 1) // interval if interval else 0
     try:
-        parameters = get_lora_param_count(
-            config.model_name,
-            config.lora_rank,
-            config.train_mlp,
-            config.train_attn,
-            config.train_unembed,
-            config.train_vision,
-        )
+        flags, parameters = (config.train_mlp, config.train_attn, config.train_unembed), 0
+        if any(flags):
+            parameters = get_lora_param_count(config.model_name, config.lora_rank, *flags)
+        if config.train_vision:
+            parameters += get_vision_lora_param_count(config.model_name, config.lora_rank)
     except TinkerCookbookError:  # a model of an unknown form
         return 0, 0
     # The adapter, and two moments of the optimizer, in float32.
