@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.engine.config import Config, SamplingConfig, SharedPrefixConfig
+from benchmarks.engine.config import Config, SamplingConfig, SharedPrefixConfig, VisionConfig
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint, run_program
 
@@ -32,7 +32,19 @@ def shared_prefix(config: SharedPrefixConfig) -> None:
     sys.exit(run_benchmark(config))
 
 
-_WORKS = {"training": training, "sampling": sampling, "shared_prefix": shared_prefix}
+def vision(config: VisionConfig) -> None:
+    """Measures training and sampling with images; the last line is one JSON object."""
+    from benchmarks.engine.vision.runner import run_benchmark
+
+    sys.exit(run_benchmark(config))
+
+
+_WORKS = {
+    "training": training,
+    "sampling": sampling,
+    "shared_prefix": shared_prefix,
+    "vision": vision,
+}
 
 
 def main() -> None:

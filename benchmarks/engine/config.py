@@ -12,7 +12,7 @@ VARIANTS = ("engine", *REFERENCES)
 CASES = ("mixed", "group", "single")
 PREFIX_CASES = ("shared", "distinct")
 
-_WORK = "training, sampling or shared_prefix; each has its settings: work=sampling --help"
+_WORK = "training, sampling, shared_prefix or vision; each has its settings: work=sampling --help"
 
 
 @chz.chz
@@ -119,6 +119,23 @@ class SharedPrefixConfig(Settings):
     steps: int = chz.field(default=1, doc="Timed steps of a repeat, all on the same batch")
 
 
+@chz.chz
+class VisionConfig(Settings):
+    """Settings of the benchmark of training and sampling with images."""
+
+    work: str = chz.field(default="vision", doc=_WORK)
+    model: str = chz.field(
+        default="shape:qwen3-vl-0.2b",
+        doc="Hub name or folder of a Qwen3-VL, or random weights: shape:qwen3-vl-0.2b, "
+        "shape:tiny-vl",
+    )
+    rows: int = chz.field(default=4, doc="Rows of a training step, each with an image of its own")
+    samples: int = chz.field(default=8, doc="Answers to one prompt, sampled or trained")
+    prompt_tokens: int = chz.field(default=32, doc="Text tokens of a prompt")
+    answer_tokens: int = chz.field(default=64, doc="Most tokens of an answer; an eighth: least")
+    image_side: int = chz.field(default=384, doc="Pixels of an image's side; or two thirds of it")
+
+
 def check_config(config: Config) -> None:
     """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
     _check_common(config)
@@ -166,6 +183,13 @@ def check_shared_prefix_config(config: SharedPrefixConfig) -> None:
     names = ("groups", "group_size", "distinct", "prompt_tokens", "answer_tokens", "steps")
     check_least(config, dict.fromkeys(names, 1))
     check_choices("cases", config.cases, PREFIX_CASES)
+
+
+def check_vision_config(config: VisionConfig) -> None:
+    """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
+    _check_common(config)
+    check_least(config, {"rows": 1, "samples": 1, "prompt_tokens": 8, "answer_tokens": 8})
+    check_least(config, {"image_side": 32})
 
 
 def _check_common(config: Settings) -> None:

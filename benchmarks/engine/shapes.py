@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 PREFIX = "shape:"
@@ -43,6 +45,67 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def _qwen3_vl(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+    vocabulary, marks = text["vocab_size"], ("image_token", "video_token", "vision_start_token")
+    return {
+        "text_config": text,
+        "vision_config": vision | {"out_hidden_size": text["hidden_size"]},
+        "tie_word_embeddings": True,
+        **{f"{mark}_id": vocabulary - 1 - number for number, mark in enumerate(marks)},
+        "vision_end_token_id": vocabulary - 4,
+    }
+
+
+# Qwen3-VL with the decoder of SmolLM2-135M and a tower like that of SmolVLM-256M (ViT-B/16).
+VISION_SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-vl-0.2b": _qwen3_vl(
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "vocab_size": 49_152,
+            "max_position_embeddings": 8192,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100_000.0,
+                "mrope_section": [16, 8, 8],
+            },
+        },
+        {
+            "depth": 12,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_heads": 12,
+            "patch_size": 16,
+            "num_position_embeddings": 1024,
+            "deepstack_visual_indexes": [3, 6, 9],
+        },
+    ),
+    "tiny-vl": _qwen3_vl(
+        {
+            **SHAPES["tiny"],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+        {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "patch_size": 8,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+}
+
+
 def is_shape(model: str) -> bool:
     """Returns whether a model setting means random weights."""
     return model.startswith(PREFIX)
@@ -52,14 +115,34 @@ def shape_config(model: str) -> Any:
     """The transformers configuration of ``shape:NAME``."""
     from transformers import Qwen3Config
 
+    return Qwen3Config(**SHAPES[_known(model, SHAPES)])
+
+
+def write_vision_shape(model: str, folder: Path) -> None:
+    """Writes configuration and image processor of ``shape:NAME`` to ``folder``."""
+    from transformers import Qwen3VLConfig
+
+    shape = VISION_SHAPES[_known(model, VISION_SHAPES)]
+    Qwen3VLConfig(**shape).save_pretrained(folder)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": shape["vision_config"]["patch_size"],
+        "size": {"shortest_edge": 1 << 10, "longest_edge": 1 << 24},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+
+
+def _known(model: str, shapes: dict[str, Any]) -> str:
     name = model.removeprefix(PREFIX)
-    if name not in SHAPES:
-        known = ", ".join(PREFIX + shape for shape in SHAPES)
+    if name not in shapes:
+        names = [PREFIX + shape for shape in shapes]
         raise ConfigurationError(
-            f"model: got {model!r}, expected one of {known}, a Hub name or a folder"
-            + nearest(model, [PREFIX + shape for shape in SHAPES])
+            f"model: got {model!r}, expected one of {', '.join(names)}, a Hub name or a folder"
+            + nearest(model, names)
         )
-    return Qwen3Config(**SHAPES[name])
+    return name
 
 
 def write_random_model(folder: Path, device: torch.device, dtype: torch.dtype, seed: int) -> None:
@@ -67,10 +150,10 @@ def write_random_model(folder: Path, device: torch.device, dtype: torch.dtype, s
 
     Both variants then load the very same weights in the same way.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = model_class(folder).from_config(config, dtype=dtype)
     model.save_pretrained(folder)

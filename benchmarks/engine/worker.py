@@ -16,6 +16,7 @@ from benchmarks.engine.shapes import write_random_model
 from benchmarks.engine.shared_prefix import measure as shared_prefix
 from benchmarks.engine.trl_variant import run_trl
 from benchmarks.engine.variants import RUNNERS, Setup
+from benchmarks.engine.vision import measure as vision
 from benchmarks.harness import run_worker
 from tinker_cookbook.engine.devices import cpu_threads
 
@@ -63,6 +64,7 @@ _KINDS = {
     "greedy": sampling_jobs.greedy,
     "adapter": sampling_jobs.adapter,
     "shared_prefix": shared_prefix.run,
+    "vision": vision.run,
 }
 
 

@@ -9,6 +9,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
+from image_prompts import example_of, prompt_of
 
 from tinker_cookbook.engine.model import router_replay
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -160,3 +161,18 @@ def test_models_without_experts_and_unknown_routers_are_refused(tmp_path, monkey
     )
     with pytest.raises(ConfigurationError, match=r"routers of .* choose in a way"):
         _base("qwen3_moe", tmp_path / "moe")
+
+
+def test_choices_of_a_prompt_with_images_are_replayed(tmp_path):
+    base = _base("qwen3_vl_moe", tmp_path)
+    run, settings = ref.make_run(base), SamplingSettings(max_tokens=8, seed=0)
+    tokens, images = prompt_of(base, 2)
+    (sample,) = ref.draw(Sampler(base, run.snapshot()), tokens, 1, settings, images=images)
+    item = example_of((np.concatenate([tokens, sample.tokens]), images))
+    for chosen in base.replay._known.values():
+        chosen[:] = (chosen + 1) % 4
+    assert _other_experts(base, run, [item], replay=True) == 0
+    other, shown = prompt_of(base, 2, pixels=9)
+    item = example_of((np.concatenate([other, sample.tokens]), shown))
+    output = run.forward_backward([item], "cross_entropy", backward=False)
+    assert output.metrics["router_replayed_tokens:sum"] == 0
