@@ -193,7 +193,7 @@ def _adapter_sizes(name: str) -> tuple[int, int, int]:
 
 
 def get_vision_lora_param_count(model_name: str, lora_rank: int = 32) -> int:
-    """Returns the number of parameters that ``train_vision`` adds to an adapter: those on the linear
+    """Returns the number of parameters that ``train_vision`` adds to an adapter: those on linear
     layers of the vision tower and its connector.
 
     Raises ``ConfigurationError`` if there is no copy of the model on this machine, or it has no
