@@ -17,9 +17,14 @@ from tiny_vlm import tiny_vlm
 from tinker_cookbook.engine.memory import KnownLimits, MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
-from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.requests import (
+    SamplingSettings,
+    sample_request,
+    score_request,
+)
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
+from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.vision import processing
 from tinker_cookbook.engine.vision.images import grid_positions, image_at, is_image
@@ -141,6 +146,8 @@ def test_results_do_not_depend_on_the_batch(base, monkeypatch):
     sampler = Sampler(base, ref.random_adapter(base))
     settings = SamplingSettings(max_tokens=6, seed=1)
     prompts = [prompt_of(base, count, 50 + count) for count in (0, 1, 3)]
+    # An image that begins in one block of the cache and ends in the next.
+    prompts.append((np.concatenate([np.arange(3, 56), prompts[1][0]]), prompts[1][1]))
     computed = ref.count_computed(base, monkeypatch)
     alone = [ref.draw(sampler, t, 2, settings, images=images) for t, images in prompts]
 
@@ -160,9 +167,27 @@ def test_results_do_not_depend_on_the_batch(base, monkeypatch):
 
     together(10_000)
     # A group's prompt, with its images, is computed once, and each sample's tokens but the last.
-    assert sum(computed) == sum(len(tokens) for tokens, _ in prompts) + 3 * 2 * 5
-    together(9)
-    assert len(computed) > 12
+    assert sum(computed) == sum(len(tokens) for tokens, _ in prompts) + 4 * 2 * 5
+    for step_tokens in (9, 17):
+        together(step_tokens)
+        assert len(computed) > 12
+
+
+@EVERY_VLM
+def test_scores_of_a_prompt_that_ends_in_an_image(base):
+    """Together with a prompt that goes on after the image."""
+    sampler = Sampler(base, ref.random_adapter(base))
+    longer, images = prompt_of(base, 1, 60)
+    prompts = [longer[:-15], longer]
+    alone = [ref.score(sampler, tokens, logprobs=True, images=images) for tokens in prompts]
+    requests = [score_request(sampler, t, logprobs=True, images=images) for t in prompts]
+    scorer = Scorer(lambda _: 10_000)
+    for request in requests:
+        scorer.add(request)
+    scorer.serve(requests[0])
+    for request, expected in zip(requests, alone, strict=True):
+        found = request.future.result(timeout=0).logprobs
+        np.testing.assert_array_equal(found, expected.logprobs)
 
 
 def test_a_model_whose_images_differ_from_transformers_is_refused(tmp_path, monkeypatch):

@@ -84,7 +84,9 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
     @torch.no_grad()
     def last_hidden(tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         # transformers counts positions itself, except those of images and after them.
-        given = {} if positions is None else {"position_ids": positions.to(base.device)}
+        given: dict[str, Any] = {}
+        if positions is not None:
+            given["position_ids"] = positions.to(base.device)
         with base.with_segments(request.sampler.terms()):
             return base.hidden(tokens, past_key_values=cache, use_cache=True, **given)[:, -1]
 

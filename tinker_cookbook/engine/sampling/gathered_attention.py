@@ -129,21 +129,38 @@ class _PrefillChunk(_Gathered):
         blocks = F.pad(query[here], (0, 0, 0, 0, before, after)).split(BLOCK)
         seen = self._last_seen(before, after)
         for number, block in enumerate(blocks, run.position // BLOCK):
-            last = None if seen is None else seen[number * BLOCK - run.position + before :][:BLOCK]
             end = (number + 1) * BLOCK
-            if last is not None:  # an image may end in a later block
-                end = max(end, -(-(int(last.max()) + 1) // BLOCK) * BLOCK)
-            grouped = block.transpose(0, 1).reshape(len(keys), -1, block.shape[-1])
-            if (bias := self._biases.get((number, call.window))) is None:
-                at = torch.arange(end, device=query.device)
-                own = at[number * BLOCK : (number + 1) * BLOCK]
-                bias = causal_bias(own, at, call.window, last)[None]
-                self._biases[number, call.window] = bias
-            bias = bias.repeat(1, grouped.shape[1] // BLOCK, 1)
-            weights = attention_weights(call, grouped, keys[:, :end], bias, 1)
-            found = torch.bmm(weights, values[:, :end])
-            outs.append(found.view(query.shape[1], BLOCK, -1).transpose(0, 1))
+            last = None if seen is None else seen[number * BLOCK - run.position + before :][:BLOCK]
+            found = self._block(call, block, number, keys[:, :end], values[:, :end], last)
+            if last is not None and (longest := int(last.max())) >= end:
+                # An image that ends in a later block. Only its queries see more keys: the width of
+                # a product changes the rounding of the others, which other chunks compute alone.
+                wide = -(-(longest + 1) // BLOCK) * BLOCK
+                more = self._block(call, block, number, keys[:, :wide], values[:, :wide], last)
+                found = torch.where((last >= end)[:, None, None], more, found)
+            outs.append(found)
         out[here] = torch.cat(outs)[before : before + run.count]
+
+    def _block(
+        self,
+        call: AttentionCall,
+        block: torch.Tensor,
+        number: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        last_seen: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Returns the attention [BLOCK, heads, D] of a block of queries [BLOCK, heads, D]."""
+        end = keys.shape[1]
+        grouped = block.transpose(0, 1).reshape(len(keys), -1, block.shape[-1])
+        if (bias := self._biases.get((number, end, call.window))) is None:
+            at = torch.arange(end, device=block.device)
+            own = at[number * BLOCK : (number + 1) * BLOCK]
+            bias = causal_bias(own, at, call.window, last_seen)[None]
+            self._biases[number, end, call.window] = bias
+        bias = bias.repeat(1, grouped.shape[1] // BLOCK, 1)
+        weights = attention_weights(call, grouped, keys, bias, 1)
+        return torch.bmm(weights, values).view(block.shape[1], BLOCK, -1).transpose(0, 1)
 
     def _last_seen(self, before: int, after: int) -> torch.Tensor | None:
         """Returns the last position that each padded query sees; ``None`` if it is its own."""

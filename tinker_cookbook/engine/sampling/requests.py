@@ -16,7 +16,7 @@ from tinker_cookbook.engine.sampling.adjust_logits import LogitAdjuster
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import check_token_range
-from tinker_cookbook.engine.vision.images import ImageInput, text_tokens
+from tinker_cookbook.engine.vision.images import ImageInput, is_image, text_tokens
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 Prompt: TypeAlias = "Sequence[int] | np.ndarray"
@@ -283,7 +283,9 @@ class ScoreRequest:
     @property
     def computed(self) -> np.ndarray:
         """Returns the tokens that the model has to compute."""
-        return self.tokens[:-1] if self.sample is None else self.tokens
+        # An image is computed as a whole: its tokens may see each other.
+        whole = self.sample is not None or bool(is_image(self.tokens[-1]))
+        return self.tokens if whole else self.tokens[:-1]
 
     def follow(self, operation: Future[None]) -> None:
         """Copies an error or cancellation of the worker's operation to the future."""
