@@ -10,7 +10,7 @@ parameters, defaults and values, and imports), ``renderings`` (tokens of convers
 
 A test counts only where the official package passes it in the same environment; that baseline is
 run once and kept in the scratch folder. The official package needs more libraries than this one:
-``LIBRARIES`` of this file.
+``LIBRARIES`` of this file. Its program ``verifiers_rl.train`` needs verifiers 0.1.9 too.
 """
 
 from __future__ import annotations

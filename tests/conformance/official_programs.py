@@ -23,12 +23,14 @@ from official_recipes import (
     PACKAGE,
     QWEN,
     RECIPES,
+    VISION,
     Recipe,
     copy_model,
     copy_recipes,
     make_served_models,
     programs_of,
     write_data,
+    write_experiment,
 )
 from serving import Serving
 
@@ -73,10 +75,13 @@ def run_recipes(
     ]
     known = {recipe.name: recipe for recipe in RECIPES}
     results: dict[str, str] = {}
-    places = {"model": str(copy_model(model, scratch)), "qwen": QWEN, "data": str(data)}
+    places = {"model": str(copy_model(model, scratch)), "qwen": QWEN}
+    places |= {"vision": VISION, "data": str(data)}
     environment = {**environment, "HOME": str(home)}
     with _serving(scratch, environment) as over_server:
-        places["checkpoint"] = _checkpoint(over_server)
+        places["checkpoint"] = _checkpoint(over_server, QWEN)
+        places["vision_checkpoint"] = _checkpoint(over_server, VISION)
+        write_experiment(data, places["vision_checkpoint"])
         for name in names:
             if only not in name or (name not in here and name not in known):
                 continue
@@ -100,10 +105,10 @@ def run_recipes(
     return all(name in ran for name in here if name in results), figures
 
 
-def _checkpoint(over_server: Mapping[str, str]) -> str:
-    """Path of sampler weights on the server."""
+def _checkpoint(over_server: Mapping[str, str], model: str) -> str:
+    """Path of sampler weights of a model on the server."""
     os.environ.update(over_server)
-    client = tinker.ServiceClient().create_lora_training_client(base_model=QWEN, rank=8).result()
+    client = tinker.ServiceClient().create_lora_training_client(base_model=model, rank=8).result()
     path = client.save_weights_for_sampler(name="start").result().path
     for name in over_server:
         del os.environ[name]

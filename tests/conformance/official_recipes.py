@@ -1,8 +1,8 @@
 """The programs of the official cookbook's recipes, and the settings that make two steps small.
 
-``{model}`` is a small Llama, ``{qwen}`` a tiny Qwen3 under the name of a hosted model; ``{data}``
-is the folder with the files of ``write_data``. ``CANNOT`` gives the programs that are not run, with
-the reason.
+``{model}`` is a small Llama, ``{qwen}`` a tiny Qwen3 and ``{vision}`` a tiny Qwen3.5 that sees
+images, both under names of hosted models; ``{data}`` is the folder with the files of
+``write_data``. ``CANNOT`` gives the programs that are not run, with the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 
 PACKAGE = "official_recipes"
 CHECKOUT = "checkout"  # programs read example data relative to the folder that they start in
 QWEN = "Qwen/Qwen3.5-9B"
+VISION = "Qwen/Qwen3.6-35B-A3B"
 # Models that programs and tutorials name themselves.
-SERVED = (QWEN, "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B-Base", "Qwen/Qwen3.6-35B-A3B")
+SERVED = (QWEN, "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B-Base", VISION)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ _HARBOR = f"{_QWEN} groups_per_batch=1 {_RL} max_turns=2"
 _JSONL = "train_jsonl_path={data}/rubric.jsonl test_jsonl_path={data}/rubric.jsonl"
 _GRADER = "grader_llm_name={qwen} grader_renderer_name=qwen3_5_disable_thinking"
 _FORECASTS = "data_path={data}/forecasts.csv max_train_questions=8 max_validation_questions=2"
+_PICTURES = "model_name={vision} dataset=caltech101"
 RECIPES = (
     Recipe("chat_sl.train", "model_name={qwen} batch_size=4 eval_every=0"),
     Recipe(
@@ -167,12 +170,32 @@ RECIPES = (
         "verifiers_rl.train",
         f"{_QWEN} vf_env_id=old_letters groups_per_batch=2 group_size=2 max_tokens=8 dataset_n=8",
     ),
+    Recipe(
+        "vlm_classifier.eval", f"{_PICTURES} model_path={{vision_checkpoint}} max_tokens=8",
+        over_server=True, rows=0, own_words=True,
+    ),
+    Recipe(
+        "vlm_classifier.eval_sweep",
+        "model_name={vision} experiment_dir={data}/experiments output_file={log}/results.json "
+        "max_tokens=8",
+        over_server=True, rows=0, own_words=True,
+    ),
+    Recipe(
+        "vlm_classifier.sweep",
+        "model_name={vision} experiment_dir={log} examples_per_class=[1] num_repeats=0.125 "
+        "batch_size=2 num_parallel=1",
+        own_words=True,
+    ),
+    Recipe(
+        "vlm_classifier.train",
+        f"{_PICTURES} experiment_dir={{log}} max_steps=2 batch_size=2 max_tokens=8",
+        own_words=True,
+    ),
 )  # fmt: skip
 CANNOT = {
     "audio": "needs sound data, and a model that hears",
     "chat_sl.sweep.launch_all": "starts 28 runs of hosted models of up to 1T parameters",
     "verifiers_rl.evaluate": "its last print fails in verifiers 0.1.9, which wants an error a row",
-    "vlm_classifier": "trains on images, which the bundled engine and the server do not",
 }
 
 
@@ -225,6 +248,7 @@ def write_data(scratch: Path, home: Path) -> Path:
     row = {"convo": [{"role": "user", "content": "What is 1 + 1?"}], "rubric_items": [rubric]}
     (data / "rubric.jsonl").write_text((json.dumps(row) + "\n") * 16, "utf-8")
     _write_forecasts(data / "forecasts.csv")
+    _write_pictures(scratch / CHECKOUT / "dpdl-benchmark" / "caltech101")
     asked = {"role": "user", "content": "Which one? A: this, B: that"}
     turns = [{"role": "system", "content": "Answer."}, asked]
     answer = "<reasoning>It is.</reasoning>\n<answer>A</answer>"
@@ -264,6 +288,26 @@ def _write_forecasts(file: Path) -> None:
             writer.writerow(row)
 
 
+def _write_pictures(folder: Path) -> None:
+    """Pictures in a folder that ``load_dataset`` finds by the name of the Hub's data set."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for name in ("red", "blue"):
+            target = folder / split / name
+            target.mkdir(parents=True, exist_ok=True)
+            for i in range(4):
+                Image.new("RGB", (64, 64 + 16 * i), name).save(target / f"{i}.png")
+
+
+def write_experiment(data: Path, checkpoint: str) -> None:
+    """The folder that a sweep of ``vlm_classifier`` leaves, with sampler weights of the server."""
+    folder = data / "experiments" / "caltech101-tiny-8rank-0.0001lr-2batch-1shot-seed0-2026-01-01"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {"name": "final", "batch": 2, "sampler_path": checkpoint}
+    (folder / "checkpoints.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+
+
 def copy_model(model: Path, scratch: Path) -> Path:
     """A copy of a small model whose context is long enough for the recipes' prompts."""
     target = scratch / "model"
@@ -276,9 +320,9 @@ def copy_model(model: Path, scratch: Path) -> Path:
 
 
 def make_served_models(hub_cache: Path) -> list[str]:
-    """Tiny Qwen3 models with random weights in the Hub cache, under names of hosted models."""
+    """Tiny Qwen models with random weights in the Hub cache, under names of hosted models."""
     import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer
 
     for name in SERVED:
         folder = hub_cache / "hub" / f"models--{name.replace('/', '--')}" / "snapshots"
@@ -286,16 +330,48 @@ def make_served_models(hub_cache: Path) -> list[str]:
         if (snapshot / "model.safetensors").is_file():
             continue
         tokenizer = AutoTokenizer.from_pretrained(snapshot)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=1, num_key_value_heads=1, head_dim=16,
-            max_position_embeddings=32768, tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
-        network = Qwen3ForCausalLM(config)
+        network = _seeing_network(tokenizer) if name == VISION else _network(tokenizer)
         with torch.no_grad():  # one token in about 17 ends the answer, as far as training lets it
-            embeddings = network.model.embed_tokens.weight
+            embeddings = network.get_input_embeddings().weight
             embeddings[:, 0] = 1.0
             embeddings[tokenizer.eos_token_id, 0] = 3.3
         network.save_pretrained(snapshot)
     return list(SERVED)
+
+
+def _text_settings(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
+        "max_position_embeddings": 32768, "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+
+
+def _network(tokenizer: Any) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**_text_settings(tokenizer)))
+
+
+def _seeing_network(tokenizer: Any) -> Any:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0]}
+    text = {
+        **_text_settings(tokenizer), "layer_types": ["full_attention"], "rope_parameters": rope,
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1,
+        "out_hidden_size": 16, "num_position_embeddings": 256,
+    }  # fmt: skip
+    ids = {
+        name: tokenizer.convert_tokens_to_ids(token)
+        for name, token in (
+            ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>"),
+            ("vision_start_token_id", "<|vision_start|>"),
+            ("vision_end_token_id", "<|vision_end|>"),
+        )
+    }  # fmt: skip
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    return Qwen3_5ForConditionalGeneration(config)
