@@ -138,8 +138,9 @@ class ChatLoop:
         path = str(Path(rest).expanduser().absolute())
         image: ContentPart = {"type": "image", "image": path}
         for model in self.session.models:
-            length = model.prompt([{"role": "user", "content": [image]}]).length
-            self._inform(f"{model.label}: {rest} takes about {length:,} tokens")
+            prompt = model.prompt([{"role": "user", "content": [image]}])
+            length = sum(piece.length for piece in prompt.chunks if piece.type != "encoded_text")
+            self._inform(f"{model.label}: {rest} takes {length:,} tokens")
         self._images.append(image)
 
     def _reset(self, rest: str) -> None:

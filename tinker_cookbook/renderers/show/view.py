@@ -67,6 +67,8 @@ class ShownToken:
     """Whether it is a control token or an image."""
     image: str = ""
     """Data URI of a small copy of an image."""
+    size: int = 1
+    """Positions in the model's input."""
 
     @property
     def trained(self) -> bool:
@@ -130,7 +132,7 @@ def read_tokens(
             kind = "audio" if "audio" in str(getattr(item, "type", "image")) else "image"
             size = length(item)
             small = thumbnail_uri(item) if kind == "image" else ""
-            shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True, small))
+            shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True, small, size))
             # An image has one weight for each of its positions.
             position += size
     return shown
@@ -186,6 +188,10 @@ def readable(text: str) -> str:
 def count(number: int, word: str) -> str:
     """Returns ``1 token``, ``2 tokens``."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _size(tokens: Sequence[ShownToken]) -> str:
+    return count(sum(token.size for token in tokens), "token")
 
 
 @dataclass(frozen=True)
@@ -267,9 +273,7 @@ class Viewer:
             Fact("extension", extension),
             self._template(),
             self._prompt(),
-            Fact(
-                "tokens", f"{count(len(tokens), 'token')}, {trained:,} of them trained, in {number}"
-            ),
+            Fact("tokens", f"{_size(tokens)}, {trained:,} of them trained, in {number}"),
             self._why(),
         ]
         return View(facts, [self._example_view(i) for i in range(len(self._examples))])
@@ -372,7 +376,7 @@ class Viewer:
         tokens = read_tokens(self._renderer, as_pieces(prompt))
         # The end of a prompt shows how the answer is opened.
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
-        size = count(len(tokens), "token")
+        size = _size(tokens)
         if last == len(self._messages):
             text = f"{size}, for the next answer: this conversation has none"
             return Fact("prompt", text, None, [tail])
@@ -445,7 +449,7 @@ class Viewer:
         example = self._examples[number]
         answers = [i for i in self._trained_answers if self._example_of[i] == number]
         trained = sum(token.trained for token in example.tokens)
-        size = count(len(example.tokens), "token")
+        size = _size(example.tokens)
         title = f"example {number + 1} of {len(self._examples)}: {size}, {trained:,} trained"
         if answers:
             plural = "s" if len(answers) > 1 else ""
@@ -454,7 +458,9 @@ class Viewer:
         for answer in answers:
             # The same check as for the last prompt, for each answer of the example.
             found = self._prefix(answer, "this example")
-            text = f"prompt of {count(len(self._prompts[answer]), 'token')}: {found.text}"
+            items = self._prompts[answer]
+            size = count(sum(1 if isinstance(i, int) else length(i) for i in items), "token")
+            text = f"prompt of {size}: {found.text}"
             facts += [
                 Fact(f"message {answer}", text, found.good, found.rows),
                 self._parsed(answer),
