@@ -11,10 +11,11 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import chz
 
@@ -22,6 +23,10 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.training.config import number, peak_rate
 from tinker_cookbook.utils.terminal import print_line
 
+if TYPE_CHECKING:
+    import torch
+
+R = TypeVar("R")
 Row = tuple[Sequence[int], Sequence[float]]
 """Tokens of an example, and the loss weight of each."""
 _LOG_EVERY = 50
@@ -109,12 +114,27 @@ def train(
         "pad_token_id": tokenizer.pad_token_id,
     }
     model = LlamaForCausalLM(LlamaConfig(**(sizes | llama)))
+    loss = fit(settings, rows, partial(_loss, model), model)
+    model.save_pretrained(folder)
+    return loss
+
+
+def fit(
+    settings: TinyModelSettings,
+    rows: Sequence[R],
+    loss_of: Callable[[Sequence[R]], torch.Tensor],
+    model: torch.nn.Module,
+) -> float:
+    """Trains all weights of ``model`` on batches of ``rows``; returns the mean loss of the last
+    steps in nats."""
+    import torch
+
     rate = settings.learning_rate
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=settings.steps)
-    rng, losses, started = random.Random(settings.seed), [], time.monotonic()
+    rng, losses, started = random.Random(settings.seed), list[float](), time.monotonic()
     for step in range(1, settings.steps + 1):
-        loss = _loss(model, rng.choices(rows, k=settings.batch_size))
+        loss = loss_of(rng.choices(rows, k=settings.batch_size))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -125,7 +145,6 @@ def train(
             mean = sum(losses) / len(losses)
             seconds = time.monotonic() - started
             print_line(f"step {step}/{settings.steps}  loss {mean:.3f}  {seconds:.0f} s")
-    model.save_pretrained(folder)
     return sum(losses) / len(losses)
 
 

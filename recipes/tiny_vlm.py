@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.recipes.tiny_llama import new_folder, word_tokenizer
+from tinker_cookbook.image_processing_utils import get_image_processor
+from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, fit, new_folder, word_tokenizer
+from tinker_cookbook.renderers import Message, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
 
 RENDERER = "qwen3_vl_instruct"
 """Chat format of the tiny model."""
@@ -25,16 +35,33 @@ _PIECES = r"\n|\d| ?[A-Za-z]+|[^\w\n]| "
 _ROLES = "system\nuser\nassistant\n0123456789 .,?!"
 
 
-def make_tiny_vlm(output: str, texts: Iterable[str], seed: int = 0) -> None:
-    """Writes a Qwen3-VL of a million parameters, with a token for each word of ``texts``.
+@dataclass(frozen=True)
+class Example:
+    """A conversation for the training of a tiny model: tokens with a loss weight each, in which
+    every position of the image has the model's image token, and the image."""
 
-    An image has a token for each 8 x 8 pixels, and is made larger if it has less than 16 x 16.
+    tokens: Sequence[int]
+    weights: Sequence[float]
+    image: Image.Image
+
+
+def make_tiny_vlm(
+    output: str,
+    texts: Iterable[str],
+    examples: Callable[[Path], Sequence[Example]] | None = None,
+    settings: TinyModelSettings | None = None,
+) -> None:
+    """Writes a Qwen3-VL of 1.6 million parameters, with a token for each word of ``texts``.
+
+    An image has a token for each 8 x 8 pixels, and is made larger if it has less than 16 x 16. The
+    weights are random, or trained on the ``examples`` that a function makes for its tokenizer.
     """
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    settings = settings or TinyModelSettings(output=output)
     with new_folder(output) as folder:
         tokenizer = word_tokenizer(
             [*texts, _ROLES],
@@ -48,12 +75,52 @@ def make_tiny_vlm(output: str, texts: Iterable[str], seed: int = 0) -> None:
         config = Qwen3VLConfig(
             text_config=_text(len(tokenizer)), vision_config=_vision(), **_ids(tokenizer)
         )
-        torch.manual_seed(seed)
+        torch.manual_seed(settings.seed)
         model = Qwen3VLForConditionalGeneration(config)
         assert model.generation_config is not None
         model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.save_pretrained(folder)
+        # Written before the training too, since the examples need tokenizer and image processor.
         (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR), "utf-8")
+        model.save_pretrained(folder)
+        if examples is not None:
+            processor = get_image_processor(str(folder))
+            fit(settings, examples(folder), partial(_loss, model, processor), model)
+            model.save_pretrained(folder)
+
+
+def example_of(folder: Path, messages: list[Message], image: Image.Image) -> Example:
+    """Returns a conversation with one image, rendered for the tiny model in ``folder``."""
+    tokenizer = get_tokenizer(str(folder))
+    processor = get_image_processor(str(folder))
+    renderer = get_renderer(RENDERER, tokenizer, image_processor=processor)
+    model_input, weights = renderer.build_supervised_example(messages)
+    token: Any = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    tokens: list[int] = []
+    for chunk in model_input.chunks:
+        tokens += chunk.tokens if chunk.type == "encoded_text" else [token] * chunk.length
+    return Example(tokens, weights.tolist(), image)
+
+
+def _loss(model: Any, processor: Any, batch: Sequence[Example]) -> torch.Tensor:
+    """Returns the weighted mean loss of a batch."""
+    import torch
+
+    longest = max(len(example.tokens) for example in batch)
+    # Padding is on the right, where no token of an example sees it, and has no weight.
+    tokens_BL = torch.tensor([[*e.tokens, *[0] * (longest - len(e.tokens))] for e in batch])
+    weights_BL = torch.tensor([[*e.weights, *[0.0] * (longest - len(e.weights))] for e in batch])
+    lengths_B = torch.tensor([len(example.tokens) for example in batch])
+    images = processor(images=[example.image for example in batch], return_tensors="pt")
+    logits_BLV = model(
+        input_ids=tokens_BL,
+        attention_mask=(torch.arange(longest) < lengths_B[:, None]).long(),
+        mm_token_type_ids=(tokens_BL == model.config.image_token_id).long(),
+        **images,
+    ).logits
+    trained_BL = weights_BL[:, 1:] != 0
+    return torch.nn.functional.cross_entropy(
+        logits_BLV[:, :-1][trained_BL], tokens_BL[:, 1:][trained_BL]
+    )
 
 
 def _ids(tokenizer: Any) -> dict[str, Any]:

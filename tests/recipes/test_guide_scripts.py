@@ -19,6 +19,7 @@ EXPECTED = {
     "rl-training": r"step 4: mean reward 0\.\d+, [1-9]\d* samples trained",
     "sampling-demo": r"Name a colour\.\n  .*\n  .*\nWhat is the capital of Italy\?\n  ",
     "checkpoint-management": r"deleted the one for training",
+    "vision-training": r"red: This is red\.\ngreen: This is green\.\nblue: This is blue\.",
 }
 
 
@@ -34,7 +35,9 @@ def run(stories_model, tmp_path_factory):
         patch.setitem(sys.modules, spec.name, module)  # chz looks it up
         spec.loader.exec_module(module)
         vars(module).update(patches)
-        result = module.main(module.Config(model_name=stories_model, backend="local"))
+        # The vision script makes a model that sees; the story model does not.
+        model = {} if name == "vision-training" else {"model_name": stories_model}
+        result = module.main(module.Config(**model, backend="local"))
         if inspect.isawaitable(result):
             asyncio.run(result)
 

@@ -1,0 +1,1 @@
+"""Reinforcement learning on generated pictures, graded exactly."""
