@@ -1,7 +1,7 @@
 """Generated pictures with a question, whose answer is a number that the generator knows.
 
 ``count``: how many shapes there are (1 to 6). ``number``: which number is written (10 to 99).
-``chart``: how high a bar is (1 to 6, with a line for each unit).
+``chart``: how high a bar is (1 to 5).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["count", "number", "chart"]
 KINDS: tuple[Kind, ...] = ("count", "number", "chart")
-SIDE = 32
+SIDE = 24
 """Width and height of a picture in pixels."""
 
 _BARS = {"red": (230, 50, 40), "green": (40, 190, 60), "blue": (60, 90, 240)}
-_HIGHEST = 6
-_CELL, _CELLS = 10, 3
-"""Shapes are in cells of this size, with this many in a row, so that none covers another."""
+_HIGHEST = 5
+_CELL, _CELLS = 8, 3
+"""Shapes are in cells of this size, with this many in a row, so that none touches another."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def _draw_shapes(image: Image.Image, rng: random.Random) -> tuple[str, int]:
     count = rng.randint(1, 6)
     pen = _pen(image)
     for cell in rng.sample(range(_CELLS * _CELLS), count):
-        size = rng.randint(5, 8)
+        size = rng.randint(4, 6)
         left, top = (
-            1 + _CELL * place + rng.randint(0, _CELL - size)
+            _CELL * place + rng.randint(0, _CELL - 2 - size)
             for place in (cell % _CELLS, cell // _CELLS)
         )
         box = (left, top, left + size, top + size)
@@ -87,20 +87,18 @@ def _draw_number(image: Image.Image, rng: random.Random) -> tuple[str, int]:
 
     number = rng.randint(10, 99)
     # The font that Pillow contains, so that pictures do not depend on the machine's fonts.
-    font: Any = ImageFont.load_default(rng.randint(18, 22))
-    place = (rng.randint(2, 6), rng.randint(0, 6))
+    font: Any = ImageFont.load_default(18)
+    place = (rng.randint(1, 3), rng.randint(0, 3))
     _pen(image).text(place, str(number), fill=_bright(rng), font=font)
     return "Which number?", number
 
 
 def _draw_chart(image: Image.Image, rng: random.Random) -> tuple[str, int]:
-    pen, unit, floor = _pen(image), 5, SIDE - 1
-    for height in range(1, _HIGHEST + 1):
-        pen.line((0, floor - unit * height, SIDE, floor - unit * height), fill=(110, 110, 110))
+    pen, unit, floor = _pen(image), 4, SIDE - 1
     heights = {colour: rng.randint(1, _HIGHEST) for colour in rng.sample(list(_BARS), len(_BARS))}
     for index, (colour, height) in enumerate(heights.items()):
-        left = 3 + 10 * index
-        pen.rectangle((left, floor - unit * height, left + 6, floor), fill=_BARS[colour])
+        left = 1 + _CELL * index
+        pen.rectangle((left, floor - unit * height, left + 5, floor), fill=_BARS[colour])
     asked = rng.choice(list(_BARS))
     return f"How high is the {asked} bar?", heights[asked]
 
