@@ -92,9 +92,9 @@ class LabelledImages:
         where = f"dataset: {self.config.dataset} ({self.config.dataset_split}), {column}"
         image = image_of(example[column], where, self.config.max_image_size)
         picture = ImagePart(type="image", image=image)
-        return Message(
-            role="user", content=[picture, TextPart(type="text", text=self.wording.question)]
-        )
+        text = TextPart(type="text", text=self.wording.question)
+        first = self.wording.image_first
+        return Message(role="user", content=[picture, text] if first else [text, picture])
 
 
 class ClassifierDataset(LabelledImages, SupervisedDataset):

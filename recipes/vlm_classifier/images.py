@@ -42,6 +42,8 @@ class ImageData:
     question: str = "What is the name of the subject in this photo?"
     before: str = "The subject in this photo is:"
     after: str = "\n"
+    image_first: bool = True
+    """Whether the image is before the question."""
     prefill: bool = True
     """Whether an evaluated answer begins with ``before``, so that only the name is sampled."""
     hflip_probability: float = 0.5
@@ -61,8 +63,15 @@ KNOWN = {
     "flowers102": ImageData("dpdl-benchmark/oxford_flowers102"),
     "pets": ImageData("dpdl-benchmark/oxford_iiit_pet"),
     "cars": ImageData("tanganke/stanford_cars"),
-    # Mirrored digits are other signs.
-    "digits": ImageData("digits", "Which digit?", "The digit is", ".", False, 0.0),
+    "digits": ImageData(
+        "digits",
+        "Which digit?",
+        "The digit is",
+        ".",
+        image_first=False,
+        prefill=False,
+        hflip_probability=0.0,  # mirrored digits are other signs
+    ),
 }
 """Datasets with a short name."""
 

@@ -20,8 +20,10 @@ import chz
 
 from tinker_cookbook import cli_utils, plot
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes import seeing_demo, tiny_vlm
+from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
 from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
-from tinker_cookbook.recipes.tiny_vlm import RENDERER, make_tiny_vlm
+from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
 from tinker_cookbook.recipes.vlm_classifier.eval import (
     ClassifierEvaluator,
@@ -29,7 +31,7 @@ from tinker_cookbook.recipes.vlm_classifier.eval import (
     draw_confusion,
     get_evaluator_builder,
 )
-from tinker_cookbook.recipes.vlm_classifier.images import image_data
+from tinker_cookbook.recipes.vlm_classifier.images import image_data, split_of
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.config import check_model, number, peak_rate
@@ -37,7 +39,8 @@ from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 
-TINY = "tiny"
+TINY, DEMO = "tiny", "demo"
+_RATES = {TINY: 5e-3, DEMO: 1.5e-3}
 
 
 @chz.chz
@@ -79,30 +82,36 @@ def learning_rate(config: ExperimentConfig) -> float:
     """Returns the learning rate that was set, or the model's default."""
     if config.learning_rate is not None:
         return config.learning_rate
-    return 5e-3 if config.model_name == TINY else 5e-4
+    return _RATES.get(config.model_name, 5e-4)
 
 
 def with_model(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the settings with folder, learning rate and model, which is made if it is absent."""
     config = chz.replace(config, log_path=run_folder(config), learning_rate=learning_rate(config))
-    if config.model_name != TINY:
+    if config.model_name not in (TINY, DEMO):
         return config
-    # The name includes everything that the model depends on, so that another run can reuse it.
-    folder = Path(cli_utils.default_log_path("vlm_classifier_tiny_digits"))
     if config.dataset != "digits":
         raise ConfigurationError(
-            f"dataset: got {config.dataset}, but model_name={TINY} knows no words but those of "
+            f"dataset: got {config.dataset}, but model_name={config.model_name} is made for "
             "digits; give a model_name, such as Qwen/Qwen3-VL-2B-Instruct"
         )
+    tiny = config.model_name == TINY
+    # The name includes everything that the model depends on, so that another run can reuse it.
+    folder = Path(cli_utils.default_log_path(f"vlm_classifier_{config.model_name}_digits"))
     if not (folder / "config.json").exists():
-        digits = image_data("digits")
-        make_tiny_vlm(str(folder), [digits.question, *map(digits.answer, "0123456789")])
+        if tiny:
+            digits = image_data("digits")
+            make_tiny_vlm(str(folder), [digits.question, *map(digits.answer, "0123456789")])
+        else:
+            images = split_of("digits", "train", "image", "label")["image"]
+            make_seeing_demo(str(folder), images[:256])
     return chz.replace(
         config,
         model_name=str(folder),
-        renderer_name=config.renderer_name or RENDERER,
+        renderer_name=config.renderer_name or (tiny_vlm if tiny else seeing_demo).RENDERER,
         # Its vision tower has random weights, so it must be trained too.
         train_vision=True,
+        max_steps=config.max_steps or (None if tiny else 70),
     )
 
 
