@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from image_prompts import example_of, group_of, prompt_of
+from PIL import Image
 from tiny_vlm import tiny_vlm
 
 from tinker_cookbook.engine.memory import KnownLimits, MemoryBudget
@@ -30,7 +32,7 @@ from tinker_cookbook.engine.vision import processing
 from tinker_cookbook.engine.vision.images import grid_positions, image_at, is_image
 from tinker_cookbook.engine.vision.processing import image_reader
 from tinker_cookbook.engine.vision.tower import KeptFeatures
-from tinker_cookbook.exceptions import ConfigurationError, OutOfMemoryError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, OutOfMemoryError
 
 
 @pytest.fixture
@@ -318,3 +320,13 @@ def test_out_of_memory_names_the_length(base, monkeypatch):
                 call()
     for _, call in calls:
         call()
+
+
+def test_tiles_that_transformers_drops_are_refused(tmp_path):
+    folder = tiny_vlm(tmp_path / "smolvlm", "smolvlm")
+    file = folder / "preprocessor_config.json"
+    file.write_text(file.read_text().replace("[0.5, 0.5, 0.5]", "[0.0, 0.0, 0.0]", 1))
+    out = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(out, "PNG")
+    with pytest.raises(DataValidationError, match="image: a part of the image is all zeros"):
+        image_reader("smolvlm", folder).read(out.getvalue(), None, "image")

@@ -126,6 +126,8 @@ class ImageReader:
 
     def _keep(self, key: bytes, image: ImageInput, size: int) -> None:
         with self._lock:
+            if key in self._kept:  # another thread has read it at the same time
+                return
             self._kept[key] = image, size
             self._kept_bytes += size
             while len(self._kept) > _KEPT_IMAGES or self._kept_bytes > _KEPT_BYTES:
@@ -143,6 +145,12 @@ class ImageReader:
                 f"{where}: the image processor refuses {width} x {height} pixels: {error}; crop "
                 "the image or pad it"
             ) from error
+        if "pixel_attention_mask" in pixels and _has_zero_tile(pixels["pixel_values"]):
+            raise DataValidationError(
+                f"{where}: a part of the image is all zeros for the image processor, and "
+                "transformers drops such parts; expected image_mean above 0 in "
+                "preprocessor_config.json, or another image"
+            )
         expansion = self._family.expand(self._config, pixels, digest, self._encode)
         if len(expansion.tokens) > MOST_TOKENS:
             raise DataValidationError(
@@ -220,6 +228,11 @@ _made = _Made()
 
 def _nbytes(pixels: Pixels) -> int:
     return sum(array.nbytes for array in pixels.values())
+
+
+def _has_zero_tile(pixels: np.ndarray) -> bool:
+    """Returns whether one of the tiles [1, tiles, channels, height, width] is all zeros."""
+    return not pixels.any(axis=(-3, -2, -1)).all()
 
 
 def _expand_qwen(
