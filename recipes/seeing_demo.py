@@ -116,6 +116,7 @@ def _spread(model: Any, embeddings: torch.Tensor, pixels: torch.Tensor) -> None:
     for layer in tower.modules():
         if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             torch.nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+            assert layer.bias is not None
             torch.nn.init.zeros_(layer.bias)
     for layer in tower.encoder.layers:
         layer.self_attn.out_proj.weight.mul_(0.05)
