@@ -175,6 +175,29 @@ def test_results_do_not_depend_on_the_batch(base, monkeypatch):
         assert len(computed) > 12
 
 
+def test_a_prompt_is_prefilled_again_after_an_error(vlm, monkeypatch):
+    """Before its first token is sampled."""
+    base = vlm("qwen3_vl")
+    sampler, settings = Sampler(base, None), SamplingSettings(max_tokens=4, temperature=0)
+    tokens, images = prompt_of(base, 2, 70)
+    (expected,) = ref.draw(sampler, tokens, 1, settings, images=images)
+    requests = [
+        sample_request(sampler, t, 1, settings, images=images) for t in (tokens, tokens[5:])
+    ]
+    compute, calls = base.hidden_of_batch, []
+
+    def failing_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return compute(*arguments)
+
+    monkeypatch.setattr(base, "hidden_of_batch", failing_once)
+    ref.run_batch(base, requests)
+    (found,) = requests[0].future.result(timeout=0)
+    assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
+
+
 @EVERY_VLM
 def test_scores_of_a_prompt_that_ends_in_an_image(base):
     """Together with a prompt that goes on after the image."""

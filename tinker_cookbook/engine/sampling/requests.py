@@ -205,7 +205,9 @@ class SampledSequence:
     @property
     def tokens(self) -> np.ndarray:
         """Token ids of prompt and sample, [T]."""
-        return np.concatenate([self.request.prompt, self.sample.tokens]).astype(np.int64)
+        # An empty list would be float64, which cannot represent the ids of images.
+        sampled = np.array(self.sample.tokens, dtype=np.int64)
+        return np.concatenate([self.request.prompt, sampled])
 
     @property
     def length(self) -> int:
