@@ -175,9 +175,9 @@ def test_results_do_not_depend_on_the_batch(base, monkeypatch):
         assert len(computed) > 12
 
 
-def test_a_prompt_is_prefilled_again_after_an_error(vlm, monkeypatch):
+def test_a_prompt_is_prefilled_again_after_an_error(tiny_base, monkeypatch):
     """Before its first token is sampled."""
-    base = vlm("qwen3_vl")
+    base = tiny_base("qwen3_vl")
     sampler, settings = Sampler(base, None), SamplingSettings(max_tokens=4, temperature=0)
     tokens, images = prompt_of(base, 2, 70)
     (expected,) = ref.draw(sampler, tokens, 1, settings, images=images)
