@@ -119,6 +119,16 @@ def test_bad_images_are_refused_before_any_compute(service, folder, chunk, messa
     assert str(caught.value).startswith("prompt: chunk 1")
 
 
+def test_weights_in_an_image_are_refused(service, folder):
+    client = service.create_lora_training_client(str(folder), 4)
+    trained = datum(TEXT, image(), END)
+    weights = trained.loss_fn_inputs["weights"].to_numpy().copy()
+    weights[5] = 1
+    trained.loss_fn_inputs["weights"] = tinker.TensorData.from_numpy(weights)
+    with pytest.raises(DataValidationError, match="datum 0: weights is not 0 at position 5"):
+        client.forward_backward([trained], "cross_entropy").result()
+
+
 def test_text_models_refuse_images_and_vision_adapters(service, stories_model, folder):
     client = service.create_lora_training_client(stories_model, 4)
     with pytest.raises(ConfigurationError, match="is a text model"):

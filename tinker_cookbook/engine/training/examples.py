@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tinker_cookbook.engine.training.losses import LOSSES, Loss
-from tinker_cookbook.engine.vision.images import ImageInput, text_tokens
+from tinker_cookbook.engine.vision.images import ImageInput, is_image, text_tokens
 from tinker_cookbook.exceptions import DataValidationError, nearest
 
 
@@ -92,6 +92,8 @@ def check_examples(
                 f"({sorted(optional) or 'none'}); give them for all datums or for none"
             )
         _check_fields(where, example, loss, vocab_size)
+        if example.images:
+            _check_images_untrained(where, example)
     return optional
 
 
@@ -119,6 +121,20 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
             raise DataValidationError(
                 f"{where}: {name} is {values[position]} at position {position}, expected finite "
                 "numbers; check how it was computed"
+            )
+
+
+def _check_images_untrained(where: str, example: Example) -> None:
+    # A position before a part of an image predicts none of the vocabulary's tokens.
+    before_image = np.append(is_image(example.tokens[1:]), False)
+    for name in ("weights", "advantages"):
+        if name not in example.inputs:
+            continue
+        trained = example.inputs[name].reshape(len(example), -1).any(1) & before_image
+        if trained.any():
+            raise DataValidationError(
+                f"{where}: {name} is not 0 at position {int(trained.argmax())}, after which a part "
+                "of an image follows; expected 0, since images are not trained"
             )
 
 
