@@ -123,7 +123,7 @@ OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
 PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
 # Those with verifiers, LiteLLM or Ray need environments of their own:
 # tests/conformance/test_verifiers.py, test_litellm.py, tests/unit/rl/test_other_processes.py.
-# A store of samples trains the demo model: tests/unit/capture/test_recording.py.
+# A store of samples trains the demo model: tests/unit/capture/test_capture_recording.py.
 _ELSEWHERE = ("verifiers.", "litellm.", "RayExecutor", "capture_to_store")
 EXAMPLES = [
     (page, text) for page, text in blocks("python") if not any(part in text for part in _ELSEWHERE)

@@ -179,7 +179,7 @@ def test_a_prompt_is_prefilled_again_after_an_error(tiny_base, monkeypatch):
     """Before its first token is sampled."""
     base = tiny_base("qwen3_vl")
     sampler, settings = Sampler(base, None), SamplingSettings(max_tokens=4, temperature=0)
-    tokens, images = prompt_of(base, 2, 70)
+    tokens, images = prompt_of(base, 2, 75)
     (expected,) = ref.draw(sampler, tokens, 1, settings, images=images)
     requests = [
         sample_request(sampler, t, 1, settings, images=images) for t in (tokens, tokens[5:])

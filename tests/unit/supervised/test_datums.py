@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.exceptions import DataValidationError
@@ -38,6 +38,7 @@ def weights(datum):
     return datum.loss_fn_inputs["weights"].tolist()
 
 
+@settings(deadline=None)
 @given(tokens_and_weights, st.none() | st.integers(2, 50))
 def test_each_token_is_predicted_from_those_before_it_with_its_own_weight(pairs, max_length):
     tokens, given_weights = [p[0] for p in pairs], [p[1] for p in pairs]

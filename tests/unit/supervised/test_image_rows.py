@@ -10,6 +10,7 @@ import pytest
 
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder
 from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.image_processing_utils import png_bytes
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 from tinker_cookbook.renderers import get_renderer
@@ -29,7 +30,7 @@ RED = {"role": "assistant", "content": "red"}
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "pictures").mkdir()
-    Image.new("RGB", (64, 48), "red").save(tmp_path / FILE)
+    (tmp_path / FILE).write_bytes(png_bytes(Image.new("RGB", (64, 48), "red")))
     (tmp_path / "pictures/half.png").write_bytes((tmp_path / FILE).read_bytes()[:90])
     return tmp_path
 

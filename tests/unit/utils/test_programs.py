@@ -60,7 +60,7 @@ def test_the_listing_has_every_program_with_a_line_of_its_own():
         if hasattr(module, "__path__"):  # `python -m` runs the package's __main__
             module = importlib.import_module(f"{program.name}.__main__")
         # Official names of the main function differ: main, cli_main.
-        names = ("main", "cli_main", "_program")
+        names = ("main", "cli_main", "run_sweep", "_program")
         mains = [found for name in names if callable(found := getattr(module, name, None))]
         assert mains, program.name
         config = config_class_of(mains[0])
