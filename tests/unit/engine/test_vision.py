@@ -144,7 +144,7 @@ def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
 
 @EVERY_VLM
 def test_results_do_not_depend_on_the_batch(base, monkeypatch):
-    """Alone, beside others, in chunks of a few tokens, and after a cached prefix."""
+    """Alone, with others, in chunks of a few tokens, and after a cached prefix."""
     sampler = Sampler(base, ref.random_adapter(base))
     settings = SamplingSettings(max_tokens=6, seed=1)
     prompts = [prompt_of(base, count, 50 + count) for count in (0, 1, 3)]

@@ -40,7 +40,6 @@ from tinker_cookbook.exceptions import (
 )
 
 logger = logging.getLogger(__name__)
-
 _RUN = "run.json"
 
 

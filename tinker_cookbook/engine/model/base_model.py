@@ -427,7 +427,7 @@ def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -
     adapters; the head, which ``Head`` applies in chunks, is only listed."""
     head = model.get_output_embeddings()
     of_decoder = {id(module) for module in decoder.modules()}
-    # A tower is small beside its decoder, so it stays whole and in full precision.
+    # A tower is small compared with its decoder, so it stays whole and in full precision.
     of_tower = Placement(placement.device)
     targets = []
     # Iterate by name, so that each plain matrix is freed as soon as it is packed.

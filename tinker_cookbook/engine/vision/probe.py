@@ -50,7 +50,7 @@ def probe_of(name: str, folder: Path, config: Any, text: np.ndarray, at: torch.d
 def _image(name: str, folder: Path) -> ImageInput | None:
     try:
         reader = image_reader(name, folder)
-    except ConfigurationError:  # whoever sends an image gets the reason
+    except ConfigurationError:  # a request with an image gets the reason
         return None
     rows, columns = np.mgrid[0:48, 0:64]
     colors = np.stack([5 * rows, 4 * columns, 2 * (rows + columns)], -1).astype(np.uint8)

@@ -121,8 +121,7 @@ def read_tokens(
     items = flat(pieces)
     # All tokens at once, because a character may consist of several.
     texts = iter(split_text(renderer.codec, [item for item in items if isinstance(item, int)]))
-    shown: list[ShownToken] = []
-    position = 0
+    shown, position = list[ShownToken](), 0
     for item in items:
         weight = 0.0 if weights is None else float(weights[position])
         if isinstance(item, int):
@@ -190,7 +189,8 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def _size(tokens: Sequence[ShownToken]) -> str:
+def size_of(tokens: Sequence[ShownToken]) -> str:
+    """Returns the number of positions of tokens and images."""
     return count(sum(token.size for token in tokens), "token")
 
 
@@ -273,7 +273,7 @@ class Viewer:
             Fact("extension", extension),
             self._template(),
             self._prompt(),
-            Fact("tokens", f"{_size(tokens)}, {trained:,} of them trained, in {number}"),
+            Fact("tokens", f"{size_of(tokens)}, {trained:,} of them trained, in {number}"),
             self._why(),
         ]
         return View(facts, [self._example_view(i) for i in range(len(self._examples))])
@@ -376,7 +376,7 @@ class Viewer:
         tokens = read_tokens(self._renderer, as_pieces(prompt))
         # The end of a prompt shows how the answer is opened.
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
-        size = _size(tokens)
+        size = size_of(tokens)
         if last == len(self._messages):
             text = f"{size}, for the next answer: this conversation has none"
             return Fact("prompt", text, None, [tail])
@@ -449,22 +449,17 @@ class Viewer:
         example = self._examples[number]
         answers = [i for i in self._trained_answers if self._example_of[i] == number]
         trained = sum(token.trained for token in example.tokens)
-        size = _size(example.tokens)
+        size = size_of(example.tokens)
         title = f"example {number + 1} of {len(self._examples)}: {size}, {trained:,} trained"
         if answers:
-            plural = "s" if len(answers) > 1 else ""
-            title += f" (message{plural} {', '.join(map(str, answers))})"
+            title += f" (message{'s' * (len(answers) > 1)} {', '.join(map(str, answers))})"
         facts: list[Fact] = []
         for answer in answers:
             # The same check as for the last prompt, for each answer of the example.
             found = self._prefix(answer, "this example")
-            items = self._prompts[answer]
-            size = count(sum(1 if isinstance(i, int) else length(i) for i in items), "token")
-            text = f"prompt of {size}: {found.text}"
-            facts += [
-                Fact(f"message {answer}", text, found.good, found.rows),
-                self._parsed(answer),
-            ]
+            size = sum(map(length, as_pieces(self._prompts[answer])))
+            text = f"prompt of {count(size, 'token')}: {found.text}"
+            facts += [Fact(f"message {answer}", text, found.good, found.rows), self._parsed(answer)]
         return ExampleView(title, example.tokens, facts)
 
     def _parsed(self, answer: int) -> Fact:

@@ -77,6 +77,23 @@ def check_settings_and_header(browser):
     browser.size(1200, 800)
 
 
+def check_html_stays_text(browser):
+    """HTML of a user or model stays text; fenced code has a fixed width."""
+    evil = "<img src=x onerror=alert(1)>\n```html\n<b>x</b>\n```\n`<i>`"
+    answer = {"model": "<b>m</b>", "text": evil, "thinking": evil, "calls": "", "tokens": []}
+    turn = {
+        "user": evil,
+        "images": [],
+        "answers": [{**answer, "mark": "", "error": "", "done": True}, None],
+    }
+    browser.run(f"turns = [{json.dumps(turn)}], drawAll(), 1")
+    elements = "document.querySelectorAll('#chat img, #chat b, #chat i, #chat script')"
+    assert browser.run(f"{elements}.length") == 0
+    assert browser.run("document.querySelector('.user').textContent") == evil
+    assert browser.run("document.querySelector('.text pre code').textContent") == "<b>x</b>"
+    assert "onerror" in browser.run("document.querySelector('.text').textContent")
+
+
 @pytest.mark.slow
 def test_a_person_chats_on_the_page(
     browser, oai_serving, oai, stories_model, scripted_model, tmp_path
@@ -170,20 +187,7 @@ def test_a_person_chats_on_the_page(
     assert browser.run("messagesOf(0).length") == 3
     browser.problems.clear()  # both 400s
 
-    # HTML of a user or model stays text; fenced code has a fixed width.
-    evil = "<img src=x onerror=alert(1)>\n```html\n<b>x</b>\n```\n`<i>`"
-    answer = {"model": "<b>m</b>", "text": evil, "thinking": evil, "calls": "", "tokens": []}
-    turn = {
-        "user": evil,
-        "images": [],
-        "answers": [{**answer, "mark": "", "error": "", "done": True}, None],
-    }
-    browser.run(f"turns = [{json.dumps(turn)}], drawAll(), 1")
-    elements = "document.querySelectorAll('#chat img, #chat b, #chat i, #chat script')"
-    assert browser.run(f"{elements}.length") == 0
-    assert browser.run("document.querySelector('.user').textContent") == evil
-    assert browser.run("document.querySelector('.text pre code').textContent") == "<b>x</b>"
-    assert "onerror" in browser.run("document.querySelector('.text').textContent")
+    check_html_stays_text(browser)
 
     # A pasted or dropped image is shown, removed on demand, and sent before the text.
     browser.run("document.querySelector('#new').click(), 1")
