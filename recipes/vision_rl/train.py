@@ -44,7 +44,7 @@ class CLIConfig(RLSettings):
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe makes"
     )
     start_steps: int = number(
-        200, "model_name=tiny: steps of the supervised training that makes it", low=1
+        300, "model_name=tiny: steps of the supervised training that makes it", low=1
     )
     right_share: float = number(
         0.5, "model_name=tiny: share of right answers in that training", below=1.0001
@@ -58,8 +58,8 @@ class CLIConfig(RLSettings):
     max_tokens: int = chz.field(default=4, doc="Maximum tokens of an answer")
     lora_rank: int = number(64, "Rank of the LoRA adapter", low=1)
     learning_rate: float | None = chz.field(default=None, doc="Default: 1e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=60, doc="Number of steps")
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0: never")
+    max_steps: int | None = chz.field(default=100, doc="Number of steps")
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=50, doc="Steps between checkpoints")
 
 
