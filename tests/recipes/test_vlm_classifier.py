@@ -100,8 +100,8 @@ def test_data_that_cannot_work(place, settings, message):
         data.ClassifierDataset(config)
 
 
-def test_the_tiny_model_knows_digits_only():
-    with pytest.raises(ConfigurationError, match="knows no words but those of digits"):
+def test_the_tiny_model_is_made_for_digits():
+    with pytest.raises(ConfigurationError, match="model_name=tiny is made for digits"):
         train.with_model(train.ExperimentConfig(dataset="pets"))
 
 
@@ -119,13 +119,13 @@ def settings(place: Path, kind: type, **more):
 
 
 def test_a_sweep_learns_colours_and_is_evaluated(place):
-    """In 40 steps; 6 s."""
+    """In 24 steps; 5 s."""
     config = settings(
         place,
         sweep.SweepConfig,
         datasets=[str(place / "images")],
         examples_per_class=[4],
-        num_repeats=5,
+        num_repeats=3,
         learning_rate=1e-2,
         train_vision=True,
         eval_every=100,
