@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ CANNOT = {
     "chat_sl.sweep.launch_all": "starts 28 runs of hosted models of up to 1T parameters",
     "verifiers_rl.evaluate": "its last print fails in verifiers 0.1.9, which wants an error a row",
 }
+if find_spec("verifiers") is None:
+    CANNOT["verifiers_rl.train"] = "needs verifiers 0.1.9"
 
 
 def programs_of(source: Path) -> list[str]:
