@@ -52,8 +52,15 @@ NOT_RUN = (
     "python -m tinker_cookbook.weights publish",
 )
 # Settings of programs that need vLLM or another server: tests/unit/engine/test_vllm_sampler.py,
-# tests/unit/backends/test_server_needs.py.
-ELSEWHERE = ("sampler=", "backend=http://HOST")
+# tests/unit/backends/test_server_needs.py. Those with images need a model that sees:
+# tests/unit/supervised/test_image_rows.py, tests/unit/server/openai/test_openai_images.py.
+ELSEWHERE = (
+    "sampler=",
+    "backend=http://HOST",
+    "model_name=FOLDER dataset_path=train.jsonl",
+    "match=letter",
+    "image_sources=",
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
 # Those with verifiers, LiteLLM or Ray need environments of their own:
 # tests/conformance/test_verifiers.py, test_litellm.py, tests/unit/rl/test_other_processes.py.
 # A store of samples trains the demo model: tests/unit/capture/test_capture_recording.py.
-_ELSEWHERE = ("verifiers.", "litellm.", "RayExecutor", "capture_to_store")
+_ELSEWHERE = ("verifiers.", "litellm.", "RayExecutor", "capture_to_store", '"image_url"')
 EXAMPLES = [
     (page, text) for page, text in blocks("python") if not any(part in text for part in _ELSEWHERE)
 ]
