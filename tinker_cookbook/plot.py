@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import chz
 
@@ -72,13 +73,21 @@ def write_plot(config: PlotConfig) -> Path:
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     path = Path(config.output or folders[0] / "curves.png")
+    save_figure(figure, path, "output")
+    return path
+
+
+def save_figure(figure: Any, path: str | Path, key: str) -> None:
+    """Writes a figure of matplotlib and closes it; ``ConfigurationError`` names the setting ``key``
+    if it cannot be written."""
+    from matplotlib import pyplot
+
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # no folder, or a suffix that matplotlib does not know
-        raise ConfigurationError(f"output: {path} cannot be written: {error}") from error
+        raise ConfigurationError(f"{key}: {path} cannot be written: {error}") from error
     finally:
         pyplot.close(figure)
-    return path
 
 
 def _curves_of(folder: Path, metrics: str) -> dict[str, dict[int, float]]:

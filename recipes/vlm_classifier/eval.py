@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import chz
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.plot import save_figure
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, LabelledImages
 from tinker_cookbook.renderers import get_text_content
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
@@ -229,12 +229,7 @@ def draw_confusion(answers: Sequence[tuple[str, str]], path: str | Path) -> None
         colour = "white" if count > largest / 2 else "black"
         place = (columns.index(column), names.index(row))
         axes.text(*place, str(count), ha="center", va="center", color=colour, fontsize="small")
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # no folder, or a suffix that matplotlib does not know
-        raise ConfigurationError(f"confusion: {path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path, "confusion")
 
 
 async def evaluate(config: EvalConfig) -> dict[str, float]:
