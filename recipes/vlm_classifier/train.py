@@ -1,6 +1,6 @@
 """Image classification with a vision-language model, as supervised fine-tuning.
 
-    python -m recipes.vlm_classifier.train            # scanned digits; pip install scikit-learn
+    python -m recipes.vlm_classifier.train            # scanned digits; pip install -e '.[vision]'
     python -m recipes.vlm_classifier.train dataset=caltech101 model_name=Qwen/Qwen3-VL-2B-Instruct
     python -m recipes.vlm_classifier.train dataset=FOLDER model_name=…   # train/CLASS/NAME.png
 

@@ -22,6 +22,7 @@ from benchmarks.engine.sampling.requests import (
     warm_up,
 )
 from benchmarks.engine.sampling.runner import static_batches
+from tinker_cookbook.engine.devices import peak_memory_bytes
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 pytest_plugins = ("bench_runs",)
@@ -75,7 +76,12 @@ def test_tiny_run(in_process_bench, monkeypatch) -> None:
         speed = mixed["workload"]["useful_tokens"] / run["seconds"]
         assert variant["tokens_per_second"] == pytest.approx(speed)
         assert 0 < run["first_step_seconds"] < run["first_token_seconds"] < 5
-        assert 50 << 20 < run["loaded_bytes"] <= run["peak_bytes"] < 4 << 30
+        assert (
+            50 << 20
+            < run["loaded_bytes"]
+            <= run["peak_bytes"]
+            <= peak_memory_bytes(torch.device("cpu"))
+        )
         assert variant["ceiling_share"] > 0
     for word in ("mixed", "generate", "ceiling", "engine / generate", "2 of 2 prompts"):
         assert word in printed
