@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import stat
 import threading
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,7 @@ _DATA_URI = re.compile(
 )
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others run programs, or allocate by their header
 _MOST_SCANS = 100
+_MOST_BYTES = 512 << 20  # more than any file of as many pixels as Pillow's limit needs
 # Steps that make an image upright, by its EXIF orientation.
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
@@ -217,8 +219,7 @@ def _opened(data: bytes, where: str) -> Image.Image:
             f"{where} has {scans} scans, expected at most {_MOST_SCANS}; save it again as PNG"
         )
     try:
-        opened = library.open(io.BytesIO(data), formats=_FORMATS)
-        # open() reads only the header, so that the size is known before memory is allocated.
+        opened = _with_header(data, library)
         width, height = opened.size
         limit = library.MAX_IMAGE_PIXELS
         if limit is not None and width * height > limit:
@@ -237,12 +238,28 @@ def _opened(data: bytes, where: str) -> Image.Image:
     except Exception as error:  # readers may raise anything on damaged files
         head = data[:256].lower()
         kind = next((name for mark, name in _OTHER_FILES if mark in head), None)
-        reason = "" if str(error).startswith("cannot identify") else f": {error}"
+        reason = f": {error}" if str(error) else ""
         found = f"is {kind}" if kind else f"cannot be read as an image{reason}"
         raise DataFormatError(
             f"{where} {found}; expected a whole PNG, JPEG, WebP, GIF or BMP file"
         ) from error
     return opened
+
+
+def _with_header(data: bytes, library: Any) -> Any:
+    """Returns the image with its header read, so that its size is known before memory is allocated.
+
+    Raises errors of any type. ``Image.open`` would also warn of an image that is then refused, and
+    a filter of warnings would hold for all threads.
+    """
+    library.preinit()
+    for kind in _FORMATS:
+        if kind not in library.OPEN:
+            library.init()
+        factory, accepts = library.OPEN[kind]
+        if accepts(data[:16]) is True:  # a text if Pillow was built without the format
+            return factory(io.BytesIO(data), "")
+    raise ValueError
 
 
 def _scale_transparency(image: Any) -> None:
@@ -306,12 +323,23 @@ def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
     # A file:// URI may have escaped characters, and a drive letter on Windows.
     local = url2pathname(urlsplit(source).path) if source.startswith("file:") else source
     try:
-        return Path(local).expanduser().read_bytes()
+        return read_file(Path(local).expanduser(), _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise DataFormatError(
             f"{kind}: {_short(source)} cannot be opened as a file: {error}; expected the path of a "
             f"file, or a data URI that begins with 'data:{kind}/'"
         ) from error
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Returns the bytes of a regular file of at most ``most`` bytes; raises OSError for others."""
+    found = path.stat()  # before it is opened, which waits for the writer of a pipe
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is a folder, a device or a pipe")
+    if found.st_size > most:
+        raise OSError(f"it has {found.st_size >> 20} MiB, more than the limit of {most >> 20}")
+    with path.open("rb") as opened:
+        return opened.read(found.st_size)
 
 
 def _short(image: Any) -> str:

@@ -31,7 +31,7 @@ from urllib.request import url2pathname
 import httpx
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
-from tinker_cookbook.image_processing_utils import read_media
+from tinker_cookbook.image_processing_utils import read_file, read_media
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -203,13 +203,10 @@ class ImageSources:
             )
         if not path.is_file():
             raise DataValidationError(f"{where}: there is no such file on the server")
-        with path.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise DataValidationError(
-                f"{where}: the file has more than {MAX_BYTES >> 20} MiB, the limit for an image"
-            )
-        return data
+        try:
+            return read_file(path, MAX_BYTES)
+        except OSError as error:
+            raise DataValidationError(f"{where}: the file cannot be read: {error}") from error
 
     def _in_networks(self, address: Address) -> bool:
         return any(_unmapped(address) in network for network in self._networks)
