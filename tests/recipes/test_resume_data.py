@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
+from tinker_cookbook.preference.types import Comparison
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
@@ -406,3 +408,41 @@ def test_digests_depend_on_content_only():
     assert value_digest(one) == value_digest(other) != value_digest(adder(2))
     assert value_digest(lambda x: x + 1) != value_digest(lambda x: x - 1)
     assert value_digest(object()) is None
+
+
+def _shown(file: str) -> dict[str, Any]:
+    """Rows of every kind that name a file of an image or of audio."""
+    part = {"type": "image", "image": file}
+    talk = [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]
+    stored = datasets.Features({"image": datasets.Image(decode=False)})
+    return {
+        "messages": [talk],
+        "a URI": [[{"type": "image", "image": Path(file).as_uri()}]],
+        "transformers": [{"messages": [{"content": [{"type": "image", "path": file}]}]}],
+        "OpenAI": [{"messages": [{"type": "image_url", "image_url": {"url": file}}]}],
+        "audio": [[{"type": "audio", "audio": file}]],
+        "column": [{"image": file, "question": "?"}],
+        "list": [{"images": [file, file]}],
+        "pair": [Comparison(prompt_conversation=talk, completion_A=[], completion_B=[])],
+        "table": datasets.Dataset.from_list([{"image": file, "n": 1}]),
+        "table of lists": datasets.Dataset.from_list([{"images": [file], "n": 1}] * 60),
+        "table of parts": datasets.Dataset.from_list([{"messages": talk}]),
+        "table of paths": datasets.Dataset.from_list([{"image": {"path": file}}], stored),
+    }  # fmt: skip
+
+
+def test_a_file_of_an_image_counts_by_its_bytes(tmp_path):
+    for name, data in {"a": b"1", "copy": b"1", "other": b"2"}.items():
+        (tmp_path / f"{name}.png").write_bytes(data)
+    one, copy, other = (
+        {kind: rows_digest(rows) for kind, rows in _shown(str(tmp_path / f"{name}.png")).items()}
+        for name in ("a", "copy", "other")
+    )
+    for kind, digest in one.items():
+        assert len(digest or "") == 64, kind
+        assert digest == copy[kind] != other[kind], kind
+    text = [{"messages": [{"role": "user", "content": 'An "image" and <image>'}]}]
+    assert (
+        rows_digest(text)
+        == hashlib.sha256(json.dumps(text, separators=(",", ":")).encode()).hexdigest()
+    )

@@ -323,11 +323,11 @@ def _prompt(messages: Sequence[Message]) -> str:
 
 
 def _images(message: Message) -> Any:
-    """Returns the images of a message."""
+    """Returns the parts of a message that are images."""
     content = message["content"]
     if isinstance(content, str):
         return []
-    return [part["image"] for part in content if part["type"] == "image"]
+    return [part for part in content if part["type"] == "image"]
 
 
 def _identity(messages: Sequence[Message]) -> Any:

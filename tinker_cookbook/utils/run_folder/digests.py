@@ -1,8 +1,9 @@
 """Digests of data and settings, by which a resumed run recognises that they have changed.
 
 A digest depends on the content only: on the rows and their order, but not on the file's name or
-format, nor on how a table is divided into chunks. What has no content (a client, a renderer) counts
-by the name of its class.
+format, nor on how a table is divided into chunks. Files of images and audio count by their bytes,
+because a copy of a dataset has other paths and times. What has no content (a client, a renderer)
+counts by the name of its class.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import enum
 import functools
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -20,8 +22,13 @@ from typing import Any
 
 import chz
 
+from tinker_cookbook.exceptions import DataFormatError
+
 _BLOCK = 1000  # rows, so that the text of a large dataset is never in memory as a whole
 _SAMPLED = 64
+_SHOWN = 50  # rows of a table whose images are in memory at once
+_FILE_KEYS = ("image", "images", "image_path", "image_paths", "image_url", "audio", "audios")
+_FILES = re.compile("|".join(f'"{key}"' for key in _FILE_KEYS))
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, type(None))
 
 
@@ -67,10 +74,22 @@ def _table_blocks(rows: Any) -> Iterator[bytes]:
     for table in rows.with_format("arrow").iter(batch_size=_BLOCK):
         schema = table.schema
         yield repr([(name, str(schema.field(name).type)) for name in schema.names]).encode()
+        files = [name for name in schema.names if _may_have_files(name, table[name])]
+        for start in range(0, len(table) if files else 0, _SHOWN):
+            yield _encoded(table.select(files).slice(start, _SHOWN).to_pylist())
         # A copy, because bits between the values of a slice are those of its neighbours.
-        copy = table.take(list(range(len(table)))).combine_chunks()
+        copy = table.drop_columns(files).take(list(range(len(table)))).combine_chunks()
         for batch in copy.to_batches():
             yield batch.serialize()
+
+
+def _may_have_files(name: str, column: Any) -> bool:
+    """Returns whether cells may have paths; not for an Arrow column with the images themselves."""
+    kind = column.type
+    names = [kind.field(i).name for i in range(kind.num_fields)]
+    if "bytes" in names and not any(c.field("bytes").null_count for c in column.chunks):
+        return False
+    return name in _FILE_KEYS or re.search(r"\b(image|audio)", str(kind)) is not None
 
 
 def _blocks(rows: Any) -> Iterator[bytes]:
@@ -78,7 +97,37 @@ def _blocks(rows: Any) -> Iterator[bytes]:
         count = min(len(rows), _SAMPLED)
         rows = [rows[index * len(rows) // count] for index in range(count)]
     for start in range(0, len(rows), _BLOCK):
-        yield _encoder.encode(list(rows[start : start + _BLOCK])).encode()
+        yield _encoded(list(rows[start : start + _BLOCK]))
+
+
+def _encoded(rows: list[Any]) -> bytes:
+    text = _encoder.encode(rows)
+    # Text rows are most rows, and are not converted to Python objects for this.
+    if _FILES.search(text):
+        text = _encoder.encode(json.loads(text, object_hook=_with_files))
+    return text.encode()
+
+
+def _with_files(found: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the paths of images and audio in an object by the digests of their files."""
+    keys = (*_FILE_KEYS, "path", "url") if found.get("type") in _FILE_KEYS else _FILE_KEYS
+    return {key: _read(value, key) if key in keys else value for key, value in found.items()}
+
+
+def _read(value: Any, key: str) -> Any:
+    from tinker_cookbook.image_processing_utils import read_media  # few rows have images
+
+    if isinstance(value, list):
+        return [_read(item, key) for item in value]
+    if isinstance(value, dict) and not value.get("bytes"):
+        return {name: _read(item, key) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    try:
+        data = read_media(value, "audio" if key.startswith("audio") else "image")
+    except DataFormatError:  # another text, or a missing file, of which training tells
+        return value
+    return hashlib.sha256(data).hexdigest()
 
 
 def _content(value: Any) -> Any:
