@@ -77,8 +77,7 @@ def sequence_of(model_input: types.ModelInput, where: str, reader: MakeReader) -
                 "(encoded_text) and images (image, image_asset_pointer)"
             )
         parts.append(reader().read(data, chunk.expected_tokens, at))
-    images = tuple(part for part in parts if isinstance(part, ImageInput))
-    return TokenSequence(joined(parts), images)
+    return TokenSequence(*joined(parts, where))
 
 
 def examples_of(data: Sequence[tinker.Datum], reader: MakeReader) -> list[Example]:

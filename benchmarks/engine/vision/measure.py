@@ -165,7 +165,7 @@ class _Engine:
 
     def _tokens(self, text: np.ndarray, data: bytes) -> tuple[np.ndarray, tuple[Any, ...]]:
         image = image_reader("bench", self._folder).read(data, None, "image")
-        return joined([text[:_BEGINNING], image, text[_BEGINNING:]]), (image,)
+        return joined([text[:_BEGINNING], image, text[_BEGINNING:]])
 
 
 class _Plain:

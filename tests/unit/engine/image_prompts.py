@@ -29,20 +29,26 @@ def png(seed: int, height: int = 40, width: int = 64) -> bytes:
 
 
 def prompt_of(
-    base: BaseModel, count: int, seed: int = 0, length: int = 12, pixels: int | None = None
+    base: BaseModel,
+    count: int,
+    seed: int = 0,
+    length: int = 12,
+    pixels: int | None = None,
+    *,
+    adjacent: bool = False,
 ) -> Prompt:
-    """Text with ``count`` images of different sizes in it; ``pixels``: other images."""
+    """Text with ``count`` images of different sizes in it; ``pixels``: other images. If they are
+    ``adjacent``, no text is between them."""
     rng = np.random.default_rng(seed)
     reader = image_reader(base.name, base.folder)
     parts: list[Any] = [rng.integers(3, IMAGE_TOKEN, 5)]
-    images = []
     for number in range(count):
         drawn = png((seed if pixels is None else pixels) + number, *SIZES[number % 3])
         image = reader.read(drawn, None, "image")
-        images.append(image)
-        parts += [image, rng.integers(3, IMAGE_TOKEN, 3 + number)]
+        between = 0 if adjacent and number < count - 1 else 3 + number
+        parts += [image, rng.integers(3, IMAGE_TOKEN, between)]
     parts.append(rng.integers(3, IMAGE_TOKEN, length))
-    return joined(parts), tuple(images)
+    return joined(parts)
 
 
 def example_of(prompt: Prompt, seed: int = 0) -> Example:

@@ -67,6 +67,41 @@ def test_a_shared_prefix_with_images_equals_separate_rows(base, tmp_path, record
     ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
 
 
+@pytest.mark.parametrize("base", ["gemma3_vl", "smolvlm"], indirect=True)
+def test_images_without_text_between_them(base, tmp_path, record_property):
+    """transformers makes one block of Gemma 3's, in which each image sees the later ones, so the
+    prompts share no image although they begin with the same ones."""
+    prompts = [prompt_of(base, count, 20, adjacent=True) for count in (1, 2, 3)]
+    prompts.append((np.append(prompts[2][0], [5, 6]), prompts[2][1]))
+    data = [example_of(prompt, number) for number, prompt in enumerate(prompts)]
+    run = ref.make_run(base)
+    output = run.forward_backward(data, "cross_entropy")
+    ref.errors_of(run, base, tmp_path, data, ref.weighted(data), output, record_property).check()
+    sampler, settings = Sampler(base, run.adapter), SamplingSettings(max_tokens=3, seed=1)
+    found = {}
+    for step_tokens in (10_000, 9):
+        assert base.kv_shapes is not None
+        scheduler = Scheduler(base, base.kv_shapes)
+        scheduler._step_tokens = step_tokens
+        for turn in range(2):  # the second time, prefixes are found in the cache
+            requests = [sample_request(sampler, t, 1, settings, images=i) for t, i in prompts]
+            for request in requests:
+                scheduler.add(request)
+            while scheduler.busy:
+                scheduler.step()
+            found[step_tokens, turn] = [r.future.result(timeout=0)[0] for r in requests]
+    for samples in found.values():
+        assert [s.logprobs for s in samples] == [s.logprobs for s in found[9, 1]]
+    for (tokens, images), sample in zip(prompts, found[9, 1], strict=True):
+        whole = np.concatenate([tokens, sample.tokens]), images
+        item = example_of(whole)
+        (trained,) = run.forward_backward([item], "cross_entropy", backward=False).logprobs
+        np.testing.assert_allclose(trained[-3:], sample.logprobs, atol=1e-5)
+        scored = ref.score(sampler, whole[0], logprobs=True, images=images).logprobs
+        assert scored is not None
+        np.testing.assert_allclose(scored[-3:], sample.logprobs, atol=1e-5)
+
+
 @EVERY_VLM
 def test_greedy_samples_equal_generate(base):
     from tinker_cookbook.engine.model.loading import model_class

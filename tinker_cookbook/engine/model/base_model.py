@@ -122,7 +122,13 @@ class BaseModel:
         self.vision: VisionTower | None = None
         """Of a model whose images the engine knows."""
         if probe.image is not None:
-            self.vision = VisionTower(model.base_model, self._active, self.targets, device)
+            self.vision = VisionTower(
+                model.base_model,
+                self._active,
+                self.targets,
+                device,
+                sees_both_ways=probe.image.both_ways,
+            )
         _move(model, device, whole=not divided)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]

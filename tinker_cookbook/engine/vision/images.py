@@ -8,13 +8,18 @@ for sampler and trainer alike, so the two cannot disagree.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from tinker_cookbook.exceptions import DataValidationError
 
 _INDEX_BITS = 16
 _NUMBER_BITS = 46
@@ -32,7 +37,10 @@ class ImageInput:
     ``tokens`` [n] int64 are its ids in a sequence; those below ``IMAGE_IDS`` are text tokens of its
     expansion, such as row and column marks. ``positions`` [3, n] are rotary positions of time,
     height and width, relative to the image's first token, and the next token follows after
-    ``advance``; ``None``: positions count tokens. ``digest`` identifies pixels and processor.
+    ``advance``; ``None``: positions count tokens. With ``both_ways``, its tokens see each other in
+    both directions. ``digest`` identifies pixels and processor.
+
+    Such images without text between them are one ``ImageInput``, whose ``block`` they are.
     """
 
     digest: bytes
@@ -40,6 +48,8 @@ class ImageInput:
     tokens: np.ndarray
     positions: np.ndarray | None = None
     advance: int = 0
+    both_ways: bool = False
+    block: tuple[ImageInput, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -54,8 +64,7 @@ class ImageInput:
         return self.make_pixels()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = self.digest, self.make_pixels, self.tokens, self.positions, self.advance
-        return _unpickled, values
+        return _unpickled, tuple(getattr(self, one.name) for one in fields(self))
 
 
 _images: weakref.WeakValueDictionary[int, ImageInput] = weakref.WeakValueDictionary()
@@ -167,7 +176,44 @@ def _unpickled(*values: Any) -> ImageInput:
     return interned(ImageInput(*values))
 
 
-def joined(parts: Sequence[np.ndarray | ImageInput]) -> np.ndarray:
-    """Returns the token ids [T] int64 of a sequence of text tokens and images."""
-    arrays = [part.tokens if isinstance(part, ImageInput) else part for part in parts]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+def joined(
+    parts: Sequence[np.ndarray | ImageInput], where: str = ""
+) -> tuple[np.ndarray, tuple[ImageInput, ...]]:
+    """Returns the token ids [T] int64 of a sequence of text tokens and images, and its images.
+
+    Raises ``DataValidationError``, which begins with ``where``, for a block of too many images.
+    """
+    found: list[np.ndarray | ImageInput] = []
+    for both_ways, run in itertools.groupby(filter(len, parts), _sees_both_ways):
+        group = list(run)
+        found += [_block(group, where)] if both_ways and len(group) > 1 else group
+    arrays = [part.tokens if isinstance(part, ImageInput) else part for part in found]
+    tokens = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+    return tokens, tuple(part for part in found if isinstance(part, ImageInput))
+
+
+def _sees_both_ways(part: np.ndarray | ImageInput) -> bool:
+    return isinstance(part, ImageInput) and part.both_ways
+
+
+def _block(images: Sequence[Any], where: str) -> ImageInput:
+    """Returns neighbouring images as one.
+
+    Its ids differ from those of the images alone, because the first image sees the later ones: no
+    sequence with other images after it may share its keys and values.
+    """
+    count = sum(map(len, images))
+    if count > MOST_TOKENS:
+        raise DataValidationError(
+            f"{where}: {len(images)} images without text between them have {count} tokens, "
+            f"expected at most {MOST_TOKENS}; put text between them"
+        )
+    digest = hashlib.sha256(b"".join(image.digest for image in images)).digest()
+    ids, block = feature_ids(digest, count), tuple(images)
+    make_pixels = partial(_pixels_of, block)
+    return interned(ImageInput(digest, make_pixels, ids, both_ways=True, block=block))
+
+
+def _pixels_of(images: Sequence[ImageInput]) -> dict[str, np.ndarray]:
+    made = [image.pixels() for image in images]
+    return {name: np.concatenate([one[name] for one in made]) for name in made[0]}

@@ -38,7 +38,7 @@ def probe_of(name: str, folder: Path, config: Any, text: np.ndarray, at: torch.d
     if image is None:
         return Probe(text, {"input_ids": torch.from_numpy(text).to(at)[None]})
     half = len(text) // 2
-    tokens = joined([text[:half], image, text[half:]])
+    tokens, _ = joined([text[:half], image, text[half:]])
     marked = is_image(tokens)
     inputs = {"input_ids": torch.from_numpy(np.where(marked, config.image_token_id, tokens))[None]}
     if marks := FAMILIES[config.model_type].marks:

@@ -37,11 +37,12 @@ Pixels: TypeAlias = dict[str, np.ndarray]
 
 
 class Expansion(NamedTuple):
-    """Tokens of an image, and its rotary positions, as in ``ImageInput``."""
+    """Tokens of an image, and how they are placed and seen, as in ``ImageInput``."""
 
     tokens: np.ndarray
     positions: np.ndarray | None = None
     advance: int = 0
+    both_ways: bool = False
 
 
 Encode: TypeAlias = "Callable[[str], list[int]]"
@@ -271,7 +272,8 @@ def _expand_gemma3(
     config: dict[str, Any], pixels: Pixels, digest: bytes, encode: Encode
 ) -> Expansion:
     """A fixed number of tokens; the marks and line breaks around them are text of the prompt."""
-    return Expansion(feature_ids(digest, int(config.get("mm_tokens_per_image", 256))))
+    ids = feature_ids(digest, int(config.get("mm_tokens_per_image", 256)))
+    return Expansion(ids, both_ways=True)
 
 
 _QWEN = Family(_expand_qwen, ("pixel_values", "image_grid_thw"), "mm_token_type_ids")

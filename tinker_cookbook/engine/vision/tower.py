@@ -25,7 +25,6 @@ from tinker_cookbook.engine.vision.images import (
     rotary_positions,
 )
 
-SEES_BOTH_WAYS = frozenset({"gemma3"})
 _KEPT_BYTES_CPU = 256 << 20
 _KEPT_BYTES_GPU = 2 << 30
 _KEPT_SHARE_GPU = 16
@@ -53,12 +52,18 @@ class VisionTower:
     """
 
     def __init__(
-        self, model: Any, active: ActiveTerms, targets: Sequence[Target], device: torch.device
+        self,
+        model: Any,
+        active: ActiveTerms,
+        targets: Sequence[Target],
+        device: torch.device,
+        *,
+        sees_both_ways: bool,
     ) -> None:
         self._model = model  # the multimodal model, which has ``get_image_features``
         self._active = active
         self._names = frozenset(target.name for target in targets if target.group == "vision")
-        self.sees_both_ways = model.config.model_type in SEES_BOTH_WAYS
+        self.sees_both_ways = sees_both_ways
         """Whether the tokens of an image attend to all of the image."""
         budget = _KEPT_BYTES_CPU
         if device.type != "cpu":
@@ -124,6 +129,11 @@ class VisionTower:
 
     def features(self, images: Sequence[ImageInput], terms: Terms) -> list[Features]:
         """Returns the features of images, with an adapter's ``terms`` of the tower."""
+        if any(image.block for image in images):
+            parts = [image.block or (image,) for image in images]
+            every = iter(self.features([one for block in parts for one in block], terms))
+            blocks = (list(itertools.islice(every, len(block))) for block in parts)
+            return [Features(torch.cat([one.embeddings for one in block])) for block in blocks]
         trained = next(iter(terms.values()), None)
         if trained is not None and torch.is_grad_enabled() and trained.a.requires_grad:
             return self._compute(images, terms)
