@@ -33,7 +33,7 @@ from tinker_cookbook.supervised.conversation_file import held_out_mask
 from tinker_cookbook.supervised.conversation_row import UnreadKeys, data_error
 from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.row_datasets import PlacedRows, place_of
-from tinker_cookbook.supervised.row_images import has_images
+from tinker_cookbook.supervised.row_images import LostImages, has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 if TYPE_CHECKING:
@@ -224,8 +224,10 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
             return data
 
         super().__init__(list(enumerate(comparisons.usable)), batch_size, flatmap_fn=data_of)
+        lost = LostImages()
         # A missing image must not stop a run in the middle of an epoch.
         for i, labeled in enumerate(comparisons.usable):
+            lost.check(labeled.comparison.prompt_conversation, self._where(i))
             if has_images(labeled.comparison.prompt_conversation):
                 with data_error(self._where(i)):
                     to_data(labeled)

@@ -48,7 +48,7 @@ from tinker_cookbook.supervised.row_datasets import (
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
 )
-from tinker_cookbook.supervised.row_images import has_images
+from tinker_cookbook.supervised.row_images import LostImages, has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.utils.terminal import print_line
 
@@ -139,7 +139,7 @@ def _read_file(
     """Returns the conversations with their places."""
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
     columns = columns if columns is not None else ColumnsTaken()
-    unread = UnreadKeys()
+    unread, lost = UnreadKeys(), LostImages()
     conversations: list[list[Message]] = []
     places: list[str] = []
     for where, row in _rows(path):
@@ -147,6 +147,7 @@ def _read_file(
             columns.num_unwanted += 1
             continue
         messages, tools = read_row(row, where, unread, columns)
+        lost.check(messages, where)
         # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
             raise DataFormatError(
@@ -233,7 +234,7 @@ class ConversationRows:
         self._numbers = wanted_rows(rows, name) if numbers is None else numbers
         left_out = len(rows) - len(self._numbers) if numbers is None else 0
         self.columns = ColumnsTaken(num_rows=len(self._numbers), num_unwanted=left_out)
-        self._unread = UnreadKeys()
+        self._unread, self._lost = UnreadKeys(), LostImages()
         # The first row determines the layout; an unknown layout fails before anything is loaded,
         # and so do images for a model without.
         if len(self) and has_images(self._read(0)[0]):
@@ -262,7 +263,9 @@ class ConversationRows:
 
     def _read(self, index: int) -> tuple[list[Message], list[ToolSpec]]:
         row = self._rows[int(self._numbers[index])]
-        return _read_table_row(row, self.place(index), self._unread, self.columns)
+        found = _read_table_row(row, self.place(index), self._unread, self.columns)
+        self._lost.check(found[0], self.place(index))
+        return found
 
 
 def wanted_rows(rows: Rows, name: str) -> npt.NDArray[np.int64]:

@@ -54,6 +54,7 @@ from tinker_cookbook.supervised.layouts import (
     read_question,
     with_media,
 )
+from tinker_cookbook.supervised.row_images import LostImages
 
 MATCHES = ("exact", "regex", "math", "letter", "judge:TEXT")
 _QUESTIONS = ("question", "prompt", "problem", "query", "instruction", "input")
@@ -101,11 +102,12 @@ class OwnQuestions(ExampleBenchmark):
                 f"data_path: got {config.data_path!r} for {self.path}, which is the data; expected "
                 "no data_path, or names of benchmarks in tasks"
             )
+        lost = LostImages()
         return with_unique_ids(
-            self._example(where, row) for where, row in file_rows(self.path, _EXPECTED)
+            self._example(where, row, lost) for where, row in file_rows(self.path, _EXPECTED)
         )
 
-    def _example(self, where: str, row: Any) -> Example:
+    def _example(self, where: str, row: Any, lost: LostImages) -> Example:
         if not isinstance(row, Mapping):
             raise DataFormatError(f"{where}: got a JSON {type(row).__name__}, expected {_EXPECTED}")
         letters = ""
@@ -116,6 +118,7 @@ class OwnQuestions(ExampleBenchmark):
         if self.match == "regex":
             for answer in answers:
                 _check_pattern(answer, where)
+        lost.check(messages, where)
         _check_images(messages, where)
         question = get_text_content(messages[-1])
         return Example(
