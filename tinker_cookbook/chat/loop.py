@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from tinker_cookbook.chat.answers import Answer
 from tinker_cookbook.chat.screen import (
     ending_note,
     screen_of,
@@ -21,7 +21,12 @@ from tinker_cookbook.chat.screen import (
     tokens_text,
 )
 from tinker_cookbook.chat.session import ChatSession
-from tinker_cookbook.exceptions import DataError, TinkerCookbookError, nearest_sentence
+from tinker_cookbook.exceptions import (
+    DataError,
+    RendererError,
+    TinkerCookbookError,
+    nearest_sentence,
+)
 from tinker_cookbook.renderers.core.messages import Content, ContentPart, format_content_as_string
 from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
@@ -138,7 +143,11 @@ class ChatLoop:
         path = str(Path(rest).expanduser().absolute())
         image: ContentPart = {"type": "image", "image": path}
         for model in self.session.models:
-            prompt = model.prompt([{"role": "user", "content": [image]}])
+            try:
+                prompt = model.prompt([{"role": "user", "content": [image]}])
+            except RendererError as error:
+                problem = re.sub(r"^messages\[0\]\S*: ", "", str(error))
+                raise DataError(f"/image {rest}: {model.label}: {problem}") from error
             length = sum(piece.length for piece in prompt.chunks if piece.type != "encoded_text")
             self._inform(f"{model.label}: {rest} takes {length:,} tokens")
         self._images.append(image)
@@ -161,9 +170,9 @@ class ChatLoop:
         self._inform(self.session.save(rest))
 
     def _tokens(self, rest: str) -> None:
-        answers: list[Answer] = self.session.answers
-        if not answers:
+        if not self.session.turns:
             raise DataError("there is no answer yet to show tokens of")
+        answers = self.session.turns[-1]
         numbers = rest == "numbers" or not self._console.is_terminal
         for label, answer in zip(self._labels, answers, strict=True):
             if len(answers) > 1:
@@ -177,14 +186,14 @@ class ChatLoop:
 
     def _retry(self, rest: str) -> None:
         session = self.session
-        before = [list(history) for history in session.histories], session.answers
+        before = [list(history) for history in session.histories], [*session.turns]
         text = session.undo()
         try:
             self._send(text)
         finally:
             # There is no new answer after an error or an interruption before the first token.
             if len(session.histories[0]) < len(before[0][0]):
-                session.histories, session.answers = before
+                session.histories, session.turns = before
                 self._inform("the earlier answer was kept")
 
     def _undo(self, rest: str) -> None:

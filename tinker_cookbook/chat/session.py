@@ -72,8 +72,8 @@ class ChatSession:
     note: Callable[[str], None]
     system_prompt: str = ""
     histories: list[list[Message]] = field(init=False)
-    answers: list[Answer] = field(default_factory=list, init=False)
-    """The last answer of each model."""
+    turns: list[list[Answer]] = field(default_factory=list, init=False)
+    """The answers of the models in each turn."""
 
     def __post_init__(self) -> None:
         self.histories = [[] for _ in self.models]
@@ -127,7 +127,7 @@ class ChatSession:
         answers = [task.result() for task in tasks]
         if all(answer.is_empty for answer in answers):
             return answers
-        self.answers = answers
+        self.turns.append(answers)
         for history, one in zip(self.histories, answers, strict=True):
             history += [message, one.message]
             if one.ending != "stop":
@@ -139,13 +139,13 @@ class ChatSession:
         contents = [self._pop(history) for history in self.histories if history]
         if not contents:
             raise DataError("the conversation is empty: there is no turn to remove")
-        self.answers = []
+        self.turns.pop()
         return contents[0]
 
     def reset(self) -> None:
         """Starts a new conversation with the same system prompt."""
         self.histories = [[] for _ in self.models]
-        self.answers, self._dropped = [], [0] * len(self.models)
+        self.turns, self._dropped = [], [0] * len(self.models)
 
     def save(self, file: str) -> str:
         """Adds the conversation to a JSONL file of messages, one row per model.

@@ -215,15 +215,17 @@ def test_images_of_questions_stand_at_their_marks(vision_tokenizer, tmp_path):
     own = {"question": "Which?", "image": "blue.png", "options": ["red", "blue"], "answer": "B"}
     (tmp_path / "own.jsonl").write_text(f"{json.dumps(row | images)}\n{json.dumps(own)}\n")
     renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
-    found = []
+    found, logged = [], []
     for example in OwnQuestions(tmp_path / "own.jsonl", "letter").examples(BenchmarkConfig()):
         chunks = renderer.build_generation_prompt(example.messages).chunks
         shown = [
             Image.open(io.BytesIO(c.data)).getpixel((0, 0)) for c in chunks if c.type == "image"
         ]
         found.append(shown)
+        logged.append(example.logs["input"])
     red, lime, blue = (255, 0, 0), (0, 255, 0), (0, 0, 255)
     assert found == [[lime, blue, red], [blue]]
+    assert logged[1].startswith(f"<image>{tmp_path}/blue.png</image>\nWhich?")
 
 
 def test_a_pattern_has_a_time_limit(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ from tinker_cookbook.exceptions import (
     EvalGradingError,
     RendererError,
 )
+from tinker_cookbook.eval.benchmarks._sources import messages_text
 from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.texts import comparable_text
@@ -127,7 +128,7 @@ class OwnQuestions(ExampleBenchmark):
             expected=answers,
             # An answer that a pattern or a judge accepts is not known.
             gold=answers[0] if answers and self.match in ("exact", "math", "letter") else None,
-            logs={"input": question, "expected": " | ".join(answers)}
+            logs={"input": messages_text(messages[-1:])[0][1], "expected": " | ".join(answers)}
             | ({"letters": letters} if letters else {}),
         )
 
