@@ -30,6 +30,7 @@ import regex  # a dependency of transformers
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import with_unique_ids
+from tinker_cookbook.eval.benchmarks._sources import messages_text
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.choice_rows import choice_row
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
@@ -40,7 +41,6 @@ from tinker_cookbook.exceptions import (
     EvalGradingError,
     RendererError,
 )
-from tinker_cookbook.eval.benchmarks._sources import messages_text
 from tinker_cookbook.grading.letters import extract_mcq_answer
 from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.texts import comparable_text
