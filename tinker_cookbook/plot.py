@@ -6,6 +6,7 @@ python -m tinker_cookbook.plot log_path=FOLDER,OTHER_FOLDER metrics=test/nll out
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,20 @@ def main(config: PlotConfig) -> None:
 
 
 def write_plot(config: PlotConfig) -> Path:
-    """Writes a plot with one line per metric and run over the steps; returns its path."""
+    """Writes a plot with one line per metric and run over the steps; returns its path.
+
+    Metrics whose names end in one word, such as ``test/nll`` and ``train_mean_nll``, share a panel.
+    """
     whole = local_path(config.log_path)
     # A folder of a sweep may have commas in its name.
     parts = [whole] if whole.is_dir() else config.log_path.split(",")
     folders = [local_path(str(part).strip()) for part in parts]
-    curves = {
-        f"{label} {name}".strip(): values
-        for folder, label in zip(folders, short_labels(folders), strict=True)
-        for name, values in _curves_of(folder, config.metrics).items()
-    }
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for folder, label in zip(folders, short_labels(folders), strict=True):
+        for name, values in _curves_of(folder, config.metrics).items():
+            # Others have another unit: on the scale of a loss an accuracy is flat.
+            panel = panels.setdefault(re.split("[/_]", name)[-1], {})
+            panel[f"{label} {name}".strip()] = values
     try:
         import matplotlib
     except ImportError as error:
@@ -64,14 +69,21 @@ def write_plot(config: PlotConfig) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
-    for name, points in curves.items():
-        steps, values = zip(*sorted(points.items()), strict=True)
-        # Use markers only for few points, because they would hide a long curve.
-        axes.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
-    axes.set_xlabel("step")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    figure, axes = pyplot.subplots(
+        len(panels),
+        figsize=(7, 1.5 + 2.5 * len(panels)),
+        sharex=True,
+        squeeze=False,
+        constrained_layout=True,
+    )
+    for one, panel in zip(axes[:, 0], panels.values(), strict=True):
+        for name, points in panel.items():
+            steps, values = zip(*sorted(points.items()), strict=True)
+            # Use markers only for few points, because they would hide a long curve.
+            one.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
+        one.grid(visible=True, alpha=0.3)
+        one.legend()
+    axes[-1, 0].set_xlabel("step")
     path = Path(config.output or folders[0] / "curves.png")
     save_figure(figure, path, "output")
     return path

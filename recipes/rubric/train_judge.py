@@ -9,7 +9,7 @@ weights as its judge; their path is printed at the end.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import chz
@@ -75,7 +75,7 @@ class JudgeDatasetBuilder(SupervisedDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Loads the answers."""
-        renderer = _renderer(self.model_name_for_tokenizer, self.renderer_name)
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         labels = LabelRenderer(renderer, list(YES_NO))
 
         def datum(row: dict[str, int]) -> tinker.Datum:
@@ -112,11 +112,26 @@ class AgreementEvaluator(SamplingClientEvaluator):
         }
 
 
-def _renderer(model_name: str, renderer_name: str) -> Renderer:
-    return get_renderer(renderer_name, get_tokenizer(model_name))
+@chz.chz
+class AgreementEvaluatorBuilder:
+    """Builds the evaluator of the labels of a file."""
+
+    test_path: str = chz.field(doc="File of labelled answers")
+    model_name: str = chz.field(doc="Model of the tokenizer")
+    renderer_name: str = chz.field(doc="Chat format")
+
+    @cached_property
+    def evaluator(self) -> AgreementEvaluator:
+        """The evaluator, which keeps the lines of its last evaluation."""
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
+        return AgreementEvaluator(load_labelled(self.test_path), renderer)
+
+    def __call__(self) -> AgreementEvaluator:
+        """Returns the evaluator."""
+        return self.evaluator
 
 
-def build_config(cli: CLIConfig, evaluator: AgreementEvaluator) -> train.Config:
+def build_config(cli: CLIConfig, builder: AgreementEvaluatorBuilder) -> train.Config:
     """Builds the dataset and the config of the run."""
     dataset = JudgeDatasetBuilder(
         labelled_path=cli.labelled_path or str(example_data("rubric_judge_train.jsonl")),
@@ -130,21 +145,20 @@ def build_config(cli: CLIConfig, evaluator: AgreementEvaluator) -> train.Config:
         "rubric_judge",
         dataset_builder=dataset,
         learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
-        evaluator_builders=[partial(_same, evaluator)],
+        evaluator_builders=[builder],
         show_samples=0,
     )
-
-
-def _same(evaluator: AgreementEvaluator) -> AgreementEvaluator:
-    return evaluator
 
 
 async def main(cli: CLIConfig) -> None:
     """Trains the judge, and prints its agreement and where its weights are."""
     check_model(cli)
-    labelled = load_labelled(cli.test_path or example_data("rubric_labelled.jsonl"))
-    evaluator = AgreementEvaluator(labelled, _renderer(cli.model_name, cli.renderer))
-    config = build_config(cli, evaluator)
+    test_path = cli.test_path or str(example_data("rubric_labelled.jsonl"))
+    builder = AgreementEvaluatorBuilder(
+        test_path=test_path, model_name=cli.model_name, renderer_name=cli.renderer
+    )
+    evaluator = builder.evaluator  # reads the labels before anything is loaded
+    config = build_config(cli, builder)
     await start(config, cli.behavior_if_log_dir_exists, train.main)
     console = get_console()
     if evaluator.last_lines:

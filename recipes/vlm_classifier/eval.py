@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -135,10 +136,15 @@ class ClassifierEvaluatorBuilder(SamplingOptions):
     model_name_for_tokenizer: str = chz.field(doc="Model of tokenizer and image processor")
     renderer_name: str = chz.field(doc="Chat format with images")
 
-    def __call__(self) -> ClassifierEvaluator:
-        """Returns the evaluator."""
+    @cached_property
+    def evaluator(self) -> ClassifierEvaluator:
+        """The evaluator, which keeps the answers of its last evaluation."""
         settings = {name: getattr(self, name) for name in chz.chz_fields(type(self))}
         return ClassifierEvaluator(ClassifierEvaluatorConfig(**settings, dataset_split="test"))
+
+    def __call__(self) -> ClassifierEvaluator:
+        """Returns the evaluator."""
+        return self.evaluator
 
 
 @chz.chz

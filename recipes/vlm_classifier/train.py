@@ -26,7 +26,7 @@ from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
 from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
 from tinker_cookbook.recipes.vlm_classifier.eval import (
-    ClassifierEvaluator,
+    ClassifierEvaluatorBuilder,
     SamplingOptions,
     draw_confusion,
     get_evaluator_builder,
@@ -143,13 +143,8 @@ def run_folder(config: ExperimentConfig) -> str:
     return str(folder / f"{name}-{date.today()}")
 
 
-def build_config(
-    config: ExperimentConfig, recipe_name: str, made: list[ClassifierEvaluator]
-) -> train.Config:
-    """Builds the dataset, the evaluator and the config of the run ``with_model``.
-
-    The evaluator is appended to ``made`` when the run begins.
-    """
+def build_config(config: ExperimentConfig, recipe_name: str) -> train.Config:
+    """Builds the dataset, the evaluator and the config of the run ``with_model``."""
     check_model(config)
     dataset = get_dataset_builder(
         config.dataset,
@@ -166,11 +161,6 @@ def build_config(
     )
     options = {name: getattr(config, name) for name in chz.chz_fields(SamplingOptions)}
     evaluator = get_evaluator_builder(config.dataset, config.model_name, config.renderer, **options)
-
-    def make() -> ClassifierEvaluator:
-        made.append(evaluator())
-        return made[-1]
-
     assert config.log_path is not None
     name = Path(config.log_path).name
     return resolve(
@@ -178,7 +168,7 @@ def build_config(
         config,
         recipe_name,
         dataset_builder=dataset,
-        evaluator_builders=[make] if config.run_sampling_evaluator else [],
+        evaluator_builders=[evaluator] if config.run_sampling_evaluator else [],
         wandb_name=config.wandb_name or name,
         session_name=config.session_name or config.wandb_name or name,
     )
@@ -186,17 +176,20 @@ def build_config(
 
 async def train_classifier(config: ExperimentConfig, recipe_name: str) -> None:
     """Trains, or resumes the run; at the end writes pictures of the curves and the confusions."""
-    made: list[ClassifierEvaluator] = []
     config = await asyncio.to_thread(with_model, config)
-    run = await asyncio.to_thread(build_config, config, recipe_name, made)
+    run = await asyncio.to_thread(build_config, config, recipe_name)
     await start(run, config.behavior_if_log_dir_exists, train.main)
     folder = Path(run.log_path)
     try:
         curves = plot.PlotConfig(log_path=run.log_path)
         print_line(f"curves: {plot.write_plot(curves)}")
-        if made and made[-1].last_answers:
-            draw_confusion(made[-1].last_answers, folder / "confusion.png")
-            print_line(f"confusions: {folder / 'confusion.png'}")
+        for builder in run.evaluator_builders:
+            # A run that was complete already has evaluated nothing.
+            if isinstance(builder, ClassifierEvaluatorBuilder) and (
+                answers := builder.evaluator.last_answers
+            ):
+                draw_confusion(answers, folder / "confusion.png")
+                print_line(f"confusions: {folder / 'confusion.png'}")
     except ConfigurationError as error:  # matplotlib is optional, and the run is complete
         print_line(f"no pictures: {error}")
 

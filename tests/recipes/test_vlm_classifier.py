@@ -13,6 +13,7 @@ from recipes.tiny_vlm import RENDERER, make_tiny_vlm
 from recipes.vlm_classifier import data, eval_sweep, sweep, train
 from recipes.vlm_classifier.images import image_data
 from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.utils.run_folder.config_io import load_config
 
 COLOURS = {"Deep_Red": (200, 0, 0), "green": (0, 200, 0), "blue.sky": (0, 0, 200)}
 NAMES = ["blue sky", "deep red", "green"]
@@ -134,6 +135,8 @@ def test_a_sweep_learns_colours_and_is_evaluated(place):
     (run,) = (place / "runs").iterdir()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["accuracy"] == 1
+    built = load_config(run).evaluator_builders[0]  # the record has the whole config
+    assert type(built).__name__ == "ClassifierEvaluatorBuilder"
     assert {"curves.png", "confusion.png"} <= {path.name for path in run.iterdir()}
     eval_sweep.run_eval_sweep(
         eval_sweep.EvalConfig(
