@@ -57,12 +57,25 @@ def new_folder(output: str) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"output: {folder} is not empty; expected a new folder")
     part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)  # of a killed process with the same id
     part.mkdir(parents=True)
     try:
         yield part
         part.replace(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def make_once(output: str, make: Callable[[], None]) -> None:
+    """Calls ``make``, which writes the folder ``output``, if the folder is absent; another process
+    that needs it at the same time waits."""
+    from filelock import FileLock
+
+    folder = Path(output)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not folder.exists():
+            make()
 
 
 def word_tokenizer(

@@ -22,7 +22,7 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import fill
-from tinker_cookbook.recipes.tiny_llama import TinyModelSettings
+from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, make_once
 from tinker_cookbook.recipes.tiny_vlm import RENDERER, Example, example_of, make_tiny_vlm
 from tinker_cookbook.recipes.vision_rl.env import START_SEED, PictureDatasetBuilder
 from tinker_cookbook.recipes.vision_rl.pictures import KINDS, Kind, make_pictures, texts
@@ -62,17 +62,21 @@ class CLIConfig(RLSettings):
     eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0: never")
     save_every: int = chz.field(default=50, doc="Steps between checkpoints")
 
+    @chz.validate
+    def _check_kinds(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise ConfigurationError(f"kinds: got {self.kinds}, expected {', '.join(KINDS)}")
+
 
 def make_model(cli: CLIConfig) -> CLIConfig:
     """Returns the settings with the tiny model's folder, which is made if it is absent."""
     # The name includes everything that the model depends on, so that another run can reuse it.
     name = f"vision_rl_tiny_{'_'.join(cli.kinds)}_{cli.start_steps}_{cli.right_share:g}"
     folder = cli_utils.default_log_path(name)
-    if not (Path(folder) / "config.json").exists():
-        settings = TinyModelSettings(
-            output=folder, steps=cli.start_steps, batch_size=64, learning_rate=1e-3
-        )
-        make_tiny_vlm(folder, texts(), partial(_examples, cli), settings)
+    settings = TinyModelSettings(
+        output=folder, steps=cli.start_steps, batch_size=64, learning_rate=1e-3
+    )
+    make_once(folder, lambda: make_tiny_vlm(folder, texts(), partial(_examples, cli), settings))
     return chz.replace(
         cli,
         model_name=folder,
@@ -100,8 +104,6 @@ def _examples(cli: CLIConfig, folder: Path) -> list[Example]:
 def build_config(cli: CLIConfig) -> train.Config:
     """Builds the dataset and the config of the run."""
     check_model(cli)
-    if unknown := set(cli.kinds) - set(KINDS) or not cli.kinds:
-        raise ConfigurationError(f"kinds: got {unknown or 'none'}, expected {', '.join(KINDS)}")
     return rl_config(cli, "vision_rl", fill(PictureDatasetBuilder, cli))
 
 

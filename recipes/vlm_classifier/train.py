@@ -23,6 +23,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import seeing_demo, tiny_vlm
 from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
 from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
+from tinker_cookbook.recipes.tiny_llama import make_once
 from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
 from tinker_cookbook.recipes.vlm_classifier.eval import (
@@ -97,17 +98,20 @@ def with_model(config: ExperimentConfig) -> ExperimentConfig:
         )
     tiny = config.model_name == TINY
     # The name includes everything that the model depends on, so that another run can reuse it.
-    folder = Path(cli_utils.default_log_path(f"vlm_classifier_{config.model_name}_digits"))
-    if not (folder / "config.json").exists():
+    folder = cli_utils.default_log_path(f"vlm_classifier_{config.model_name}_digits")
+
+    def make() -> None:
         if tiny:
             digits = image_data("digits")
-            make_tiny_vlm(str(folder), [digits.question, *map(digits.answer, "0123456789")])
+            make_tiny_vlm(folder, [digits.question, *map(digits.answer, "0123456789")])
         else:
             images = split_of("digits", "train", "image", "label")["image"]
-            make_seeing_demo(str(folder), images[:256])
+            make_seeing_demo(folder, images[:256])
+
+    make_once(folder, make)
     return chz.replace(
         config,
-        model_name=str(folder),
+        model_name=folder,
         renderer_name=config.renderer_name or (tiny_vlm if tiny else seeing_demo).RENDERER,
         # Its vision tower has random weights, so it must be trained too.
         train_vision=True,

@@ -170,11 +170,28 @@ class ClassifierRuns(RecipeRuns):
         ]
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_bit_for_bit(place, tmp_path):
-    """Three processes of 8 s; the second dies after its fifth row."""
-    runs = ClassifierRuns(tmp_path, place)
-    straight = runs.run("straight")
+@pytest.fixture(scope="module")
+def runs(place, tmp_path_factory) -> ClassifierRuns:
+    """A run that was never killed; 2 s, after 8 s of imports."""
+    found = ClassifierRuns(tmp_path_factory.mktemp("runs"), place)
+    straight = found.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
-    logger = "tinker_cookbook.utils.ml_log.json_logger:append_row"
-    runs.check_killed_and_resumed("killed", logger, 5, "after")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "count", "when"),
+    [
+        ("recipes.vlm_classifier.data:ClassifierDataset.get_batch", 7, "after"),
+        ("engine.training.run:TrainingRun.optim_step", 5, "before"),
+        ("recipes.vlm_classifier.eval:ClassifierEvaluator.generate_output", 8, "before"),
+        ("engine.checkpoints.files:write_durably", 4, "before"),
+        ("utils.ml_log.json_logger:append_row", 5, "after"),
+    ],
+    ids=["making data", "before a step", "evaluating", "saving", "after a row"],
+)
+def test_a_killed_run_continues_bit_for_bit(runs, request, point, count, when):
+    """5 s each: the run that is killed, and the run that goes on."""
+    name = request.node.callspec.id.replace(" ", "-")
+    runs.check_killed_and_resumed(name, f"tinker_cookbook.{point}", count, when)

@@ -156,7 +156,8 @@ def describe_type(kind: Any) -> str:
     if (element := _element_class(kind)) is not None:
         return f"a list of {element.__name__}, as NAME.0=module:Class or NAME.0.KEY=…"
     if get_origin(kind) is list and get_args(kind):
-        return "a list"
+        choices = choices_of(get_args(kind)[0])
+        return f"a list of {', '.join(choices)}" if choices else "a list"
     return _PLAIN.get(kind) or getattr(kind, "__name__", str(kind))
 
 
