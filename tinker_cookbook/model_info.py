@@ -468,6 +468,8 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
             and not any(text in template for text in rule.lacks)
         ):
             return rule.renderers, f"it has the chat template of {rule.family}"
+    if model_type.startswith("qwen3_vl") and not template:  # as the tiny model of recipes
+        return QWEN3_VL_INSTRUCT, f"its type is {model_type}, and it has no chat template"
     if template:
         return _TEMPLATE, "no renderer is known for its chat template, which defines the format"
     return BASE, "its tokenizer has no chat template, as is usual for base models"

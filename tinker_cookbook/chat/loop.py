@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,8 +140,14 @@ class ChatLoop:
     def _image(self, rest: str) -> None:
         if not rest:
             raise DataError("/image: got no file, expected /image FILE")
+        file = Path(rest).expanduser()
+        if not file.exists():
+            with contextlib.suppress(ValueError):
+                # A terminal quotes the path of a file that is dragged into it.
+                (word,) = shlex.split(rest)
+                file = Path(word).expanduser()
         # An absolute path, so that a saved conversation can be trained on from any folder.
-        path = str(Path(rest).expanduser().absolute())
+        path = str(file.absolute())
         image: ContentPart = {"type": "image", "image": path}
         for model in self.session.models:
             try:

@@ -401,14 +401,15 @@ def test_a_row_of_another_program_stays_in_the_file(opened, tmp_path):
 
 
 def test_an_image_is_shown_with_the_next_message(vision_tokenizer, tokenizer_folder, tmp_path):
-    Image.new("RGB", (64, 48), "red").save(tmp_path / "red.png")
+    path = str(tmp_path / "a red.png")
+    Image.new("RGB", (64, 48), "red").save(path)
     tokenizer = get_tokenizer(vision_tokenizer)
     model = scripted(tokenizer, tokenizer.encode("red<|im_end|>"), "qwen3_vl_instruct")
     chat = chat_of(model)
-    for line in (f"/image {tmp_path}/red.png", "What?", "/retry", "Sure?", f"/save {tmp_path}/x"):
+    shown = f"/image '{path}'"  # as a terminal writes a file that is dragged into it
+    for line in (shown, "What?", "/retry", "Sure?", f"/save {tmp_path}/x"):
         chat.loop.handle(line)
-    assert re.fullmatch("one: .*red.png takes [0-9]+ tokens", chat.notes[0])
-    path = str(tmp_path / "red.png")
+    assert re.fullmatch("one: .*a red.png' takes [0-9]+ tokens", chat.notes[0])
     picture, text = {"type": "image", "image": path}, {"type": "text", "text": "What?"}
     history = chat.session.histories[0]
     assert [m["content"] for m in history] == [[picture, text], "red", "Sure?", "red"]
