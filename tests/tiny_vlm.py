@@ -25,7 +25,7 @@ IMAGE_TOKEN = 300
 
 
 def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
-    """Writes a model of type ``kind`` (a key of ``_MAKERS``) to ``folder``, and returns it."""
+    """Writes a model of type ``kind`` (one of ``_MAKERS``) to ``folder``, and returns it."""
     torch.manual_seed(seed)
     model, processor = _MAKERS[kind]()
     # Larger than usual: with small weights, outputs hardly depend on an image.
@@ -102,6 +102,24 @@ def _qwen_text() -> dict[str, Any]:
     return {**_TEXT, "rope_parameters": _rope()}
 
 
+def _qwen3_5() -> tuple[Any, dict[str, Any]]:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = {
+        **_TEXT,
+        "rope_parameters": {**_rope(), "partial_rotary_factor": 1.0},
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+    vision = _qwen3_vision()
+    del vision["deepstack_visual_indexes"]
+    config = Qwen3_5Config(text_config=text, vision_config=vision, **_QWEN_IDS)
+    return Qwen3_5ForConditionalGeneration(config), _qwen_processor(8)
+
+
 def _qwen3_vision() -> dict[str, Any]:
     return {
         "depth": 3,
@@ -118,6 +136,16 @@ def _qwen3_vision() -> dict[str, Any]:
 def _smolvlm() -> tuple[Any, dict[str, Any]]:
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
+    return _idefics(SmolVLMConfig, SmolVLMForConditionalGeneration)
+
+
+def _idefics3() -> tuple[Any, dict[str, Any]]:
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    return _idefics(Idefics3Config, Idefics3ForConditionalGeneration)
+
+
+def _idefics(config_class: Any, model_class: Any) -> tuple[Any, dict[str, Any]]:
     vision = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -126,20 +154,20 @@ def _smolvlm() -> tuple[Any, dict[str, Any]]:
         "image_size": 32,
         "patch_size": 8,
     }
-    config = SmolVLMConfig(
+    config = config_class(
         text_config={**_TEXT, "model_type": "llama"},
         vision_config=vision,
         image_token_id=IMAGE_TOKEN,
         scale_factor=2,
     )
     processor = {
-        "image_processor_type": "SmolVLMImageProcessor",
+        "image_processor_type": f"{config_class.__name__.removesuffix('Config')}ImageProcessor",
         "size": {"longest_edge": 64},
         "max_image_size": {"longest_edge": 32},
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    return SmolVLMForConditionalGeneration(config), processor
+    return model_class(config), processor
 
 
 def _gemma3() -> tuple[Any, dict[str, Any]]:
@@ -177,6 +205,7 @@ _MARKS = {
     "qwen": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
     "gemma": ["<image_soft_token>", "<unused>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": ["<image>"],
+    "idefics3": ["<image>"],
 }
 """Tokens from ``IMAGE_TOKEN`` on."""
 
@@ -190,8 +219,9 @@ def _save_tokenizer(folder: Path, kind: str) -> None:
     inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    marks = ["<|im_start|>", "<|im_end|>"]
-    if kind == "smolvlm":
+    marks = ["<|im_start|>", "<|im_end|>", "<bos>", "<|begin_of_text|>"]
+    marks += ["<end_of_utterance>", "<start_of_turn>", "<end_of_turn>"]
+    if kind in ("smolvlm", "idefics3"):
         marks += ["<fake_token_around_image>", "<global-img>", *_TILES]
     marks += [f"<reserved_{i}>" for i in range(IMAGE_TOKEN - len(letters) - len(marks))]
     marks += next(tokens for name, tokens in _MARKS.items() if kind.startswith(name))
@@ -209,3 +239,5 @@ _MAKERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "smolvlm": _smolvlm,
 }
 KINDS = tuple(_MAKERS)
+"""Kinds that differ from each other in the engine."""
+_MAKERS |= {"idefics3": _idefics3, "qwen3_5": _qwen3_5}

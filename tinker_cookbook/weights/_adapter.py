@@ -31,11 +31,9 @@ from tinker_cookbook.weights._source import (
 )
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm, loading_in_vllm
 from tinker_cookbook.weights.proof import (
-    EXACT,
     Proof,
-    compare,
+    compare_exact,
     image_prompts,
-    model_logprobs,
     prompt_tokens,
     reference_logprobs,
 )
@@ -123,17 +121,14 @@ def write_adapter(
         proof.facts["weights"] = _check_factors(checkpoint, folder)
         prompts = [*prompt_tokens(checkpoint), *image_prompts(checkpoint, proof)]
         reference = reference_logprobs(checkpoint, prompts, device)
-        found = model_logprobs(_peft_model(checkpoint, folder), prompts)
-        proof.add(
-            compare(
-                "LoRA adapter, float32", f"peft {version('peft')}", reference, found, bound=EXACT
-            ),
-            WeightsAdapterError,
-        )
+        name, reader = "LoRA adapter, float32", f"peft {version('peft')}"
+        loaded = _peft_model(checkpoint, folder)
+        compared = compare_exact(name, reference, loaded, prompts, reader)
+        proof.add(compared, WeightsAdapterError)
         if vllm_python is not None:
-            name, model = "LoRA adapter, float32", checkpoint.base_folder
+            model, bound = checkpoint.base_folder, compared.bound
             compared = compare_in_vllm(
-                vllm_python, checkpoint, model, folder, name, reference, bound=EXACT
+                vllm_python, checkpoint, model, folder, name, reference, bound=bound
             )
             proof.add(compared, WeightsAdapterError)
     proof.write(folder)

@@ -32,10 +32,10 @@ from tinker_cookbook.weights._source import Checkpoint, open_adapter_folder
 from tinker_cookbook.weights._tensor_files import read_header
 from tinker_cookbook.weights._vllm_proof import compare_in_vllm
 from tinker_cookbook.weights.proof import (
-    EXACT,
     PROMPTS,
     Proof,
     compare,
+    compare_exact,
     image_prompts,
     model_logprobs,
     prompt_tokens,
@@ -198,10 +198,13 @@ def _verify(
     proof.facts["weights"] = _check_weights(
         checkpoint, folder, model, dtype, strategy, trust_remote_code
     )
-    bound, measure = (EXACT, "largest") if dtype == "float32" else (ROUNDED, "mean")
     export, reader = f"merged model, {dtype}", f"transformers {version('transformers')}"
-    found = model_logprobs(model, prompts)
-    compared = compare(export, reader, reference, found, bound=bound, measure=measure)
+    if dtype == "float32":
+        compared = compare_exact(export, reference, model, prompts, reader)
+    else:
+        found = model_logprobs(model, prompts)
+        compared = compare(export, reader, reference, found, bound=ROUNDED, measure="mean")
+    bound, measure = compared.bound, compared.measure
     proof.add(compared, WeightsMergeError)
     if vllm_python is not None:
         del model  # vLLM loads it again
