@@ -128,9 +128,11 @@ def _colors(entry: LoggedGroup) -> list[str]:
 def _group_section(entry: LoggedGroup) -> Node:
     group, rewards = entry.group, entry.group.get_total_rewards()
     facts = f"mean reward {number(_mean(rewards))}"
-    if is_constant(rewards):
-        facts += ", the same for every sample: nothing to learn from"
-    facts += f" · sampled after {plural(group.sampling_client_step, 'update')}"
+    # The groups of an evaluation have no advantages; its page names the step.
+    if any(given is not None for given in entry.advantages):
+        if is_constant(rewards):
+            facts += ", the same for every sample: nothing to learn from"
+        facts += f" · sampled after {plural(group.sampling_client_step, 'update')}"
     node = Node("section", {"class": "rl-group", "id": f"group-{entry.index}"})
     node.data = {"group_idx": entry.index, "tags": list(entry.tags), "rewards": list(rewards)}
     node.add(Node("h2", {}, [" · ".join([f"Group {entry.index}", *entry.tags])]))
