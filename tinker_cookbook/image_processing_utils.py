@@ -149,7 +149,7 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
     """
     library = pillow()
     if isinstance(image, library.Image):
-        return cast("Image.Image", image), None
+        return _loaded(cast("Image.Image", image)), None
     if not isinstance(image, (bytes, str, os.PathLike)):
         raise DataFormatError(
             f"image: got {type(image).__name__}, expected a Pillow image, the bytes of a file, a "
@@ -208,6 +208,24 @@ def _orientation(image: Image.Image) -> Any:
         return image.getexif().get(0x0112)
     except Exception:  # damaged EXIF data, without which browsers show the image as it is stored
         return None
+
+
+def _loaded(image: Image.Image) -> Image.Image:
+    """Returns a Pillow image, whose file may not have been read yet; raises DataFormatError."""
+    try:
+        image.load()
+    except Exception as error:  # readers may raise anything on damaged files
+        name = getattr(image, "filename", "") or f"of {image.width} x {image.height} pixels"
+        image.close()  # or else Pillow returns damaged pixels at the next attempt
+        raise DataFormatError(
+            f"image: the Pillow image {name} cannot be read: {error}; expected a whole file that "
+            "is still open"
+        ) from error
+    if 0 in image.size:
+        raise DataFormatError(
+            f"image: has {image.width} x {image.height} pixels, expected at least 1 x 1"
+        )
+    return image
 
 
 def _opened(data: bytes, where: str) -> Image.Image:
@@ -274,10 +292,13 @@ def _scale_transparency(image: Any) -> None:
 
 
 def png_bytes(image: Image.Image) -> bytes:
-    """Returns the image as a PNG file."""
+    """Returns the image as a PNG file; raises DataFormatError for modes that PNG does not have."""
     buffer = io.BytesIO()
-    # A photo takes a third of the time of the default level, and a tenth more bytes.
-    image.save(buffer, format="PNG", compress_level=1)
+    try:
+        # A photo takes a third of the time of the default level, and a tenth more bytes.
+        image.save(buffer, format="PNG", compress_level=1)
+    except OSError as error:
+        raise DataFormatError(f"image: {error}; convert it to RGB") from error
     return buffer.getvalue()
 
 

@@ -75,6 +75,23 @@ def test_files_keep_their_bytes(picture, tmp_path, kind):
         assert image_to_data_uri(source) == expected
 
 
+def test_pillow_images_that_cannot_be_read(picture, tmp_path):
+    """Pillow opens a file without reading its pixels, and a second attempt returns what it has."""
+    whole = saved(picture, tmp_path / "x.png").read_bytes()
+    damaged = bytes([*whole[:60], whole[60] ^ 255, *whole[61:]])
+    for data, error in ((whole[:-60], "truncated"), (damaged, "broken data")):
+        (tmp_path / "x.png").write_bytes(data)
+        opened = Image.open(tmp_path / "x.png")
+        with pytest.raises(DataFormatError, match=rf"x\.png cannot be read: .*{error}"):
+            open_image(opened)
+        with pytest.raises(DataFormatError, match="closed"):
+            open_image(opened)
+    with pytest.raises(DataFormatError, match="has 0 x 5 pixels"):
+        open_image(Image.new("RGB", (0, 5)))
+    with pytest.raises(DataFormatError, match="mode HSV as PNG"):
+        image_to_data_uri(picture.convert("HSV"))
+
+
 def test_pillow_images_become_png(picture):
     opened, data = open_image(image_to_data_uri(picture))
     assert (opened.format, opened.tobytes()) == ("PNG", picture.tobytes())
