@@ -9,7 +9,6 @@ derives the format from the model's own chat template.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
-from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, TinkerCookbookError
+from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
+from tinker_cookbook.model_files import TEMPLATE, renderers_by_files
 from tinker_cookbook.model_lineup import (
     BASE,
     DEEPSEEK_V3,
@@ -76,8 +76,7 @@ class _Family:
 _GPT_OSS_ALL = (*GPT_OSS, "gpt_oss_low_reasoning", "gpt_oss_high_reasoning")
 _DEEPSEEK_V31 = (*DEEPSEEK_V3, "deepseekv3_disable_thinking")
 _GLM46 = ("glm4_6", "glm4_6_disable_thinking")
-_TEMPLATE = ("template",)
-_MISTRAL = ("mistral", *_TEMPLATE)
+_MISTRAL = ("mistral", *TEMPLATE)
 
 # The first rule that matches is used, so special rules come before general ones.
 _FAMILIES = (
@@ -89,10 +88,10 @@ _FAMILIES = (
     _Family(r"qwen3-vl-", "Qwen", "3", ("qwen3_vl",), is_vl=True),
     _Family(r"qwen(?P<version>3\.\d)-.*base", "Qwen", "3.5", BASE, is_chat=False, is_vl=True),
     _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", BASE, is_chat=False),
-    _Family(r"qwen3-coder", "Qwen", "3", _TEMPLATE),
+    _Family(r"qwen3-coder", "Qwen", "3", TEMPLATE),
     _Family(r"qwen3-.*instruct", "Qwen", "3", QWEN3_INSTRUCT),
     # The prompt always opens the thinking block, which the qwen3 renderer leaves to the model.
-    _Family(r"qwen3-.*thinking", "Qwen", "3", _TEMPLATE),
+    _Family(r"qwen3-.*thinking", "Qwen", "3", TEMPLATE),
     _Family(r"qwen3-", "Qwen", "3", QWEN3),
     _Family(r"qwen3\.8-", "Qwen", "3.8", QWEN3_8, is_vl=True),
     _Family(r"qwen3\.6-", "Qwen", "3.6", QWEN3_5, is_vl=True),
@@ -101,7 +100,7 @@ _FAMILIES = (
     _Family(r"smolvlm2?-", "HuggingFaceTB", "", ("smolvlm",), is_vl=True),
     _Family(r"idefics3-", "HuggingFaceM4", "3", ("idefics3",), is_vl=True),
     # The default system prompt differs from that of the qwen2_5 renderer.
-    _Family(r"qwen2\.5-math-.*instruct", "Qwen", "2.5", _TEMPLATE),
+    _Family(r"qwen2\.5-math-.*instruct", "Qwen", "2.5", TEMPLATE),
     _Family(r"qwen2\.5-.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
     _Family(r"qwen2\.5-", "Qwen", "2.5", BASE, is_chat=False),
     _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", DEEPSEEK_V4_1),
@@ -112,7 +111,7 @@ _FAMILIES = (
     _Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
     _Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
     _Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", ("deepseekv3_thinking?version=3",)),
-    _Family(r"deepseek-r1-distill", "deepseek-ai", "R1", _TEMPLATE),
+    _Family(r"deepseek-r1-distill", "deepseek-ai", "R1", TEMPLATE),
     _Family(r"gpt-oss-", "openai", "1", _GPT_OSS_ALL),
     _Family(r"kimi-k2\.5", "moonshotai", "K2.5", KIMI_K2_5, is_vl=True),
     _Family(r"kimi-k2\.6", "moonshotai", "K2.6", KIMI_K2_6, is_vl=True),
@@ -133,88 +132,14 @@ _FAMILIES = (
     _Family(r"gemma-3-(270m|1b)", "google", "3", BASE, is_chat=False),
     _Family(r"gemma-3-", "google", "3", BASE, is_chat=False, is_vl=True),
     # Formats before v3 and after v7 have no renderer.
-    _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", _TEMPLATE),
-    _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", _TEMPLATE),
+    _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", TEMPLATE),
+    _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", TEMPLATE),
     _Family(r"mistral-small-3\.1-.*instruct", "mistralai", "", _MISTRAL, is_vl=True),
     _Family(r"mi[sx]tral-.*instruct|ministral-8b-instruct", "mistralai", "", _MISTRAL),
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
 )
 
-
-@dataclass(frozen=True)
-class _TemplateRule:
-    """A rule on the chat template and the model type of a model with an unknown name."""
-
-    family: str
-    renderers: tuple[str, ...]
-    has: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-    model_type: str = ""
-
-
-_CHATML, _XML_CALLS, _IMAGES = "<|im_start|>", "<function=", "<|vision_start|>"
-# In templates that think by default.
-_CAN_DISABLE = "enable_thinking is false"
-_TEMPLATE_RULES = (
-    _TemplateRule(
-        "Qwen3.6",
-        # Qwen3.6 writes numbers, booleans and null in tool calls as JSON.
-        ("qwen3_5?json_scalars=true", *QWEN3_5[1:]),
-        (_CHATML, _XML_CALLS, _CAN_DISABLE, "preserve_thinking"),
-        ("reasoning_effort",),
-        "qwen3_5",
-    ),
-    _TemplateRule(
-        "Qwen3.5",
-        QWEN3_5,
-        (_CHATML, _XML_CALLS, _CAN_DISABLE),
-        ("preserve_thinking", "reasoning_effort"),
-        "qwen3_5",
-    ),
-    # Qwen3-2507 Thinking cannot disable thinking; its prompt opens the block.
-    _TemplateRule(
-        "Qwen3", QWEN3, (_CHATML, "<think>", _CAN_DISABLE), (_XML_CALLS, _IMAGES), "qwen3"
-    ),
-    _TemplateRule(
-        "Qwen3-2507 Instruct",
-        QWEN3_INSTRUCT,
-        (_CHATML, "<tool_call>"),
-        ("<think>", _XML_CALLS, _IMAGES),
-        "qwen3",
-    ),
-    _TemplateRule(
-        "Qwen3-VL Thinking",
-        ("qwen3_vl",),
-        (_CHATML, "<think>", _IMAGES),
-        (_XML_CALLS, _CAN_DISABLE),
-        "qwen3_vl",
-    ),
-    _TemplateRule(
-        "Qwen3-VL Instruct",
-        QWEN3_VL_INSTRUCT,
-        (_CHATML, "<tool_call>", _IMAGES),
-        ("<think>", _XML_CALLS),
-        "qwen3_vl",
-    ),
-    _TemplateRule(
-        "Qwen2.5-VL", ("qwen2_5_vl",), (_CHATML, _IMAGES), ("<tool_call>", "<think>"), "qwen2_5_vl"
-    ),
-    _TemplateRule("SmolVLM", ("smolvlm",), (_CHATML, "<end_of_utterance>")),
-    _TemplateRule("Idefics3", ("idefics3",), ("<|begin_of_text|>", "<end_of_utterance>")),
-    _TemplateRule("SmolLM2", ("smollm2", "chatml"), (_CHATML, "named SmolLM"), ("<think>",)),
-    _TemplateRule(
-        "Qwen2.5",
-        ("qwen2_5", "chatml"),
-        (_CHATML, "You are Qwen, created by Alibaba Cloud"),
-        ("<think>",),
-    ),
-    _TemplateRule(
-        "ChatML", ("chatml",), (_CHATML,), ("<think>", "<tool_call>", _XML_CALLS, _IMAGES)
-    ),
-    _TemplateRule("Llama 3", LLAMA3, ("<|start_header_id|>",)),
-    _TemplateRule("Gemma 3", ("gemma3",), ("<start_of_turn>",), model_type="gemma3"),
-)
 
 # Renderers that write the current date into prompts.
 _DATED = re.compile(r"gpt_oss_(low|medium|high)_reasoning")
@@ -304,7 +229,7 @@ def resolve_renderer_name(
         _warn_once(reason)
     kind = "chat" if attributes.is_chat else "base"
     name = _renderer_for_runs(attributes)
-    if not reason and name in _TEMPLATE:
+    if not reason and name in TEMPLATE:
         reason = (
             f"no renderer was written for {attributes.organization} models of this family: the "
             "format is derived from the template of the model's tokenizer"
@@ -349,7 +274,7 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
     fitting = {name.partition("?")[0] for name in recommended}
     # Do not warn because of a guess; a chat model's own template always fits.
-    if guessed or requested in fitting or (requested in _TEMPLATE and attributes.is_chat):
+    if guessed or requested in fitting or (requested in TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
         "renderer_name: got %r, which is not recommended for %s: the model was trained with "
@@ -360,6 +285,22 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
         attributes.recommended_renderers[0],
     )
     return True
+
+
+def other_renderer(model_name: str | None, renderer_name: str, images: bool = False) -> str:
+    """Returns what to choose instead of a renderer that cannot write a model's prompts, or, with
+    ``images``, no images, as the end of an error."""
+    if not model_name:
+        return "expected the renderer of the model's family" + (
+            ", which must take images, such as qwen3_vl_instruct" if images else ""
+        )
+    attributes, _ = _attributes(base_name(model_name))
+    best = _renderer_for_runs(attributes)
+    if images and not attributes.is_vl:
+        return f"expected text: {model_name} is not known to take images"
+    if best.partition("?")[0] == renderer_name.partition("?")[0]:
+        return "expected another model: this is the renderer of the model's family"
+    return f"expected renderer_name={best}, which fits {model_name}, or no renderer_name"
 
 
 @cache
@@ -393,9 +334,10 @@ def _attributes(name: str) -> tuple[ModelAttributes, str]:
             family.is_audio_in,
         )
         return attributes, ""
-    renderers, why = _renderers_by_template(name)
+    renderers, is_vl, why = renderers_by_files(name)
     organization = name.split("/")[0] if name.count("/") == 1 else ""
-    attributes = ModelAttributes(organization, "", _size(last), renderers != BASE, renderers)
+    is_chat = renderers != BASE
+    attributes = ModelAttributes(organization, "", _size(last), is_chat, renderers, is_vl)
     return attributes, (
         f"model {name!r} is not in the table of known models; renderer {renderers[0]!r} was "
         f"assumed, because {why}; set renderer_name to choose another"
@@ -413,7 +355,7 @@ def _renderer_for_runs(attributes: ModelAttributes) -> str:
 
     name = attributes.recommended_renderers[0]
     if name in UNAVAILABLE:
-        return _TEMPLATE[0]
+        return TEMPLATE[0]
     # Qwen3.6's chat template writes scalars of tool calls as JSON; Qwen3.5's does not.
     is_qwen36 = attributes.organization == "Qwen" and attributes.version_str == "3.6"
     return f"{name}?json_scalars=true" if is_qwen36 and attributes.is_chat else name
@@ -448,47 +390,6 @@ def _from_lineup(row: LineupModel) -> ModelAttributes:
 def _size(last: str) -> str:
     match = _SIZE.search(last)
     return match.group(1).upper() if match else ""
-
-
-def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
-    """Returns renderers guessed from the chat template of a local copy, and the reason."""
-    try:
-        folder = resolve_model(name, allow_download=False, need="tokenizer").folder
-    except ModelNotFoundError:
-        return BASE, "there is no copy of its tokenizer on this machine"
-    template = _chat_template(folder)
-    try:
-        model_type = str(model_config(folder).get("model_type", ""))
-    except TinkerCookbookError:
-        model_type = ""
-    for rule in _TEMPLATE_RULES:
-        if (
-            model_type.startswith(rule.model_type)
-            and all(text in template for text in rule.has)
-            and not any(text in template for text in rule.lacks)
-        ):
-            return rule.renderers, f"it has the chat template of {rule.family}"
-    if model_type.startswith("qwen3_vl") and not template:  # as the tiny model of recipes
-        return QWEN3_VL_INSTRUCT, f"its type is {model_type}, and it has no chat template"
-    if template:
-        return _TEMPLATE, "no renderer is known for its chat template, which defines the format"
-    return BASE, "its tokenizer has no chat template, as is usual for base models"
-
-
-def _chat_template(folder: Path) -> str:
-    # Newer versions of transformers save the template in this file, which takes precedence.
-    separate = folder / "chat_template.jinja"
-    if separate.is_file():
-        return separate.read_text(encoding="utf-8")
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        template = config.get("chat_template") or ""
-    except (OSError, ValueError, AttributeError):
-        return ""
-    if isinstance(template, list):  # several named templates; the default one is used
-        named = {entry.get("name"): entry.get("template", "") for entry in template}
-        return str(named.get("default", ""))
-    return str(template)
 
 
 @lru_cache(maxsize=256)

@@ -261,6 +261,33 @@ def test_a_renamed_model_has_the_prompt_of_its_template(
     assert prompt == expected
 
 
+@pytest.mark.parametrize(
+    ("model_type", "vision", "renderer"),
+    [
+        ("qwen3_vl", {}, "qwen3_vl_instruct"),
+        ("qwen3_vl_moe", {}, "qwen3_vl_instruct"),
+        ("qwen2_5_vl", {}, "qwen2_5_vl"),
+        ("qwen3_5", {}, "qwen3_5"),
+        ("smolvlm", {}, "smolvlm"),
+        ("idefics3", {}, "idefics3"),
+        ("gemma3", {}, "gemma3"),
+        ("llava", {}, "role_colon"),
+        # Text models of the same families.
+        ("qwen3_5", None, "role_colon"),
+        ("gemma3_text", None, "role_colon"),
+        ("qwen3", None, "role_colon"),
+    ],
+)
+def test_the_type_of_a_vision_model_without_template_decides(
+    tmp_path, model_type, vision, renderer
+):
+    config = {"model_type": model_type} | ({} if vision is None else {"vision_config": vision})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert resolve_renderer_name(str(tmp_path), None)[0] == renderer
+    assert get_model_attributes(str(tmp_path)).is_vl is (vision is not None)
+
+
 def test_a_base_model_folder_is_role_colon(stories_model: str):
     name, reason = resolve_renderer_name(stories_model, None)
     assert name == "role_colon"

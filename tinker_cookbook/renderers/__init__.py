@@ -20,6 +20,7 @@ from tinker_cookbook.renderers import base
 from tinker_cookbook.renderers.base import *  # noqa: F403
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
+from tinker_cookbook.renderers.core.parsing import MissingTokenError
 from tinker_cookbook.renderers.deepseek_v3 import (
     DeepSeekV3DisableThinkingRenderer as DeepSeekV3DisableThinkingRenderer,
 )
@@ -167,7 +168,16 @@ def get_renderer(
     base, factory, chosen = _resolve(name, options)
     # Options common to all renderers are set after the construction.
     special = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
-    renderer = factory(tokenizer, image_processor, **special)
+    source = model_name or getattr(tokenizer, "name_or_path", None)
+    try:
+        renderer = factory(tokenizer, image_processor, **special)
+    except MissingTokenError as error:
+        from tinker_cookbook.model_info import other_renderer  # which imports this module
+
+        # A setting: the row of data that is rendered first is not the reason.
+        raise ConfigurationError(
+            f"renderer_name: got {base!r}, but {error}; {other_renderer(source, base)}"
+        ) from error
     if "split_special_tokens" in chosen:
         renderer.split_special_tokens(chosen["split_special_tokens"])
     # The spec includes options that the renderer resolved itself, such as the date.
@@ -178,7 +188,7 @@ def get_renderer(
     }
     # The full name, from which a checkpoint or a pickle rebuilds the renderer.
     renderer._renderer_name = f"{base}?{urlencode(words, quote_via=quote)}" if words else base
-    renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
+    renderer._model_name = source
     renderer._has_image_processor = image_processor is not None
     return renderer
 

@@ -100,7 +100,7 @@ class ChatMLRenderer(ChatMLBase):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns header, text and ``<|im_end|>``."""
-        text = text_of(message, ctx.idx, self._name)
+        text = text_of(message, ctx.idx, self._name, self.model_name)
         header = self._begin(message["role"], ctx)
         if message["role"] == "assistant":
             return self._answer(header, text)

@@ -27,7 +27,7 @@ from tinker_cookbook.renderers.core.messages import (
     get_text_content,
     system_message,
 )
-from tinker_cookbook.renderers.core.parsing import MessageReader
+from tinker_cookbook.renderers.core.parsing import MessageReader, MissingTokenError
 from tinker_cookbook.renderers.core.rendered import Piece, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.thinking import LeadingThinking, thinking_and_rest
 from tinker_cookbook.renderers.core.tool_calls import (
@@ -176,8 +176,8 @@ class DeepSeekV3Renderer(LeadingThinking):
                 "use deepseekv3_2"
             )
         if version != "3" and not thinks:
-            raise RendererError(
-                f"renderer_name: {type(self).__name__} needs the special token {THINK!r}, which "
+            raise MissingTokenError(
+                f"the chat format needs the special token {THINK!r}, which "
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} does not have; for "
                 "the vocabulary of DeepSeek V3 use 'deepseekv3?version=3'"
             )

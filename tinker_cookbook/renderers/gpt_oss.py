@@ -124,10 +124,7 @@ class GptOssRenderer(ChecksTrainedAnswers):
         self._as_template = tool_format == "template"
         self._text_as_thinking = text_before_call == "analysis"
         # <|end|> does not stop sampling: after thinking another message follows.
-        self._stops = [
-            special_token_id(tokenizer, t, type(self).__name__)
-            for t in (harmony.RETURN, harmony.CALL)
-        ]
+        self._stops = [special_token_id(tokenizer, t) for t in (harmony.RETURN, harmony.CALL)]
         self._system = ""
         if use_system_prompt:
             text = self.system_prompt_content.format(

@@ -71,7 +71,7 @@ class Llama3Renderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns header and trimmed text; tool results are JSON strings of role ``ipython``."""
-        check_parts(message, ctx.idx, self._name, TEXT)
+        check_parts(message, ctx.idx, self._name, TEXT, self.model_name)
         role = message["role"]
         text = ensure_text(message["content"])
         if message.get("tool_calls") or message.get("unparsed_tool_calls"):

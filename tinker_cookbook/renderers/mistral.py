@@ -113,10 +113,9 @@ class MistralRenderer(ChecksTrainedAnswers):
             self.version = ("v7" if v7 else "v3") + tekken
         self._v7 = self.version.startswith("v7")
         self._space = "" if self.version.endswith("tekken") else " "
-        name = f"mistral ({self.version})"
         needed = _V7_TOKENS if self._v7 else _V3_TOKENS
         # A missing token raises here instead of at the first message.
-        self._ids = {token: special_token_id(self.tokenizer, token, name) for token in needed}
+        self._ids = {token: special_token_id(self.tokenizer, token) for token in needed}
 
     def get_stop_sequences(self) -> list[int]:
         """Returns ``</s>``."""

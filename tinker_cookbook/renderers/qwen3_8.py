@@ -54,7 +54,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         """Returns the tokens of a message; a system message begins with the effort."""
         if message["role"] != "system" or ctx.idx:
             return super().render_message(message, ctx)
-        check_parts(message, ctx.idx, self._name, TEXT)
+        check_parts(message, ctx.idx, self._name, TEXT, self.model_name)
         whole = self._system_text(message)
         if not whole:  # the template leaves out an empty system message
             return RenderedMessage(output=[])

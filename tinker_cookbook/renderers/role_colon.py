@@ -40,7 +40,7 @@ class RoleColonRenderer(ChecksTrainedAnswers):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns ``Role:`` as header, and the text and a blank line as output."""
-        check_parts(message, ctx.idx, self._name, TEXT)
+        check_parts(message, ctx.idx, self._name, TEXT, self.model_name)
         if message.get("tool_calls") or message.get("unparsed_tool_calls"):
             self._warn_once(
                 f"{self._name}: has no form for tool calls, which are left out; use a renderer "

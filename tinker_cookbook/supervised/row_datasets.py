@@ -192,6 +192,8 @@ class _RowDataset(SupervisedDataset):
                     data = self._flatmap_fn(row)
                 else:
                     data = [self._map_fn(row)] if self._map_fn is not None else []
+            except ConfigurationError:  # of a setting, so the row is not the reason
+                raise
             except TinkerCookbookError as error:
                 raise DataError(f"{self._where(number)}: {error}") from error
             except Exception as error:  # of the user's function

@@ -9,7 +9,7 @@ import pytest
 from families.glm4 import ADDED, TEMPLATE, parsed
 from rendering_cases import calling, thought
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
     UnparsedToolCall,
@@ -158,7 +158,7 @@ def test_what_the_format_cannot_write_is_refused(glm, message, said):
 
 
 def test_a_vocabulary_without_the_tokens_is_refused(tokenizer_folder):
-    with pytest.raises(RendererError, match="needs the special token"):
+    with pytest.raises(ConfigurationError, match="needs the special token"):
         get_renderer("glm4_6", get_tokenizer(tokenizer_folder("smollm2")))
 
 

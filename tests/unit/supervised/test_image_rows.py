@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, load_prompts
 from tinker_cookbook.eval.benchmarks import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
-from tinker_cookbook.exceptions import DataError
+from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.image_processing_utils import png_bytes
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import (
@@ -187,6 +188,33 @@ def test_errors_name_file_row_and_field(vision_tokenizer, folder, kind):
     builder = ChatDataBuilder(common_config=common(vision_tokenizer, **settings), file_path=path)
     with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{error}"):
         builder()
+
+
+@pytest.mark.parametrize(
+    ("renderer", "with_image", "said"),
+    [
+        ("llama3", True, r"^renderer_name: got 'llama3', but .*<\|eot_id\|>"),
+        ("llama3", False, r"^renderer_name: got 'llama3', but .*<\|eot_id\|>"),
+        ("smolvlm", True, "^renderer_name: got 'smolvlm', but .*<end_of_utterance>"),
+        ("qwen3", True, r"rows.jsonl:1: messages\[0\].*renderer_name: got 'qwen3'"),
+        ("role_colon", True, r"rows.jsonl:1: messages\[0\].*renderer_name: got 'role_colon'"),
+        ("chatml", True, r"rows.jsonl:1: messages\[0\].*renderer_name: got 'chatml'"),
+    ],
+)
+def test_a_wrong_renderer_is_named_with_what_fits(
+    vision_tokenizer, folder, renderer, with_image, said
+):
+    model = folder / "model"
+    shutil.copytree(vision_tokenizer, model)
+    (model / "config.json").write_text('{"model_type": "qwen3_vl", "vision_config": {}}')
+    messages = asked(PICTURE) if with_image else asked()
+    (folder / "rows.jsonl").write_text(json.dumps({"messages": messages}))
+    builder = ChatDataBuilder(
+        common_config=common(str(model), renderer), file_path=str(folder / "rows.jsonl")
+    )
+    fits = f"{said}.*expected renderer_name=qwen3_vl_instruct, which fits .*or no renderer_name"
+    with pytest.raises((DataError, ConfigurationError), match=fits):
+        builder()[0].get_batch(0)
 
 
 def test_a_model_without_image_processor_is_named(tokenizer_folder, folder):

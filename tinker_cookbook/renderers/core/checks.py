@@ -20,8 +20,7 @@ TEXT_AND_IMAGES = frozenset({"text", "image"})
 
 _CURES = {
     "thinking": "drop it with remove_thinking(content)",
-    "image": "images belong to messages of users and tools, and need the renderer of a model that "
-    "takes them, such as qwen3_vl_instruct",
+    "image": "images belong to messages of users and tools",
 }
 
 _ROLE_ALIASES = {
@@ -45,12 +44,22 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:
-    """Raises RendererError for a part that the chat format cannot write."""
+def check_parts(
+    message: Message, idx: int, renderer: str, allowed: frozenset[str], model: str | None = None
+) -> None:
+    """Raises RendererError for a part that the chat format cannot write.
+
+    ``model`` is the model's name, with which the error says what takes images.
+    """
     content = message["content"]
     for part in () if isinstance(content, str) else content:
         if part["type"] not in allowed:
             cure = _CURES.get(part["type"], "use the renderer of a model that takes it")
+            if part["type"] == "image" and message["role"] in ("user", "tool"):
+                from tinker_cookbook.model_info import other_renderer  # which imports renderers
+
+                name = renderer.partition("?")[0]
+                cure = f"renderer_name: got {name!r}, {other_renderer(model, name, images=True)}"
             raise RendererError(
                 f"messages[{idx}].content: {renderer} cannot write a part of type "
                 f"{part['type']!r}, expected {' or '.join(sorted(allowed))}; {cure}"
@@ -67,9 +76,9 @@ def check_caller(message: Message, idx: int) -> None:
         )
 
 
-def text_of(message: Message, idx: int, renderer: str) -> str:
+def text_of(message: Message, idx: int, renderer: str, model: str | None = None) -> str:
     """Returns the text of a message; raises RendererError if it has anything else."""
-    check_parts(message, idx, renderer, TEXT)
+    check_parts(message, idx, renderer, TEXT, model)
     for field in ("tool_calls", "unparsed_tool_calls"):
         if message.get(field):
             raise RendererError(

@@ -357,14 +357,17 @@ class ResponseParser:
         return ParseTermination.EOS if ended else ParseTermination.MALFORMED
 
 
-def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:
-    """Returns the id of a special token; RendererError where the vocabulary has no such token."""
+class MissingTokenError(RendererError):
+    """A tokenizer lacks a special token of a chat format."""
+
+
+def special_token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Returns the id of a special token; MissingTokenError where the vocabulary lacks it."""
     token_id = tokenizer.convert_tokens_to_ids(token)
     if not isinstance(token_id, int) or tokenizer.convert_ids_to_tokens(token_id) != token:
-        raise RendererError(
-            f"renderer_name: {renderer} needs the special token {token!r}, which the tokenizer "
-            f"{getattr(tokenizer, 'name_or_path', '')!r} does not have; choose the renderer of "
-            "the model's family, or role_colon, which works with any tokenizer"
+        raise MissingTokenError(
+            f"the chat format needs the special token {token!r}, which the tokenizer "
+            f"{getattr(tokenizer, 'name_or_path', '')!r} does not have"
         )
     return token_id
 

@@ -127,9 +127,9 @@ class Renderer(ABC):
                 f"strip_thinking_from_history={self.image_processor} by its name"
             )
         if self.stop_token is not None:
-            self._stop_token_id = special_token_id(self.tokenizer, self.stop_token, name)
+            self._stop_token_id = special_token_id(self.tokenizer, self.stop_token)
         for token in self._special_tokens:
-            special_token_id(self.tokenizer, token, name)
+            special_token_id(self.tokenizer, token)
 
     @cached_property
     def codec(self) -> TextCodec:
@@ -196,7 +196,7 @@ class Renderer(ABC):
                 f"{self._name} has no form for others"
             )
         check_caller(message, idx)
-        check_parts(message, idx, self._name, self._allowed_parts(role))
+        check_parts(message, idx, self._name, self._allowed_parts(role), self.model_name)
 
     def _allowed_parts(self, role: Role) -> frozenset[str]:
         return self._answer_parts if role == "assistant" else self._context_parts

@@ -111,7 +111,7 @@ class TemplateRenderer(Renderer):
         self._template = TemplateText(tokenizer, template, today, arguments)
         self._facts = probe(self._template, tokenizer, stop)
         self.disables_thinking = self._facts.disables_thinking
-        self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
+        self._stop_ids = [special_token_id(tokenizer, s) for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
         self._answers = AnswerCache()
         # The longest first, so that a token is not mistaken for one that is its end.
