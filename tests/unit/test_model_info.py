@@ -294,12 +294,6 @@ def test_a_base_model_folder_is_role_colon(stories_model: str):
     assert "has no chat template" in reason
 
 
-def test_a_folder_that_sees_needs_no_chat_template(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl_moe"}))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert resolve_renderer_name(str(tmp_path), None)[0] == "qwen3_vl_instruct"
-
-
 def test_an_unreachable_unknown_model_says_it_could_not_look():
     name, reason = resolve_renderer_name("acme/unheard-of-7b", None)
     assert name == "role_colon"
