@@ -20,6 +20,7 @@ from tinker_cookbook.eval.benchmarks import (
     load_result,
     load_trajectories,
     own_questions,
+    run_benchmark,
 )
 from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions
 from tinker_cookbook.exceptions import (
@@ -28,6 +29,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,
     EvalGradingError,
+    RendererError,
 )
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.sandbox import launch
@@ -226,6 +228,18 @@ def test_images_of_questions_stand_at_their_marks(vision_tokenizer, tmp_path):
     red, lime, blue = (255, 0, 0), (0, 255, 0), (0, 0, 255)
     assert found == [[lime, blue, red], [blue]]
     assert logged[1].startswith(f"<image>{tmp_path}/blue.png</image>\nWhich?")
+
+
+def test_an_image_that_the_model_refuses_is_named(vision_tokenizer, tmp_path):
+    """Its shape is known to be wrong only with the model's processor."""
+    Image.new("RGB", (2000, 2)).save(tmp_path / "long.png")
+    row = {"id": "a", "question": "What?", "image": "long.png", "answer": "B"}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row))
+    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
+    benchmark = OwnQuestions(tmp_path / "own.jsonl", "letter")
+    config = BenchmarkConfig(context_window=1000)
+    with pytest.raises(RendererError, match=r"^own/a: .*long\.png: .* refuses 2000 x 2 pixels"):
+        asyncio.run(run_benchmark(benchmark, None, renderer, config))
 
 
 def test_a_pattern_has_a_time_limit(tmp_path, monkeypatch):

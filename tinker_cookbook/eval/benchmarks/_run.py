@@ -34,6 +34,7 @@ from tinker_cookbook.exceptions import (
     EvalError,
     EvalGradingError,
     EvalTimeoutError,
+    RendererError,
 )
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel
@@ -151,8 +152,7 @@ class ExampleRun(Run):
         answered again.
         """
         self._examples = await asyncio.to_thread(self.builder.examples, self.config)
-        messages = self.builder.prompt_messages(self._examples[0], self.config)
-        prompt = await asyncio.to_thread(self.source.render, messages)
+        _, prompt = await self._prompt(self._examples[0])
         return {"first_prompt": prompt.key}
 
     async def run(self) -> list[StoredTrajectory]:
@@ -172,10 +172,16 @@ class ExampleRun(Run):
         rows = [self.file.rows.get((example.example_id, i)) for i in range(self.config.num_samples)]
         return all(row is not None and row.error is None for row in rows)
 
+    async def _prompt(self, example: Example) -> tuple[list[Message], Prompt]:
+        messages = self.builder.prompt_messages(example, self.config)
+        try:
+            return messages, await asyncio.to_thread(self.source.render, messages)
+        except RendererError as error:  # such as an image of a shape that the model does not take
+            raise RendererError(f"{self.builder.name}/{example.example_id}: {error}") from error
+
     async def _answer(self, position: int, example: Example) -> list[StoredTrajectory]:
         """Returns the answers to one problem: stored answers, regraded if needed, and new ones."""
-        messages = self.builder.prompt_messages(example, self.config)
-        prompt = await asyncio.to_thread(self.source.render, messages)
+        messages, prompt = await self._prompt(example)
         wanted = range(self.config.num_samples)
         stored = {i: self._reusable(example, i, prompt) for i in wanted}
         missing = [i for i in wanted if stored[i] is None]

@@ -79,12 +79,23 @@ def image_to_chunk(
     changed = image is not opened or getattr(opened, "is_animated", False)
     if data is None or changed or opened.format not in ("PNG", "JPEG"):
         data, kind = png_bytes(image), "png"
-    tokens = _count_tokens(image, image_processor, line_break_tokens)
+    try:
+        tokens = _count_tokens(image, image_processor, line_break_tokens)
+    except RendererError:
+        raise
+    except ValueError as error:
+        name = "" if isinstance(image_or_str, bytes) or data is None else f" {image_or_str!s:.100}:"
+        width, height = image.size
+        raise RendererError(
+            f"image:{name} the image processor refuses {width} x {height} pixels: {error}; "
+            "crop the image or pad it"
+        ) from error
     return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
 
 
 def _count_tokens(image: Any, processor: Any, line_break_tokens: int) -> int:
-    """Returns the number of tokens of an image; raises RendererError."""
+    """Returns the number of tokens of an image; raises RendererError, and ValueError for a shape
+    that the processor refuses."""
     width, height = image.size
     if hasattr(processor, "get_resize_config"):  # processors of Kimi models
         config = processor.get_resize_config({"type": "image", "image": image})
@@ -94,13 +105,7 @@ def _count_tokens(image: Any, processor: Any, line_break_tokens: int) -> int:
         if each is not None and not processor.do_pan_and_scan:
             return each
     elif hasattr(processor, "get_number_of_image_patches"):
-        try:
-            found = processor.get_number_of_image_patches(height, width, {})
-        except ValueError as error:
-            raise RendererError(
-                f"image: the image processor refuses {width} x {height} pixels: {error}; "
-                "crop the image or pad it"
-            ) from error
+        found = processor.get_number_of_image_patches(height, width, {})
         if not isinstance(found, tuple):
             # Qwen-VL merges merge_size x merge_size patches into one token.
             return found // processor.merge_size**2
