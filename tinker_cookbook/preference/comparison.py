@@ -88,8 +88,11 @@ class LabeledComparison:
 
 
 def is_empty(completion: list[Message]) -> bool:
-    """Returns whether no assistant message of ``completion`` has text or calls a tool."""
-    return not any(
+    """Returns whether no assistant message of ``completion`` has text or calls a tool.
+
+    An image counts as content, for the renderer to refuse.
+    """
+    return not has_images(completion) and not any(
         get_text_content(message).strip() or message.get("tool_calls")
         for message in completion
         if message["role"] == "assistant"

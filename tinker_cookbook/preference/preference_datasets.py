@@ -227,8 +227,9 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
         lost = LostImages()
         # A missing image must not stop a run in the middle of an epoch.
         for i, labeled in enumerate(comparisons.usable):
-            lost.check(labeled.comparison.prompt_conversation, self._where(i))
-            if has_images(labeled.comparison.prompt_conversation):
+            one = labeled.comparison
+            lost.check(one.prompt_conversation, self._where(i))
+            if has_images([*one.prompt_conversation, *one.completion_A, *one.completion_B]):
                 with data_error(self._where(i)):
                     to_data(labeled)
 

@@ -271,6 +271,7 @@ def test_pairs_share_the_image_of_their_prompt(vision_tokenizer, folder):
             comparison_builder=ComparisonBuilderFromJsonl(train_path=str(folder / "pairs.jsonl")),
         )()[0]
 
+    seen = {"role": "assistant", "content": [PICTURE]}
     pairs = {kind: built(row).get_batch(0) for kind, row in PAIRS.items()}
     chosen, rejected = pairs["column"]
     assert chosen.model_input.chunks[1].data == (folder / FILE).read_bytes()
@@ -281,6 +282,8 @@ def test_pairs_share_the_image_of_their_prompt(vision_tokenizer, folder):
     for row, settings, error in (
         ({**PAIRS["column"], "images": ["no.png"]}, {}, "no.png"),
         (PAIRS["column"], {"max_length": 40}, "would cut an image"),
+        ({"prompt": "What?", "chosen": [seen], "rejected": "no"}, {}, "content: .* cannot write"),
+        ({**PAIRS["column"], "rejected": [seen]}, {}, "content: .* cannot write"),
     ):
         with pytest.raises(DataError, match=rf"pairs\.jsonl:\d: .*{error}"):
             built(row, **settings)
