@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tinker_cookbook.capture import current_scope
 from tinker_cookbook.capture.proxy import ProxyDeps, make_app
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.image_processing_utils import image_to_data_uri
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -195,6 +196,8 @@ REFUSED = [
     ("messages", {"stop_sequences": ["x"]}, None, 400, "stop_sequences"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, None, 400,
      "messages[0].content[0]"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, None, 400,
+     "messages[0].content[0]: got a part of type 'image'"),
     ("messages", {"max_tokens": 0}, None, 400, "max_tokens"),
     ("messages", {}, DataValidationError(TOO_LONG), 400, "prompt is too long"),
     ("messages", {}, RuntimeError("secret"), 500, "the server failed"),
@@ -221,6 +224,28 @@ def test_what_cannot_be_done_is_refused(sampler):
         assert (await client.post("/r/self/x/v1/messages", json=large)).status == 200
 
     serve(sampler, use)
+
+
+def test_chat_takes_images_as_data_urls(vision_tokenizer):
+    image = pytest.importorskip("PIL.Image").new("RGB", (64, 48), "red")
+    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
+    prompts = []
+
+    async def sample(prompt, **_):
+        prompts.append(prompt)
+        tokens = renderer.tokenizer.encode("Red.<|im_end|>")
+        return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, stop_reason="stop")])
+
+    async def run():
+        app = make_app(ProxyDeps(renderer, SimpleNamespace(sample=sample), "tiny", 7))
+        parts = [{"type": "image_url", "image_url": {"url": image_to_data_uri(image)}}]
+        async with TestClient(TestServer(app)) as client:
+            body = {"messages": [{"role": "user", "content": parts}]}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status == 200, await response.text()
+
+    asyncio.run(run())
+    assert [chunk.type for chunk in prompts[0].chunks] == ["encoded_text", "image", "encoded_text"]
 
 
 def test_a_request_needs_the_token(sampler):
