@@ -32,6 +32,8 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
+from tinker_cookbook.supervised.row_datasets import place_of
+from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import SupervisedDataset
 
 if TYPE_CHECKING:
@@ -147,6 +149,14 @@ class DemonstrationBuilder(FromConversationFileBuilder):
     @cached_property
     def _split(self) -> tuple[list[list[Message]], list[list[Message]]]:
         train, test = super()._split
+        for rows in (train, test):
+            for i, row in enumerate(rows):
+                if has_images(row):
+                    raise DataFormatError(
+                        f"{place_of(rows, i)}: messages: got an image, but the teacher reads "
+                        "questions as text; expected text, or supervised fine-tuning "
+                        "(recipes.sl_basic), which takes images"
+                    )
         return [_up_to_answer(row) for row in train], [_up_to_answer(row) for row in test]
 
 

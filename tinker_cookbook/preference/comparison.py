@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.judges.labels import LabelRenderer
 from tinker_cookbook.renderers import Message, Renderer, ToolSpec, get_text_content
 from tinker_cookbook.supervised.common import tokens_of
-from tinker_cookbook.supervised.conversation_row import with_tools
+from tinker_cookbook.supervised.conversation_row import data_error, with_tools
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.imports import lazy_module
@@ -173,11 +173,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
         """Returns the messages that a label answers; raises RendererError for images."""
         prompt = comparison.prompt(self.convo_renderer)
-        if has_images([*prompt, *comparison.completion_A, *comparison.completion_B]):
-            raise RendererError(
-                "prompt_conversation: got an image, but models that compare answers read text "
-                "only; expected text, or direct preference optimization (preference.train_dpo)"
-            )
+        _refuse_images(comparison)
         if self._allows_headers:
             return _with_headers(comparison, prompt)
         # One user message with everything except a leading system prompt and declared tools.
@@ -233,6 +229,22 @@ def label_of_text(text: str) -> Label | None:
     return "Tie" if token and "Tie".startswith(token) else None
 
 
+def _refuse_images(comparison: Comparison) -> None:
+    answers = (comparison.completion_A, comparison.completion_B)
+    if any(map(has_images, (comparison.prompt_conversation, *answers))):
+        raise RendererError(
+            "prompt_conversation: got an image, but models that compare answers read text only; "
+            "expected text, or direct preference optimization (preference.train_dpo)"
+        )
+
+
+def check_text_only(comparisons: Iterable[LabeledComparison]) -> None:
+    """Raises DataFormatError with the place of the first comparison that has an image."""
+    for number, labeled in enumerate(comparisons):
+        with data_error(labeled.place or f"comparison {number}"):
+            _refuse_images(labeled.comparison)
+
+
 def comparisons_that_fit(
     comparisons: Sequence[LabeledComparison],
     renderer: Renderer,
@@ -244,8 +256,10 @@ def comparisons_that_fit(
     """Returns the comparisons that fit into the judge's context of ``max_length`` tokens.
 
     ``new_answers`` (0, 1 or 2) of the two answers will be replaced by samples of up to
-    ``answer_tokens`` tokens. Logs the number of comparisons that do not fit.
+    ``answer_tokens`` tokens. Logs the number of comparisons that do not fit. Raises
+    DataFormatError for one with an image.
     """
+    check_text_only(comparisons)
     if max_length is None or not comparisons:
         return list(comparisons)
     build = ComparisonRendererFromChatRenderer(renderer).build_label_prompt

@@ -15,7 +15,7 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.preference.comparison import LabeledComparison
+from tinker_cookbook.preference.comparison import LabeledComparison, check_text_only
 from tinker_cookbook.preference.preference_datasets import (
     ChatDatasetBuilderFromComparisons,
     ComparisonDatasetBuilder,
@@ -150,8 +150,10 @@ def judge_evaluator(
 
 
 def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[LabeledComparison]:
-    """Returns the first ``num_test`` held-out comparisons; raises if there are none."""
-    _, test = comparisons.get_labeled_comparisons()
+    """Returns the first ``num_test`` held-out comparisons; raises if there are none, or an image,
+    which the reward model cannot read."""
+    train, test = comparisons.get_labeled_comparisons()
+    check_text_only([*train, *(test or ())])
     if not test:
         raise DataValidationError(
             "dataset: has no held-out comparisons, expected some to evaluate the reward model and "
