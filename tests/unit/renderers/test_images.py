@@ -153,6 +153,8 @@ SMOLVLM = (
     "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+QWEN2_5_VL = "templates_only/trl_qwen2_5_vl.jinja"
+QWEN3_VL = "qwen3/chat_template.qwen3_vl.jinja"
 MARKS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
