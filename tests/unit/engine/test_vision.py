@@ -19,6 +19,7 @@ from tiny_vlm import tiny_vlm
 from tinker_cookbook.engine.memory import KnownLimits, MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     SamplingSettings,
     sample_request,
@@ -388,3 +389,37 @@ def test_tiles_that_transformers_drops_are_refused(tmp_path):
     Image.new("RGB", (64, 64)).save(out, "PNG")
     with pytest.raises(DataValidationError, match="image: a part of the image is all zeros"):
         image_reader("smolvlm", folder).read(out.getvalue(), None, "image")
+
+
+def test_the_sampler_of_recurrent_models(tmp_path):
+    """Qwen3.5 is sampled one request at a time: as the trainer, alone or with others."""
+    base = ref.load_base(tiny_vlm(tmp_path / "qwen", "qwen3_5"))
+    assert base.kv_shapes is None
+    adapter, run = ref.random_adapter(base), ref.make_run(base)
+    run.adapter = adapter
+    sampler, settings = Sampler(base, adapter), SamplingSettings(max_tokens=4, seed=1)
+    prompts = [prompt_of(base, count, 50 + count) for count in (1, 3)]
+
+    def drawn(chosen):
+        requests = [sample_request(sampler, t, 2, settings, images=i) for t, i in chosen]
+        scheduler = FallbackSampler()
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.busy:
+            scheduler.step()
+        return [request.future.result(timeout=0) for request in requests]
+
+    together = drawn(prompts)
+    for (tokens, images), samples in zip(prompts, together, strict=True):
+        (alone,) = drawn([(tokens, images)])
+        assert [s.tokens for s in alone] == [s.tokens for s in samples]
+        assert len({tuple(sample.tokens) for sample in samples}) == 2
+        for sample in samples:
+            whole = np.concatenate([tokens, sample.tokens])
+            item = example_of((whole, images))
+            (trained,) = run.forward_backward([item], "cross_entropy", backward=False).logprobs
+            np.testing.assert_allclose(trained[-4:], sample.logprobs, atol=1e-3)
+            scored = ref.score(sampler, whole, logprobs=True, images=images).logprobs
+            assert scored is not None
+            text = ~is_image(whole)[1:]
+            np.testing.assert_allclose(scored[1:][text], trained[text], atol=1e-3)

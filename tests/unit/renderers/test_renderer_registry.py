@@ -145,9 +145,7 @@ def test_wrong_names_and_options(tokenizer_folder, name, options, message):
 
 
 def test_tokenizer_of_another_family(tokenizer_folder):
-    said = (
-        r"got 'llama3', but .*special token '<\|eot_id\|>'.*; expected renderer_name=template, "
-    )
+    said = r"got 'llama3', but .*special token '<\|eot_id\|>'.*; expected renderer_name=template, "
     with pytest.raises(ConfigurationError, match=said):
         get_renderer("llama3", get_tokenizer(tokenizer_folder("qwen3")))
 
