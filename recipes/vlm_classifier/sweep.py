@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import shlex
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
@@ -88,7 +89,9 @@ def run_sweep(sweep_config: SweepConfig) -> None:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(sweep_config.num_parallel, mp_context=context) as pool:
             list(pool.map(run_experiment, runs))
-    print_line(f"{len(runs)} runs finished; compare them with recipes.vlm_classifier.eval_sweep")
+    folder = shlex.quote(sweep_config.experiment_dir)
+    command = f"python -m recipes.vlm_classifier.eval_sweep experiment_dir={folder}"
+    print_line(f"{len(runs)} runs finished; compare them: {command} output_file=accuracies.json")
 
 
 if __name__ == "__main__":
