@@ -32,7 +32,7 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.vision import processing
 from tinker_cookbook.engine.vision.images import grid_positions, image_at, is_image
 from tinker_cookbook.engine.vision.processing import image_reader
-from tinker_cookbook.engine.vision.tower import KeptFeatures
+from tinker_cookbook.engine.vision.tower import Features, KeptFeatures
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, OutOfMemoryError
 
 
@@ -319,6 +319,20 @@ def test_features_are_kept_within_a_budget_that_counts(base, monkeypatch):
     monkeypatch.setattr("tinker_cookbook.engine.memory.free_memory_bytes", lambda _: 1 << 20)
     scheduler = Scheduler(base, base.kv_shapes, memory)
     assert memory._measure() == (1 << 20, kept.nbytes + scheduler._cache.nbytes)
+
+
+def test_a_part_of_an_epoch_above_the_budget_is_kept():
+    one, found = Features(torch.zeros(4)), 0
+    kept = KeptFeatures(20 * one.nbytes)
+    for number in [*range(40)] * 5:  # in the same order each time, of which LRU finds nothing
+        key = 0, bytes([number])
+        if kept.get(key) is None:
+            kept.add(key, one)
+            assert kept.get(key) is one  # a group's next turn
+            assert kept.nbytes <= kept.budget
+        else:
+            found += 1
+    assert found >= 0.1 * 4 * 40
 
 
 def _drawn(prompt):

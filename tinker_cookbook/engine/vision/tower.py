@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -190,29 +190,30 @@ class VisionTower:
 
 
 class KeptFeatures:
-    """Features by number of the adapter and digest of the image, at most ``budget`` bytes; the
-    least recently used go first, as those of adapters that no longer exist do."""
+    """Features by number of the adapter and digest of the image, at most ``budget`` bytes. Random
+    ones make room for new ones, those of adapters that no longer exist too."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.nbytes = 0
-        self._features: OrderedDict[tuple[int, bytes], Features] = OrderedDict()
+        self._features: dict[tuple[int, bytes], Features] = {}
+        # The least recently used are those that a repeated epoch needs next: of an epoch that is
+        # larger than the budget, nothing would be found.
+        self._random = random.Random(0)
 
     def get(self, key: tuple[int, bytes]) -> Features | None:
-        """Returns the features, which count as used; ``None`` if they are not kept."""
-        found = self._features.get(key)
-        if found is not None:
-            self._features.move_to_end(key)
-        return found
+        """Returns the features; ``None`` if they are not kept."""
+        return self._features.get(key)
 
     def add(self, key: tuple[int, bytes], features: Features) -> None:
         """Keeps the features, unless they alone are above the budget."""
         if features.nbytes > self.budget:
             return
-        self._features[key] = features
         self.nbytes += features.nbytes
         while self.nbytes > self.budget:
-            self.nbytes -= self._features.popitem(last=False)[1].nbytes
+            gone = self._features.pop(self._random.choice(list(self._features)))
+            self.nbytes -= gone.nbytes
+        self._features[key] = features
 
 
 def _rows(features: Sequence[Features], rows: Tensor, part: int, like: Tensor) -> Tensor:
