@@ -150,8 +150,8 @@ class DemonstrationBuilder(FromConversationFileBuilder):
     def _split(self) -> tuple[list[list[Message]], list[list[Message]]]:
         train, test = super()._split
         for rows in (train, test):
-            for i, row in enumerate(rows):
-                if has_images(row):
+            for i in range(len(rows)):
+                if has_images(rows[i]):
                     raise DataFormatError(
                         f"{place_of(rows, i)}: messages: got an image, but the teacher reads "
                         "questions as text; expected text, or supervised fine-tuning "
