@@ -99,6 +99,7 @@ _TEMPLATE_RULES = (
 # Processors of vision-language models may have the template in a file of their own, or none.
 _VISION_TYPES = {
     "qwen3_vl": QWEN3_VL_INSTRUCT,
+    "qwen2_vl": ("qwen2_5_vl",),
     "qwen2_5_vl": ("qwen2_5_vl",),
     "qwen3_5": QWEN3_5,
     "smolvlm": ("smolvlm",),

@@ -266,6 +266,7 @@ def test_a_renamed_model_has_the_prompt_of_its_template(
     [
         ("qwen3_vl", {}, "qwen3_vl_instruct"),
         ("qwen3_vl_moe", {}, "qwen3_vl_instruct"),
+        ("qwen2_vl", {}, "qwen2_5_vl"),
         ("qwen2_5_vl", {}, "qwen2_5_vl"),
         ("qwen3_5", {}, "qwen3_5"),
         ("smolvlm", {}, "smolvlm"),
