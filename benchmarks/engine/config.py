@@ -134,6 +134,9 @@ class VisionConfig(Settings):
     prompt_tokens: int = chz.field(default=32, doc="Text tokens of a prompt")
     answer_tokens: int = chz.field(default=64, doc="Most tokens of an answer; an eighth: least")
     image_side: int = chz.field(default=384, doc="Pixels of an image's side; or two thirds of it")
+    plain_gradient_checkpointing: bool = chz.field(
+        default=False, doc="plain: recompute all layers, as TRL does by default"
+    )
 
 
 def check_config(config: Config) -> None:

@@ -184,12 +184,15 @@ class _Plain:
         self._model: Any = get_peft_model(
             model, LoraConfig(r=job["rank"], lora_alpha=ALPHA, target_modules=_TARGETS)
         )
+        if job["plain_gradient_checkpointing"]:
+            self._model.gradient_checkpointing_enable({"use_reentrant": False})
         start_adapter(self._model, job["seed"])
         adapter = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(adapter, fused=True, **ADAM)
         self._config = model.config
 
     def train(self, rows: Sequence[Row]) -> float:
+        self._model.train()  # in evaluation mode no layer is recomputed
         inputs = self._inputs([row.text for row in rows], [row.image for row in rows])
         ids = inputs["input_ids"]
         labels = torch.full_like(ids, -100)
@@ -207,6 +210,7 @@ class _Plain:
 
     @torch.no_grad()
     def sample(self, row: Row, count: int, tokens: int) -> None:
+        self._model.eval()
         self._model.generate(
             **self._inputs([row.text[: self._prompt]], [row.image]),
             num_return_sequences=count,
