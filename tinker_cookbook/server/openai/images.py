@@ -58,7 +58,7 @@ def image_url(part: Mapping[str, Any], where: str) -> str:
     # The Responses API has the address itself, chat an object.
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url:
-        got = "file_id" if part.get("file_id") else type(url).__name__
+        got = "file_id" if part.get("file_id") else repr(url) if url == "" else type(url).__name__
         raise ApiError(
             f"{where}.image_url: got {got}, expected a URL such as data:image/png;base64,…",
             param=where,
