@@ -10,7 +10,7 @@ from family_case import Side
 from hypothesis import given
 from rendering_cases import checked
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import (
     Message,
     TextPart,
@@ -177,7 +177,7 @@ def test_options_are_checked(make_renderer):
     with pytest.raises(RendererError, match=r"version: got '2', expected one of 3.1, 3"):
         make_renderer("deepseekv3?version=2", "deepseek_v3_1")
     for spec in ("deepseekv3?version=3.1", "deepseekv3_2"):
-        with pytest.raises(RendererError, match="version=3"):
+        with pytest.raises(ConfigurationError, match="version=3"):
             make_renderer(spec, "deepseek_v3")
 
 

@@ -9,7 +9,7 @@ from families.kimi_k2 import TOKENS
 from hypothesis import given
 from rendering_cases import checked, dialogues, template_ids, thought
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import (
     ThinkingPart,
     ToolCall,
@@ -168,5 +168,5 @@ def test_what_the_format_cannot_write_is_refused(kimi, spec, messages, match):
 
 
 def test_a_vocabulary_without_the_tokens_is_refused(make_renderer):
-    with pytest.raises(RendererError, match="im_middle"):
+    with pytest.raises(ConfigurationError, match="im_middle"):
         make_renderer("kimi_k2", "qwen3")

@@ -277,7 +277,7 @@ def test_pickles_by_name(stand_in):
 def test_options_and_vocabularies_that_do_not_fit_are_refused(stand_in, renderers):
     with pytest.raises(ConfigurationError, match="v3_tekken"):
         get_renderer("mistral?version=v4", stand_in())
-    with pytest.raises(RendererError, match=r"\[SYSTEM_PROMPT\]"):
+    with pytest.raises(ConfigurationError, match=r"\[SYSTEM_PROMPT\]"):
         get_renderer("mistral?version=v7", stand_in("llama3", V3_TOKENS))
     tool = {**TOOLS[0], "strict": True}
     with pytest.raises(RendererError, match=r"tools\[0\].*strict"):

@@ -13,7 +13,6 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
     DataValidationError,
-    RendererError,
 )
 from tinker_cookbook.renderers.show import ShowConfig, main
 from tinker_cookbook.renderers.show.command import with_file_key
@@ -65,7 +64,7 @@ def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
         ({"template_options": "[1]"}, ConfigurationError, "template_options: got '\\[1\\]'"),
         ({"template_options": "{"}, ConfigurationError, "template_options: got '{'"),
         ({"renderer_name": "qwne3"}, ConfigurationError, "did you mean 'qwen3'"),
-        ({"renderer_name": "llama3"}, RendererError, "eot_id"),
+        ({"renderer_name": "llama3"}, ConfigurationError, "eot_id"),
     ],
 )
 def test_bad_input_is_said_in_a_sentence(tokenizer_folder, rows, settings, error, words):
