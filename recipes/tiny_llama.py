@@ -66,15 +66,15 @@ def new_folder(output: str) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def make_once(output: str, make: Callable[[], None]) -> None:
-    """Calls ``make``, which writes the folder ``output``, if the folder is absent; another process
-    that needs it at the same time waits."""
+def make_model_once(output: str, make: Callable[[], None]) -> None:
+    """Calls ``make``, which writes the model to the folder ``output``, unless the folder has one;
+    another process that needs the model at the same time waits."""
     from filelock import FileLock
 
     folder = Path(output)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if not folder.exists():
+        if not (folder / "config.json").exists():
             make()
 
 

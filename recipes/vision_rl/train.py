@@ -22,7 +22,7 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import fill
-from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, make_once
+from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, make_model_once
 from tinker_cookbook.recipes.tiny_vlm import RENDERER, Example, example_of, make_tiny_vlm
 from tinker_cookbook.recipes.vision_rl.env import START_SEED, PictureDatasetBuilder
 from tinker_cookbook.recipes.vision_rl.pictures import KINDS, Kind, make_pictures, texts
@@ -76,7 +76,9 @@ def make_model(cli: CLIConfig) -> CLIConfig:
     settings = TinyModelSettings(
         output=folder, steps=cli.start_steps, batch_size=64, learning_rate=1e-3
     )
-    make_once(folder, lambda: make_tiny_vlm(folder, texts(), partial(_examples, cli), settings))
+    make_model_once(
+        folder, lambda: make_tiny_vlm(folder, texts(), partial(_examples, cli), settings)
+    )
     return chz.replace(
         cli,
         model_name=folder,

@@ -23,7 +23,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import seeing_demo, tiny_vlm
 from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
 from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
-from tinker_cookbook.recipes.tiny_llama import make_once
+from tinker_cookbook.recipes.tiny_llama import make_model_once
 from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
 from tinker_cookbook.recipes.vlm_classifier.eval import (
@@ -108,7 +108,7 @@ def with_model(config: ExperimentConfig) -> ExperimentConfig:
             images = split_of("digits", "train", "image", "label")["image"]
             make_seeing_demo(folder, images[:256])
 
-    make_once(folder, make)
+    make_model_once(folder, make)
     return chz.replace(
         config,
         model_name=folder,

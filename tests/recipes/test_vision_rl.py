@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from recipe_runs import RecipeRuns
 
-from recipes.tiny_llama import make_once, new_folder
+from recipes.tiny_llama import make_model_once, new_folder
 from recipes.tiny_vlm import RENDERER, make_tiny_vlm
 from recipes.vision_rl import train
 from recipes.vision_rl.env import PictureEnv, picture_renderer
@@ -116,10 +116,11 @@ def test_a_model_is_made_once(tmp_path):
     def make() -> None:
         with new_folder(output) as folder:
             time.sleep(0.2)
+            (folder / "config.json").write_text("{}")
             made.append(folder)
 
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(make_once, output, make) for _ in range(2)]:
+        for done in [pool.submit(make_model_once, output, make) for _ in range(2)]:
             done.result()
     assert len(made) == 1
     assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == ["m"]
