@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ IMAGE_TOKEN = 300
 def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
     """Writes a model of type ``kind`` (one of ``_MAKERS``) to ``folder``, and returns it."""
     torch.manual_seed(seed)
-    model, processor = _MAKERS[kind]()
+    model, processor = (_MAKERS.get(kind) or partial(_generic, kind))()
     # Larger than usual: with small weights, outputs hardly depend on an image.
     for parameter in model.parameters():
         if parameter.dim() >= 2:
@@ -37,6 +39,9 @@ def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
     model.generation_config.eos_token_id = 1
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    if kind in _GENERIC:
+        whole = {"processor_class": _GENERIC[kind].processor, **_GENERIC[kind].arguments}
+        (folder / "processor_config.json").write_text(json.dumps(whole))
     _save_tokenizer(folder, kind)
     return folder
 
@@ -200,6 +205,121 @@ def _gemma3() -> tuple[Any, dict[str, Any]]:
     return Gemma3ForConditionalGeneration(config), processor
 
 
+@dataclass(frozen=True)
+class _Generic:
+    """A kind of model that the engine reads by transformers' whole processor."""
+
+    processor: str
+    text: str
+    vision: dict[str, Any]
+    images: dict[str, Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    marks: tuple[str, ...] = ("<image>",)
+    named: dict[str, str] = field(default_factory=dict)
+
+
+_VIT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_SQUARE = {"size": {"height": 32, "width": 32}}
+_GENERIC = {
+    "llava": _Generic(
+        "LlavaProcessor",
+        "llama",
+        {**_VIT, "model_type": "clip_vision_model", "projection_dim": 32},
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 32},
+            "crop_size": {"height": 32, "width": 32},
+        },
+        {
+            "patch_size": 8,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+        },
+    ),
+    "llava_onevision": _Generic(
+        "LlavaOnevisionProcessor",
+        "qwen2",
+        {**_VIT, "model_type": "siglip_vision_model", "vision_use_head": False},
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            **_SQUARE,
+            "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]],
+        },
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]]},
+        ("<image>", "<video>"),
+    ),
+    "internvl": _Generic(
+        "InternVLProcessor",
+        "qwen2",
+        {**_VIT, "image_size": [32, 32], "patch_size": [8, 8]},
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            **_SQUARE,
+            "crop_to_patches": True,
+            "max_patches": 4,
+        },
+        {"image_seq_length": 4},
+        marks=("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
+        named={
+            "context_image_token": "<IMG_CONTEXT>",
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "video_token": "<video>",
+        },
+    ),
+    "mistral3": _Generic(
+        "PixtralProcessor",
+        "mistral",
+        {**_VIT, "model_type": "pixtral", "image_size": 64, "head_dim": 16},
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 64},
+            "patch_size": 8,
+        },
+        {"patch_size": 8, "spatial_merge_size": 2, "image_token": "[IMG]"},
+        {"spatial_merge_size": 2},
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    ),
+    "paligemma": _Generic(
+        "PaliGemmaProcessor",
+        "gemma",
+        {
+            **_VIT,
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            "projection_dim": 64,
+        },
+        {"image_processor_type": "SiglipImageProcessor", **_SQUARE, "image_seq_length": 16},
+        config={"projection_dim": 64},
+    ),
+}
+
+
+def _generic(kind: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    made = _GENERIC[kind]
+    token = "image_token_id" if kind == "internvl" else "image_token_index"
+    config = AutoConfig.for_model(
+        kind,
+        text_config={**_TEXT, "model_type": made.text, "pad_token_id": None},
+        vision_config=made.vision,
+        tie_word_embeddings=False,
+        **{token: IMAGE_TOKEN},
+        **made.config,
+    )
+    return AutoModelForImageTextToText.from_config(config), made.images
+
+
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 6) for column in range(1, 6)]
 _MARKS = {
     "qwen": ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"],
@@ -224,8 +344,16 @@ def _save_tokenizer(folder: Path, kind: str) -> None:
     if kind in ("smolvlm", "idefics3"):
         marks += ["<fake_token_around_image>", "<global-img>", *_TILES]
     marks += [f"<reserved_{i}>" for i in range(IMAGE_TOKEN - len(letters) - len(marks))]
-    marks += next(tokens for name, tokens in _MARKS.items() if kind.startswith(name))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+    generic = _GENERIC.get(kind)
+    if generic is not None:
+        marks += generic.marks
+    else:
+        marks += next(tokens for name, tokens in _MARKS.items() if kind.startswith(name))
+    more: dict[str, Any] = {}
+    if generic is not None:
+        inner.add_special_tokens(marks)
+        more = {"bos_token": "<bos>", "extra_special_tokens": generic.named}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", **more)
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     assert tokenizer.convert_tokens_to_ids("<reserved_0>") < IMAGE_TOKEN
     tokenizer.save_pretrained(folder)
@@ -240,4 +368,6 @@ _MAKERS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 KINDS = tuple(_MAKERS)
 """Kinds that differ from each other in the engine."""
+WHOLE_KINDS = ("internvl", "mistral3")
+"""Those that it reads by transformers' whole processor; ``llava`` is simpler."""
 _MAKERS |= {"idefics3": _idefics3, "qwen3_5": _qwen3_5}

@@ -36,6 +36,7 @@ from tinker_cookbook.weights.proof import (
     image_prompts,
     prompt_tokens,
     reference_logprobs,
+    scored,
 )
 
 
@@ -121,6 +122,7 @@ def write_adapter(
         proof.facts["weights"] = _check_factors(checkpoint, folder)
         prompts = [*prompt_tokens(checkpoint), *image_prompts(checkpoint, proof)]
         reference = reference_logprobs(checkpoint, prompts, device)
+        prompts = scored(prompts, reference, proof)
         name, reader = "LoRA adapter, float32", f"peft {version('peft')}"
         loaded = _peft_model(checkpoint, folder)
         compared = compare_exact(name, reference, loaded, prompts, reader)

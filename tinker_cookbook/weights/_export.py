@@ -40,6 +40,7 @@ from tinker_cookbook.weights.proof import (
     model_logprobs,
     prompt_tokens,
     reference_logprobs,
+    scored,
 )
 
 STRATEGIES = ("auto", "shard", "full")
@@ -189,6 +190,7 @@ def _verify(
             f"{checkpoint.base_model}; nothing was written"
         )
     reference = reference_logprobs(checkpoint, prompts, device)
+    prompts = scored(prompts, reference, proof)
     # The engine's model is freed, but the allocator keeps its pages.
     release_cached_memory(torch.device("cpu"))
     # Compute in float32, so that only the weights can cause a difference.

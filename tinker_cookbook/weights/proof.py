@@ -25,7 +25,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.vision.images import is_image
-from tinker_cookbook.engine.vision.probe import Probe, probe_of
+from tinker_cookbook.engine.vision.probe import Probe, probe_of, whole_probe
 from tinker_cookbook.engine.vision.tower import has_vision
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsError
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -40,6 +40,11 @@ EXACT = 1e-4
 more (``compare_exact``)."""
 _ROUNDINGS = 10
 _MOST = 1e-2
+_WITH_IMAGE = "compared on a prompt with an image too"
+_TEXT_ALONE = (
+    "compared on text alone: the base model's folder has no image processor, or the engine refuses "
+    "its images"
+)
 _DOCUMENTS = (".md", ".png", ".jpg", ".svg", ".pdf")
 _MAX_TOKENS = 64
 Prompt: TypeAlias = "list[int] | Probe"
@@ -228,13 +233,12 @@ def image_prompts(checkpoint: Checkpoint, proof: Proof) -> list[Probe]:
     if not has_vision(config):
         return []
     text = np.array(prompt_tokens(checkpoint)[0], dtype=np.int64)
-    probe = probe_of(str(folder), folder, config, text, torch.device("cpu"))
-    proof.facts["image"] = (
-        "compared on a prompt with an image too"
-        if probe.image is not None
-        else "compared on text alone: the base model's folder has no image processor, or the "
-        "engine does not know its images"
-    )
+    name, cpu = str(folder), torch.device("cpu")
+    probe = probe_of(name, folder, config, text, cpu)
+    if probe.image is None:
+        found = whole_probe(name, folder, cpu)
+        probe = found if isinstance(found, Probe) else probe
+    proof.facts["image"] = _WITH_IMAGE if probe.image is not None else _TEXT_ALONE
     return [] if probe.image is None else [probe]
 
 
@@ -249,7 +253,8 @@ def reference_logprobs(
 ) -> list[PromptScores]:
     """Returns the engine's log-probabilities of the prompts, with the adapter, in float32.
 
-    Loads the base model in float32 and frees it afterwards.
+    Loads the base model in float32 and frees it afterwards. Prompts with images, which are the
+    last, are left out if the engine refuses the model's images (``scored``).
 
     Raises:
         WeightsAdapterError: The model lacks a module of the adapter, or its shape differs.
@@ -263,10 +268,21 @@ def reference_logprobs(
         engine.close()
 
 
+def scored(
+    prompts: Sequence[Prompt], reference: Sequence[PromptScores], proof: Proof
+) -> Sequence[Prompt]:
+    """Returns the prompts of which the engine has computed the ``reference``."""
+    if len(reference) < len(prompts):
+        proof.facts["image"] = _TEXT_ALONE
+    return prompts[: len(reference)]
+
+
 def _score(
     engine: Engine, name: str, checkpoint: Checkpoint, prompts: Sequence[Prompt]
 ) -> list[PromptScores]:
     base = engine.base_model(name)
+    if base.image_refusal:
+        prompts = [one for one in prompts if not isinstance(one, Probe)]
     terms = adapter_of(checkpoint, base).terms(base.dtype)
     scores = []
     for prompt in prompts:

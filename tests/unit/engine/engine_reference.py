@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from image_prompts import group_of
 from safetensors.torch import save_file
-from tiny_vlm import KINDS, tiny_vlm
+from tiny_vlm import KINDS, WHOLE_KINDS, tiny_vlm
 from torch import distributed
 
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -50,14 +50,14 @@ SHAPE = {
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "qwen2_bias")
 SLIDING = ("gemma2", "gemma3")
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
-VLMS = {"gemma3_vl" if kind == "gemma3" else kind: kind for kind in KINDS}
+VLMS = {"gemma3_vl" if kind == "gemma3" else kind: kind for kind in (*KINDS, *WHOLE_KINDS)}
 ROUTED = ("qwen3_moe", "gpt_oss", "deepseek_v3")
 
 
 def make_model(kind: str, folder: Path) -> Path:
     """Saves a small random model whose logits are far from uniform."""
-    if kind in VLMS:
-        return tiny_vlm(folder, VLMS[kind])
+    if kind in VLMS or kind == "llava":
+        return tiny_vlm(folder, VLMS.get(kind, kind))
     import transformers as tf
 
     configs = {
@@ -183,6 +183,11 @@ def with_images(
         return {"input_ids": ids}
     pixels = [image.pixels() for image in images]
     axis = int("pixel_attention_mask" in pixels[0])  # Idefics has [prompts, tiles, ...]
+    if model.config.model_type == "mistral3":  # in a batch, images of different sizes are padded
+        sides = np.max([one["image_sizes"][0] for one in pixels], 0)
+        for one in pixels:
+            blank = (*((0, 0),) * 2, *((0, n) for n in sides - one["image_sizes"][0]))
+            one["pixel_values"] = np.pad(one["pixel_values"], blank)
     arrays = {name: np.concatenate([one[name] for one in pixels], axis) for name in pixels[0]}
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)

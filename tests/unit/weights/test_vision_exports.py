@@ -5,6 +5,7 @@ Adapters are made by peft, images by transformers' processors.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -103,8 +104,10 @@ def export(base: Path, adapter: Path, out: Path, merged: bool = False, **more: A
     write(base_model=str(base), adapter_path=str(adapter), output_path=str(out), **more)
 
 
-@pytest.mark.parametrize("train_vision", [False, True])
-@pytest.mark.parametrize("kind", [*KINDS, "qwen3_5"])
+@pytest.mark.parametrize(
+    ("kind", "train_vision"),
+    [*itertools.product([*KINDS, "qwen3_5"], [False, True]), ("mistral3", True)],
+)
 def test_exports_compute_what_peft_computes(base, tmp_path, kind, train_vision):
     folder, adapter = base(kind), tmp_path / "adapter"
     model = peft_adapter(folder, adapter, train_vision)

@@ -57,7 +57,8 @@ from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
 from tinker_cookbook.engine.training.packing import MicroBatch, Row, pad
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
-from tinker_cookbook.engine.vision.probe import Probe, probe_of
+from tinker_cookbook.engine.vision.images import is_image
+from tinker_cookbook.engine.vision.probe import Probe, difference, probe_of, whole_probe
 from tinker_cookbook.engine.vision.tower import VisionTower, has_vision
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -65,6 +66,7 @@ _ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
 _MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
 _LAYER = re.compile(r"\.\d+\.")
 _TRAINING_ATTENTION = "tinker_cookbook_cpu"
+_DIFFERS = "log-probabilities of the engine differ from the model's own"
 
 
 class BaseModel:
@@ -116,19 +118,15 @@ class BaseModel:
         vocabulary = model.get_input_embeddings().weight.shape[0]
         text = probe_tokens(vocabulary, 8)
         probe = probe_of(name, folder, model.config, text, at)
-        expected, hidden = _reference(model, probe, with_hidden=quantized)
+        expected, hidden = probe.reference(model, with_hidden=quantized)
         self._active = ActiveTerms()
         self.targets = _hook(model, self._decoder, self._active, placement)
         self.vision: VisionTower | None = None
-        """Of a model whose images the engine knows."""
+        """Of a model that takes images."""
+        self.image_refusal = ""
+        """Why a vision-language model takes none."""
         if probe.image is not None:
-            self.vision = VisionTower(
-                model.base_model,
-                self._active,
-                self.targets,
-                device,
-                sees_both_ways=probe.image.both_ways,
-            )
+            self.vision = self._tower(sees_both_ways=probe.image.both_ways)
         _move(model, device, whole=not divided)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
@@ -140,6 +138,7 @@ class BaseModel:
         """Of a divided base model."""
         # Before the head is quantised: its check is for full precision.
         self._check(probe, expected, hidden)
+        self._admit_images(whole_probe(name, folder, device))
         if quantized:
             self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
@@ -151,27 +150,60 @@ class BaseModel:
     def _check(self, probe: Probe, expected: Tensor, hidden: Tensor | None) -> None:
         """Compares the engine's layers and head with transformers' own, once. Given ``hidden``
         states of transformers, compares only the head, because quantised layers differ."""
-        expected = expected.to(self.device)
-        if hidden is None:
-            hidden = self.hidden_of_row(probe.tokens)
-        else:
-            hidden = hidden[0, : len(probe.tokens)].to(self.device)
+        kind = type(self._model).__name__
+        own = self._logprobs(probe, self.hidden_of_row(probe.tokens))
+        shorter = self._logprobs(probe, self.hidden_of_row(probe.tokens[:-1]))
+        if wrong := self._difference(own[:-1], shorter):
+            raise ConfigurationError(
+                f"{kind}: log-probabilities depend on later tokens, {wrong}: its attention goes in "
+                "both directions, so it would learn to copy the answer. Choose a causal model"
+            )
+        found = own if hidden is None else self._logprobs(probe, hidden[0].to(self.device))
         # An architecture that changes logits in a way that ``Head`` does not know would train
         # wrongly, without an error.
-        targets = torch.from_numpy(probe.targets).to(self.device)
-        found = self.head.logprobs(hidden, targets, None)
-        exact = self.dtype == torch.float32
-        differences = (found - expected).abs()  # half precision moves single positions far
-        difference = (differences.max() if exact else differences.median()).item()
-        # bfloat16: SmolLM2 differs by 0.03 (median) and at most 0.1 from rounding alone.
-        tolerance = 1e-3 if exact else 0.1
-        # Not ``>``, because NaN must fail too.
-        if not difference <= tolerance:
+        if wrong := self._difference(found, expected.to(self.device)):
             raise ConfigurationError(
-                f"{type(self._model).__name__}: log-probabilities of the engine differ from the "
-                f"model's own by {difference:.2g} (expected <= {tolerance:g}); it computes "
-                "something that the engine does not know, so it would train wrongly"
+                f"{kind}: {_DIFFERS} {wrong}; it computes something that the engine does not know, "
+                "so it would train wrongly"
             )
+
+    def _logprobs(self, probe: Probe, hidden: Tensor) -> Tensor:
+        targets = probe.targets(self.device)[: len(hidden)]
+        return self.head.logprobs(hidden[: len(targets)], targets, None)
+
+    def _difference(self, found: Tensor, expected: Tensor) -> str:
+        return difference(found, expected, exact=self.dtype == torch.float32)
+
+    def _tower(self, *, sees_both_ways: bool = False) -> VisionTower:
+        parts = self._model.base_model, self._active, self.targets, self.device
+        return VisionTower(*parts, sees_both_ways=sees_both_ways)
+
+    @torch.no_grad()
+    def _admit_images(self, probe: Probe | str | None) -> None:
+        """Takes images by transformers' processor if the layers then compute what transformers
+        does. Text works without."""
+        why = probe if isinstance(probe, str) else ""
+        if isinstance(probe, Probe):
+            self.vision = self._tower()
+            try:
+                # The layers are those of transformers still, and their hooks do nothing by now.
+                own = self._model.base_model(**probe.inputs, use_cache=False).last_hidden_state[0]
+                both = own, self.hidden_of_row(probe.tokens)
+                wrong = self._difference(*(self._logprobs(probe, one) for one in both))
+                why = wrong and f"{_DIFFERS} {wrong}"
+            except Exception as error:  # models may raise anything for unusual inputs
+                why = f"the model fails for the output of transformers' processor: {error}"
+        if why:
+            self.vision = None
+            self.image_refusal = (
+                f"{self.name} (model_type {self.config.model_type!r}) takes no images: {why}. Text "
+                "alone works"
+            )
+
+    def check_images(self, tokens: np.ndarray) -> None:
+        """Raises ``ConfigurationError`` if ``tokens`` [T] have images and the model takes none."""
+        if self.image_refusal and is_image(tokens).any():
+            raise ConfigurationError(self.image_refusal)
 
     @torch.no_grad()
     def _made_replayable(self, text: np.ndarray) -> RouterReplay:
@@ -415,17 +447,6 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
     found = (getattr(config, "eos_token_id", None) for config in configs)
     eos = next((ids for ids in found if ids is not None), ())
     return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-
-
-@torch.no_grad()
-def _reference(model: Any, probe: Probe, *, with_hidden: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns log-probabilities [L] of the unmodified model for the targets of ``probe``, and its
-    hidden states [1, L, H] if ``with_hidden``."""
-    inputs = {**probe.inputs, "use_cache": False}
-    logprobs = model(**inputs).logits[0].float().log_softmax(-1)
-    hidden = model.base_model(**inputs).last_hidden_state if with_hidden else None
-    targets = torch.from_numpy(probe.targets).to(logprobs.device)
-    return logprobs.gather(1, targets[:, None])[:, 0], hidden
 
 
 def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -> list[Target]:

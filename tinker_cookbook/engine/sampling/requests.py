@@ -382,6 +382,7 @@ def _checked(sampler: Sampler, prompt: Prompt) -> np.ndarray:
     text = text_tokens(tokens)
     if len(text):
         check_token_range("prompt", text, sampler.base.vocab_size)
+    sampler.base.check_images(tokens)
     if len(tokens) > sampler.base.context_length:
         raise DataValidationError(
             f"prompt: {len(tokens)} tokens, but the model's context is "

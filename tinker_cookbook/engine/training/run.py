@@ -265,14 +265,19 @@ class TrainingRun:
         """Returns loss, data and settings of a pass; raises for invalid ones."""
         loss = get_loss(loss_name)
         data = [example.for_loss(loss) for example in data]
-        optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        optional = self._check_examples(data, loss)
         return loss, data, loss.resolve_config(loss_config, per_token=optional)
+
+    def _check_examples(self, data: Sequence[Example], loss: Loss) -> frozenset[str]:
+        for example in data:
+            self.base.check_images(example.tokens)
+        return check_examples(data, loss, self.base.vocab_size, self.base.context_length)
 
     def _check_custom(self, data: Sequence[Example], group_size: int | None) -> None:
         # A custom loss uses the fields of cross_entropy: targets, and weights that mark what is
         # trained.
         loss = LOSSES["cross_entropy"]
-        check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        self._check_examples(data, loss)
         if group_size is None:
             return
         if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:

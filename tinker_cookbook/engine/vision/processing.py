@@ -32,6 +32,7 @@ from tinker_cookbook.exceptions import (
     ModelNotFoundError,
 )
 from tinker_cookbook.image_processing_utils import decode_image, get_image_processor
+from tinker_cookbook.image_text_processor import get_image_text_processor
 
 Pixels: TypeAlias = dict[str, np.ndarray]
 
@@ -54,14 +55,15 @@ class Family:
 
     ``expand`` gets the model's config, the arrays of the image processor (called with
     ``options``), the image's digest, and the model's tokenizer. The vision tower takes the arrays
-    ``inputs``.
+    ``inputs``, or with ``whole`` all those of transformers' whole processor.
     """
 
     expand: Callable[[dict[str, Any], Pixels, bytes, Encode], Expansion]
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
     marks: str = ""
     """The argument of transformers' model that marks the positions of images, if it has one."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
 
 _KEPT_IMAGES = 256
@@ -85,22 +87,19 @@ class ImageReader:
                 f"{name} is a text model (model_type {kind!r}), but the input has an image; give a "
                 "model that takes images, such as Qwen3-VL, or leave the images out"
             )
-        if kind not in FAMILIES:
-            raise ConfigurationError(
-                f"{name} has the model type {kind!r}, whose images the engine does not know; "
-                f"expected one of {', '.join(FAMILIES)}. Text alone works"
-            )
+        self.family = FAMILIES.get(kind, WHOLE)
         try:
-            self._processor = get_image_processor(str(folder))
-        except ModelNotFoundError as error:
-            raise ConfigurationError(str(error)) from error
-        self._family = FAMILIES[kind]
+            self.processor = _processor(str(folder), self.family)
+        except (ConfigurationError, ModelNotFoundError) as error:
+            raise ConfigurationError(
+                f"{name} (model_type {kind!r}) cannot read images: {error}. Text alone works"
+            ) from error
         self._kept: OrderedDict[bytes, tuple[ImageInput, int]] = OrderedDict()
         self._kept_bytes = 0
         self._tokenizer: Any = None
         self._lock = threading.Lock()
         # Images for two models are different inputs, also if their pixels are equal.
-        made_by = [self._processor.to_dict(), dict(self._config)]
+        made_by = [self.processor.to_dict(), dict(self._config)]
         self._source = json.dumps(made_by, sort_keys=True, default=str).encode()
 
     def read(self, data: bytes, expected_tokens: int | None, where: str) -> ImageInput:
@@ -139,7 +138,7 @@ class ImageReader:
         rgb = _decoded(data, where)
         digest = hashlib.sha256(self._source + repr(rgb.size).encode() + rgb.tobytes()).digest()
         try:
-            pixels = _processed(self._processor, rgb, self._family)
+            pixels = _processed(self.processor, rgb, self.family)
         except ValueError as error:  # an aspect ratio that the processor refuses
             width, height = rgb.size
             raise DataValidationError(
@@ -152,7 +151,7 @@ class ImageReader:
                 "transformers drops such parts; expected image_mean above 0 in "
                 "preprocessor_config.json, or another image"
             )
-        expansion = self._family.expand(self._config, pixels, digest, self._encode)
+        expansion = self.family.expand(self._config, pixels, digest, self._encode)
         if len(expansion.tokens) > MOST_TOKENS:
             raise DataValidationError(
                 f"{where}: the image has {len(expansion.tokens)} tokens, expected at most "
@@ -160,7 +159,7 @@ class ImageReader:
             )
         # Pixels are many times larger than the file, and needed only if the features are not kept.
         kind = str(self._config["model_type"])
-        _made.add(digest, _inputs(pixels, self._family))
+        _made.add(digest, _inputs(pixels, self.family))
         make_pixels = partial(_pixels_of, str(self._folder), kind, digest, data)
         return interned(ImageInput(digest, make_pixels, *expansion))
 
@@ -185,20 +184,25 @@ def _decoded(data: bytes, where: str) -> Any:
         raise DataValidationError(str(error)) from error
 
 
+def _processor(folder: str, family: Family) -> Any:
+    return get_image_text_processor(folder) if family.whole else get_image_processor(folder)
+
+
 def _processed(processor: Any, rgb: Any, family: Family) -> Pixels:
     return dict(processor(images=[rgb], return_tensors="np", **family.options))
 
 
 def _inputs(pixels: Pixels, family: Family) -> Pixels:
-    return {name: np.asarray(pixels[name]) for name in family.inputs if name in pixels}
+    names = [name for name in pixels if name != "input_ids"] if family.whole else family.inputs
+    return {name: np.asarray(pixels[name]) for name in names if name in pixels}
 
 
 def _pixels_of(folder: str, kind: str, digest: bytes, data: bytes) -> Pixels:
     made = _made.take(digest)
     if made is not None:
         return made
-    family = FAMILIES[kind]
-    return _inputs(_processed(get_image_processor(folder), _decoded(data, "image"), family), family)
+    family = FAMILIES.get(kind, WHOLE)
+    return _inputs(_processed(_processor(folder, family), _decoded(data, "image"), family), family)
 
 
 class _Made:
@@ -276,6 +280,16 @@ def _expand_gemma3(
     return Expansion(ids, both_ways=True)
 
 
+def _expand_whole(
+    config: dict[str, Any], pixels: Pixels, digest: bytes, encode: Encode
+) -> Expansion:
+    """What transformers' processor writes for the image."""
+    ids = np.array(pixels["input_ids"][0], dtype=np.int64)
+    at = ids < 0
+    ids[at] = feature_ids(digest, int(at.sum()))
+    return Expansion(ids)
+
+
 _QWEN = Family(_expand_qwen, ("pixel_values", "image_grid_thw"), "mm_token_type_ids")
 _IDEFICS = Family(
     _expand_idefics,
@@ -290,3 +304,5 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(_expand_gemma3, ("pixel_values",), "token_type_ids"),
 }
 """By the model type in config.json."""
+WHOLE = Family(_expand_whole, whole=True)
+"""Of all other types; a loaded model is compared with transformers before it takes images."""

@@ -165,11 +165,13 @@ class VisionTower:
         hidden = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL's name
         inner = getattr(vision, "intermediate_size", None) or 4 * hidden
         of_patch = activation_bytes_per_token(int(layers), int(hidden), int(inner), itemsize)
-        merged = getattr(vision, "spatial_merge_size", None) or getattr(config, "scale_factor", 0)
-        if merged:
-            return merged**2 * of_patch
-        patches = (vision.image_size // vision.patch_size) ** 2
-        return -(-patches // config.mm_tokens_per_image) * of_patch
+        if tokens := getattr(config, "mm_tokens_per_image", None):
+            return -(-((vision.image_size // vision.patch_size) ** 2) // tokens) * of_patch
+        # The side of a token in patches; InternVL has its inverse.
+        names = ("spatial_merge_size", "scale_factor")
+        found = (getattr(part, name, None) for part in (vision, config) for name in names)
+        merged = next(filter(None, found), 1 / getattr(config, "downsample_ratio", 1))
+        return round(merged**2) * of_patch
 
     def _compute(self, images: Sequence[ImageInput], terms: Terms) -> list[Features]:
         if not images:
@@ -186,7 +188,9 @@ class VisionTower:
         with self._active.use(terms):
             found = self._model.get_image_features(**pixels, return_dict=True)
         by_layer = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
-        return [Features(parts[0], parts[1:]) for parts in (zip(*by_layer, strict=True))]
+        counts = [int(is_image(image.tokens).sum()) for image in images]
+        split = (_rows_of(layer).split(counts) for layer in by_layer)
+        return [Features(parts[0], parts[1:]) for parts in zip(*split, strict=True)]
 
 
 class KeptFeatures:
@@ -214,6 +218,13 @@ class KeptFeatures:
             gone = self._features.pop(self._random.choice(list(self._features)))
             self.nbytes -= gone.nbytes
         self._features[key] = features
+
+
+def _rows_of(layer: Tensor | Sequence[Tensor]) -> Tensor:
+    """Returns features [n, H] of all images; models return one tensor, or one for each image or
+    tile."""
+    parts = [layer] if isinstance(layer, Tensor) else layer
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def _rows(features: Sequence[Features], rows: Tensor, part: int, like: Tensor) -> Tensor:
