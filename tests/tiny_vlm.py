@@ -42,6 +42,9 @@ def tiny_vlm(folder: Path, kind: str, seed: int = 0) -> Path:
     if kind in _GENERIC:
         whole = {"processor_class": _GENERIC[kind].processor, **_GENERIC[kind].arguments}
         (folder / "processor_config.json").write_text(json.dumps(whole))
+        chat = _IMAGES_FIRST if kind == "llava" else _CHATML
+        chat = {"chat_template": chat.replace("MARK", _GENERIC[kind].marks[0])}
+        (folder / "chat_template.json").write_text(json.dumps(chat))
     _save_tokenizer(folder, kind)
     return folder
 
@@ -219,6 +222,19 @@ class _Generic:
     named: dict[str, str] = field(default_factory=dict)
 
 
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' else 'MARK\n' }}{% endfor %}"
+    "{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_IMAGES_FIRST = (
+    "<bos>{% for m in messages %}{{ m.role | upper }}: "
+    "{% for p in m.content if p.type == 'image' %}MARK\n{% endfor %}"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
+    "{{ '<|im_end|>' if m.role == 'assistant' else ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
 _VIT = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tinker_cookbook.engine.model.resolve import model_config, resolve_model
 from tinker_cookbook.exceptions import ModelNotFoundError, TinkerCookbookError
@@ -114,13 +115,15 @@ def renderers_by_files(name: str) -> tuple[tuple[str, ...], bool, str]:
         folder = resolve_model(name, allow_download=False, need="tokenizer").folder
     except ModelNotFoundError:
         return BASE, False, "there is no copy of its tokenizer on this machine"
-    template = _chat_template(folder)
+    template = chat_template_of(folder)
     try:
         config = model_config(folder)
     except TinkerCookbookError:
         config = {}
     model_type, is_vl = str(config.get("model_type", "")), "vision_config" in config
-    for rule in _TEMPLATE_RULES:
+    shown = next((kind for kind in _VISION_TYPES if is_vl and model_type.startswith(kind)), None)
+    # The other renderers have no images, which the template itself places.
+    for rule in () if is_vl and shown is None else _TEMPLATE_RULES:
         if (
             model_type.startswith(rule.model_type)
             and all(text in template for text in rule.has)
@@ -130,23 +133,26 @@ def renderers_by_files(name: str) -> tuple[tuple[str, ...], bool, str]:
     if template:
         why = "no renderer is known for its chat template, which defines the format"
         return TEMPLATE, is_vl, why
-    shown = next((kind for kind in _VISION_TYPES if is_vl and model_type.startswith(kind)), None)
     if shown is not None:
         why = f"its model_type is {model_type!r}, and its tokenizer has no chat template"
         return _VISION_TYPES[shown], True, why
     return BASE, is_vl, "its tokenizer has no chat template, as is usual for base models"
 
 
-def _chat_template(folder: Path) -> str:
+def chat_template_of(folder: Path) -> str:
+    """Returns the chat template of a model's tokenizer or processor, "" if it has none."""
     # Newer versions of transformers save the template in this file, which takes precedence.
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         return separate.read_text(encoding="utf-8")
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        template = config.get("chat_template") or ""
-    except (OSError, ValueError, AttributeError):
-        return ""
+    template: Any = ""
+    # Processors of older vision-language models have it in the last two.
+    for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
+        try:
+            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            template = template or config.get("chat_template") or ""
+        except (OSError, ValueError, AttributeError):
+            continue
     if isinstance(template, list):  # several named templates; the default one is used
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         return str(named.get("default", ""))

@@ -299,6 +299,8 @@ def other_renderer(model_name: str | None, renderer_name: str, images: bool = Fa
     if images and not attributes.is_vl:
         return f"expected text: {model_name} is not known to take images"
     if best.partition("?")[0] == renderer_name.partition("?")[0]:
+        if images and renderer_name not in TEMPLATE:
+            return "expected renderer_name=template, the chat template of the model itself"
         return "expected another model: this is the renderer of the model's family"
     return f"expected renderer_name={best}, which fits {model_name}, or no renderer_name"
 

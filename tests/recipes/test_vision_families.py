@@ -25,6 +25,7 @@ RENDERERS = {
     "idefics3": "idefics3",
     "gemma3": "gemma3",
     "qwen3_5": "qwen3_5",
+    "mistral3": None,  # the model's own chat template
 }
 
 

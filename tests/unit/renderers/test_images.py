@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_cases import pictures, qwen_image_processor
 from PIL import Image, ImageOps
+from tiny_vlm import tiny_vlm
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.image_processing_utils import image_to_data_uri
+from tinker_cookbook.image_text_processor import get_image_text_processor
+from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import (
     ImagePart,
     TextPart,
@@ -196,6 +199,57 @@ def gemma3_processor(tokenizer, **options):
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     images.image_seq_len = 256
     return Gemma3Processor(images, tokenizer, chat_template=tokenizer.chat_template)
+
+
+@pytest.mark.parametrize("kind", ["internvl", "llava", "mistral3"])
+def test_the_template_places_images_as_transformers_does(tmp_path, kind):
+    """Of a model without a renderer of its own."""
+    folder = str(tiny_vlm(tmp_path, kind))
+    whole = get_image_text_processor(folder)
+    assert get_recommended_renderer_name(folder) == "template"
+    renderer = get_renderer("template", get_tokenizer(folder), model_name=folder)
+    image = [{"type": "image", "image": picture.convert("RGB")} for picture in pictures()]
+    said = [{"type": "text", "text": text} for text in ("What?", " or ", "")]
+    talks = [
+        [[said[0]]],
+        [[image[2], said[0]]],
+        [[image[1], said[0], image[5]], "red", [said[1], image[4], said[0]]],
+        [[said[0]], "a\n\nb", [image[2], image[2]]],
+    ]
+    for contents in talks:
+        roles = ["user", "assistant", "user"]
+        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+        parts = [{**m, "content": ensure_list(m["content"])} for m in messages]
+        expected = whole._processor.apply_chat_template(
+            parts, tokenize=True, add_generation_prompt=True
+        )[0]
+        prompt, position, found = renderer.build_generation_prompt(messages), 0, []
+        for chunk in prompt.chunks:
+            run = list(expected[position : position + chunk.length])
+            position += chunk.length
+            if chunk.type == "image":
+                found.append(chunk)
+                assert run[0] == whole.mark_id or kind == "internvl"
+                assert run.count(whole.mark_id) > len(run) / 2
+            else:
+                assert run == list(chunk.tokens)
+        assert (position, len(found)) == (len(expected), str(contents).count("'image':"))
+        if roles[len(messages) - 1] == "user":
+            messages = [*messages, {"role": "assistant", "content": "A cat."}]
+        for what, text in ((TrainOnWhat.ALL_TOKENS, "What?"), (TrainOnWhat.ALL_MESSAGES, "cat.")):
+            example, weights = renderer.build_supervised_example(messages, what)
+            assert example.chunks[: len(prompt.chunks) - 1] == prompt.chunks[:-1]
+            tokens = [t for c in example.chunks for t in getattr(c, "tokens", [-1] * c.length)]
+            on = [t for t, w in zip(tokens, weights.tolist(), strict=True) if w]
+            assert text in renderer.tokenizer.decode(on)
+            assert -1 not in on
+            if what is TrainOnWhat.ALL_TOKENS:
+                assert len(on) == len(tokens) - sum(chunk.length for chunk in found)
+    twice = [{"role": "user", "content": [image[0], {"type": "text", "text": whole.mark}]}]
+    assert renderer.build_generation_prompt(twice).chunks[1].type == "image"
+    renderer.split_special_tokens(False)
+    with pytest.raises(RendererError, match=r"writes the mark .* 2 times for 1 images"):
+        renderer.build_generation_prompt(twice)
 
 
 def shown_part(part):

@@ -304,7 +304,7 @@ def test_named_templates(make, shared_dir):
         (
             "qwen3",
             [QUESTION | {"content": [{"type": "image", "image": "x.png"}]}],
-            "cannot write a part of type 'image'",
+            r"messages\[0\].content\[0\]: got an image, .*renderer_name: got 'template', e",
         ),
     ],
 )

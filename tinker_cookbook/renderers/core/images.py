@@ -17,6 +17,7 @@ from tinker_cookbook.image_processing_utils import (
     resize_image,
     rgb_image,
 )
+from tinker_cookbook.image_text_processor import ImageTextProcessor, get_image_text_processor
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
 from tinker_cookbook.renderers.core.rendered import Piece
 from tinker_cookbook.tokenizer_utils import tokenizer_name
@@ -97,6 +98,8 @@ def _count_tokens(image: Any, processor: Any, line_break_tokens: int) -> int:
     """Returns the number of tokens of an image; raises RendererError, and ValueError for a shape
     that the processor refuses."""
     width, height = image.size
+    if isinstance(processor, ImageTextProcessor):
+        return processor.count(image)
     if hasattr(processor, "get_resize_config"):  # processors of Kimi models
         config = processor.get_resize_config({"type": "image", "image": image})
         return int(config["num_tokens"])
@@ -156,14 +159,25 @@ def content_segments(
     return segments
 
 
+def image_text_processor(renderer: Renderer) -> ImageTextProcessor:
+    """Returns the renderer's processor of texts with images, or that of its model."""
+    if isinstance(renderer.image_processor, ImageTextProcessor):
+        return renderer.image_processor
+    return _of_model(renderer, get_image_text_processor)
+
+
 def _image_processor(renderer: Renderer) -> ImageProcessorProtocol:
     """Returns the renderer's image processor, or that of its model, which is loaded once."""
     if renderer.image_processor is not None:
         return renderer.image_processor
+    return _of_model(renderer, get_image_processor)
+
+
+def _of_model(renderer: Renderer, load: Callable[[str], Any]) -> Any:
     name = renderer.model_name or tokenizer_name(renderer.tokenizer)
     try:
         # None for the models of the tml-renderers package, which have a renderer of their own.
-        found = get_image_processor(name) if name else None
+        found = load(name) if name else None
     except TinkerCookbookError as error:
         raise RendererError(
             f"got an image, but no image processor of the model, which counts its tokens: {error}"

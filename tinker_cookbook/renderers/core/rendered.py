@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -58,6 +59,12 @@ def flat(pieces: Sequence[Piece]) -> list[Any]:
         tokens = _tokens(piece)
         out.extend([piece] if tokens is None else tokens)
     return out
+
+
+def runs_of(items: Sequence[Any]) -> list[Piece]:
+    """Returns pieces of the tokens and media of a ``flat`` list."""
+    runs = groupby(items, lambda item: isinstance(item, int))
+    return [one for text, run in runs for one in ([list(run)] if text else run)]
 
 
 def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:

@@ -15,12 +15,21 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.image_processing_utils import ImageSource
+from tinker_cookbook.model_info import other_renderer
 from tinker_cookbook.renderers.base import Example, Renderer
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec, system_message
+from tinker_cookbook.renderers.core.images import image_text_processor, image_to_chunk
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolSpec,
+    ensure_list,
+    system_message,
+)
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import (
     Piece,
@@ -29,6 +38,7 @@ from tinker_cookbook.renderers.core.rendered import (
     TrainOnWhat,
     flat,
     join_weighted,
+    runs_of,
     with_last_trained,
 )
 from tinker_cookbook.renderers.core.thinking import check_leading
@@ -73,6 +83,17 @@ class TemplateReader(BlockReader):
         return [*(super().feed(held) if held else []), *super().finish()]
 
 
+class Images(NamedTuple):
+    """Images of a conversation, in order, and what the template writes for each."""
+
+    mark: str = ""
+    chunks: tuple[Any, ...] = ()
+
+    def pieces(self, items: Sequence[Any]) -> list[Piece]:
+        """Returns the pieces of a run of tokens and images."""
+        return runs_of(items) if self.chunks else [items]
+
+
 class TemplateRenderer(Renderer):
     """The chat template of the tokenizer.
 
@@ -88,7 +109,10 @@ class TemplateRenderer(Renderer):
 
     Responses are parsed into text, thinking (if the template writes ``reasoning_content`` or has
     ``<think>``) and calls (if it writes them as JSON between ``<tool_call>`` tags). Other calls
-    remain text. Images raise RendererError.
+    remain text.
+
+    An image is where the template writes the mark of the model's processor, and has as many tokens
+    as the processor makes of it, after resizing to ``max_image_size`` pixels at its longest side.
 
     Where the text with an answer does not begin with its prompt (for example a prompt that opens
     a thinking block, which the template never writes), only the last answer of an example can be
@@ -105,6 +129,7 @@ class TemplateRenderer(Renderer):
         stop: str | None = None,
         template: str | None = None,
         today: str | None = None,
+        max_image_size: int | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(tokenizer, image_processor)
@@ -112,6 +137,7 @@ class TemplateRenderer(Renderer):
         self._facts = probe(self._template, tokenizer, stop)
         self.disables_thinking = self._facts.disables_thinking
         self._stop_ids = [special_token_id(tokenizer, s) for s in self._facts.stops]
+        self._max_image_size = max_image_size
         self._written: set[tuple[str, str]] = set()
         self._answers = AnswerCache()
         # The longest first, so that a token is not mistaken for one that is its end.
@@ -184,9 +210,36 @@ class TemplateRenderer(Renderer):
         return held > 0
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
+        for where, _ in _image_parts(messages)[:1]:
+            try:
+                image_text_processor(self)
+            except RendererError as error:
+                other = other_renderer(self.model_name, "template", images=True)
+                raise RendererError(
+                    f"{where}: {error}; renderer_name: got 'template', {other}"
+                ) from error
         return Transcript(
             self._template, self._facts, messages, self.tokenizer, self._warn_once, self._answers
         )
+
+    def _images(self, messages: Sequence[Message], text: str) -> Images:
+        """Returns the images of a conversation, whose text is ``text``."""
+        parts = _image_parts(messages)
+        if not parts:
+            return Images()
+        processor, chunks = image_text_processor(self), []
+        for where, image in parts:
+            try:
+                chunks.append(image_to_chunk(image, processor, self._max_image_size))
+            except RendererError as error:
+                raise RendererError(f"{where}: {error}") from error
+        mark = processor.mark
+        if (count := text.count(mark)) != len(parts):
+            raise RendererError(
+                f"messages: the chat template writes the mark {mark!r} {count} times for "
+                f"{len(parts)} images; use the renderer of the model's family"
+            )
+        return Images(mark, tuple(chunks))
 
     def _encode(self, text: str, begin: int, end: int) -> Sequence[int]:
         """Returns the tokens of a run of text as the continuation of the text before it."""
@@ -201,14 +254,31 @@ class TemplateRenderer(Renderer):
             return self.codec.encode(name + run)[1:]
         return self.codec.encode(run)
 
-    def _text_pieces(self, chat: Transcript, text: str) -> list[Piece]:
-        return [self._encode(text, a, b) for a, b, _ in chat.runs(text)]
+    def _items(self, text: str, begin: int, end: int, images: Images) -> Sequence[Any]:
+        """Returns the tokens of a run of text, and the images in it."""
+        if not images.chunks:
+            return self._encode(text, begin, end)
+        items: list[Any] = []
+        for chunk in images.chunks[text.count(images.mark, 0, begin) :]:
+            if (at := text.find(images.mark, begin, end)) < 0:
+                break
+            items += [*self._encode(text, begin, at), chunk]
+            begin = at + len(images.mark)
+        return [*items, *self._encode(text, begin, end)]
+
+    def _text_pieces(
+        self, chat: Transcript, text: str, images: Images | None = None
+    ) -> list[Piece]:
+        images = images or Images()
+        runs = (self._items(text, a, b, images) for a, b, _ in chat.runs(text))
+        return [piece for items in runs for piece in images.pieces(items)]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         chat = self._transcript(messages)
         # Otherwise a message that the template leaves out would be missing without an error.
         chat.check_context(self._written)
-        return self._text_pieces(chat, chat.prompt_before(len(messages), role))
+        text = chat.prompt_before(len(messages), role)
+        return self._text_pieces(chat, text, self._images(messages, text))
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
@@ -216,6 +286,7 @@ class TemplateRenderer(Renderer):
         chat = self._transcript(messages)
         chat.check_context(self._written)
         text, everything = chat.example_text(), what is TrainOnWhat.ALL_TOKENS
+        images = self._images(messages, text)
         runs = list(chat.runs(text))
         kept = {idx for _, _, idx in runs}
         for idx in chat.answers:
@@ -238,9 +309,9 @@ class TemplateRenderer(Renderer):
         if not everything:
             context = (i for i, m in enumerate(messages) if m["role"] != "assistant")
             spans = sorted(chat.span(i) for i in context if trained[i])
-        weighted: list[tuple[Piece, float]] = []
+        weighted: list[tuple[Sequence[Any], float]] = []
         for begin, end, idx in runs:
-            tokens = self._encode(text, begin, end)
+            tokens = self._items(text, begin, end, images)
             if idx is not None:
                 weighted.append((tokens, float(everything or trained[idx])))
                 continue
@@ -249,7 +320,7 @@ class TemplateRenderer(Renderer):
             for span in spans:
                 if begin <= span[0] and span[1] <= end:
                     # Positions in tokens: the lengths of the encoded text before them.
-                    first, last = (len(self._encode(text, begin, at)) for at in span)
+                    first, last = (len(self._items(text, begin, at, images)) for at in span)
                     weighted += [(tokens[done:first], 0.0), (tokens[first:last], 1.0)]
                     done = last
             weighted.append((tokens[done:], float(everything)))
@@ -258,7 +329,7 @@ class TemplateRenderer(Renderer):
         if final is not None and final.missing_stop:
             stop = self.codec.encode(final.missing_stop)
             weighted.append((stop, float(everything or trained[-1])))
-        return join_weighted(weighted)
+        return join_weighted([(one, w) for items, w in weighted for one in images.pieces(items)])
 
     def _example_ends(
         self, messages: Sequence[Message], trained: Sequence[bool], merge: bool
@@ -311,3 +382,13 @@ class TemplateRenderer(Renderer):
                 "message, or use the renderer of the model's family"
             )
         return [Message(role="system", content=text)]
+
+
+def _image_parts(messages: Sequence[Message]) -> list[tuple[str, ImageSource]]:
+    """Returns the images of a conversation, each with its place."""
+    return [
+        (f"messages[{i}].content[{j}]", part["image"])
+        for i, message in enumerate(messages)
+        for j, part in enumerate(ensure_list(message["content"]))
+        if part["type"] == "image"
+    ]

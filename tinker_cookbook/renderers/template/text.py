@@ -10,9 +10,17 @@ from datetime import date
 from functools import lru_cache
 from typing import Any, Literal
 
-from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.engine.model.resolve import resolve_model
+from tinker_cookbook.exceptions import ModelNotFoundError, RendererError, nearest
+from tinker_cookbook.model_files import chat_template_of
 from tinker_cookbook.renderers.core.arguments import read_json
-from tinker_cookbook.renderers.core.checks import check_caller, check_parts
+from tinker_cookbook.renderers.core.checks import (
+    TEXT,
+    TEXT_AND_IMAGES,
+    TEXT_AND_THINKING,
+    check_caller,
+    check_parts,
+)
 from tinker_cookbook.renderers.core.messages import (
     Message,
     checked_arguments,
@@ -20,7 +28,7 @@ from tinker_cookbook.renderers.core.messages import (
     openai_message,
 )
 from tinker_cookbook.renderers.core.thinking import thinking_and_rest
-from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.tokenizer_utils import Tokenizer, tokenizer_name
 
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
@@ -123,7 +131,7 @@ class TemplateText:
 
 
 def _template(tokenizer: Tokenizer, name: str | None) -> str:
-    found = getattr(tokenizer, "chat_template", None)
+    found = getattr(tokenizer, "chat_template", None) or _of_processor(tokenizer)
     if not found:
         raise RendererError(
             "renderer_name: template needs a tokenizer with a chat template, which "
@@ -147,6 +155,15 @@ def _template(tokenizer: Tokenizer, name: str | None) -> str:
     return found[chosen]
 
 
+def _of_processor(tokenizer: Tokenizer) -> str | None:
+    """Returns the template of a processor, in a file that its tokenizer does not read."""
+    name = str(tokenizer_name(tokenizer))
+    try:
+        return chat_template_of(resolve_model(name, allow_download=False, need="config").folder)
+    except ModelNotFoundError:
+        return None
+
+
 def plain(role: str, text: str, form: Form) -> dict[str, Any]:
     """Returns a text message in the template's form."""
     content = [{"type": "text", "text": text}] if form.parts else text
@@ -156,11 +173,15 @@ def plain(role: str, text: str, form: Form) -> dict[str, Any]:
 def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any]:
     """Returns the message as the template expects it; raises RendererError if it cannot be."""
     role, content = message["role"], message["content"]
-    known = frozenset({"text", "thinking"} if role == "assistant" else {"text"})
-    # Images are refused here, with the index of the message.
-    check_parts(message, idx, "template", known)
+    known = {"assistant": TEXT_AND_THINKING, "user": TEXT_AND_IMAGES, "tool": TEXT_AND_IMAGES}
+    check_parts(message, idx, "template", known.get(role, TEXT))
     result = openai_message(message)
     check_caller(message, idx)
+    if isinstance(result["content"], list):  # with images, of which a template gets the type alone
+        result["content"] = [
+            {"type": "image"} if part["type"] == "image" else part for part in result["content"]
+        ]
+        return result
     if not isinstance(content, str) and has_thinking(content):
         if form.thinking is None:
             name = "template (whose chat template knows none)"
