@@ -106,16 +106,15 @@ def get_image_text_processor(model_name: str) -> ImageTextProcessor:
 
 def _processor_class(folder: Path) -> Any:
     """Returns the class that AutoProcessor would make, also where it needs torchvision."""
-    from transformers.models.auto.processing_auto import (
-        PROCESSOR_MAPPING_NAMES as NAMES,
-    )
-    from transformers.models.auto.processing_auto import model_type_to_module_name
+    from transformers.models.auto import processing_auto
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+    known: dict[str, str] = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
     files = [folder / name for name in _FILES if (folder / name).is_file()]
     named = (json.loads(file.read_text("utf-8")).get("processor_class") for file in files)
-    kind = model_config(folder).get("model_type")
-    name = next(filter(None, named), NAMES.get(kind))
-    for module in (model_type_to_module_name(one) for one, its in NAMES.items() if its == name):
+    kind = str(model_config(folder).get("model_type"))
+    name = next(filter(None, named), known.get(kind, ""))
+    for module in (model_type_to_module_name(one) for one, its in known.items() if its == name):
         package = f"transformers.models.{module}"
         try:
             return getattr(import_module(f"{package}.processing_{module}"), name)

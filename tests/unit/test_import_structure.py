@@ -67,6 +67,7 @@ def test_the_engine_imports_only_itself_and_the_exceptions():
         "tinker_cookbook.exceptions",
         "tinker_cookbook._process",
         "tinker_cookbook.image_processing_utils",  # the one decoder, and the models' processors
+        "tinker_cookbook.image_text_processor",
     )
     wrong = {
         (name, used)

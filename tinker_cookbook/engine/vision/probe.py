@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,22 +73,30 @@ def whole_probe(name: str, folder: Path, at: torch.device) -> Probe | str | None
         )
     except Exception as error:  # processors may raise anything
         return f"transformers' processor fails: {error}"
-    tokens = made["input_ids"][0].numpy().astype(np.int64)
-    position = 0
-    for image in images:
-        written = np.where(is_image(image.tokens), reader.processor.mark_id, image.tokens)
-        ends = range(position, len(tokens) - len(image) + 1)
-        found = (at for at in ends if (tokens[at : at + len(image)] == written).all())
-        start = next(found, None)
-        if start is None:
-            break
-        position = start + len(image)
-        tokens[start:position] = image.tokens
-    if start is None or (tokens == reader.processor.mark_id).any():
-        return "in a prompt with two images, transformers' processor writes other tokens for them"
+    tokens = _with_ids(made["input_ids"][0].numpy(), images, reader.processor.mark_id)
+    if tokens is None:
+        return (
+            "in a prompt with two images, transformers' processor writes other tokens for them "
+            "than for each of them alone"
+        )
     inputs = {name: torch.as_tensor(value).to(at) for name, value in made.items()}
     inputs.pop("labels", None)
     return Probe(tokens, inputs, images[0])
+
+
+def _with_ids(written: np.ndarray, images: Sequence[ImageInput], mark_id: int) -> np.ndarray | None:
+    """Returns the tokens [T] of a prompt with the ids of its images; ``None`` if they are not those
+    of each image alone."""
+    tokens, position = written.astype(np.int64), 0
+    for image in images:
+        alone = np.where(is_image(image.tokens), mark_id, image.tokens)
+        starts = range(position, len(tokens) - len(image) + 1)
+        equal = (at for at in starts if (tokens[at : at + len(image)] == alone).all())
+        if (start := next(equal, None)) is None:
+            return None
+        position = start + len(image)
+        tokens[start:position] = image.tokens
+    return None if (tokens == mark_id).any() else tokens
 
 
 def difference(found: Tensor, expected: Tensor, *, exact: bool) -> str:

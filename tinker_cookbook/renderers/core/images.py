@@ -57,7 +57,7 @@ class ImageProcessorProtocol(Protocol):
 
 def image_to_chunk(
     image_or_str: ImageSource,
-    image_processor: ImageProcessorProtocol,
+    image_processor: ImageProcessorProtocol | ImageTextProcessor,
     max_image_size: int | None = None,
     line_break_tokens: int = 1,
 ) -> tinker.types.ImageChunk:
