@@ -184,9 +184,11 @@ class PagedCache:
         index = torch.tensor([block.index for block in table.blocks], device=self.device)
         return self.choices[0][index].flatten(0, 1)[: table.length].cpu().numpy()
 
+    @torch.inference_mode()  # as in a step, since tensors made there are changed only there
     def shrink(self) -> None:
-        """Returns the memory of all unused blocks."""
-        if self._free:
+        """Returns the memory of all unused blocks, once they are more than a quarter."""
+        # ``_take`` adds a quarter: without this bound, each request copies the pools twice.
+        if len(self._free) > len(self._blocks) // 4:
             self._resize(len(self._blocks) - len(self._free))
 
     def _take(self, count: int) -> list[Block]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,6 +97,9 @@ class _SortedPrefixes:
         self._keys: list[bytes] = []
         self._entries: list[CachedPrefix] = []
 
+    def __iter__(self) -> Iterator[CachedPrefix]:
+        return iter(self._entries)
+
     def neighbours(self, key: bytes) -> list[CachedPrefix]:
         """Returns the entries before and after the position of ``key``, at most two."""
         place = bisect_left(self._keys, key)
@@ -120,9 +123,8 @@ class PrefixCache:
         self._budget = budget
         # Least recently used first. A dictionary, because moving an entry within a list is slow.
         self._entries: dict[CachedPrefix, None] = {}
-        self._sorted: weakref.WeakKeyDictionary[Sampler, _SortedPrefixes] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By sampler, so that ``purge``, which each step calls, looks at no single entry.
+        self._sorted: dict[weakref.ref[Sampler], _SortedPrefixes] = {}
 
     @property
     def spare(self) -> int:
@@ -133,7 +135,8 @@ class PrefixCache:
         """Takes over ``table``, which holds the KV cache of the first of ``tokens``."""
         tokens = tokens[: table.length]
         key = token_bytes(tokens)
-        prefixes = self._sorted.setdefault(sampler, _SortedPrefixes())
+        owner = weakref.ref(sampler)
+        prefixes = self._sorted.setdefault(owner, _SortedPrefixes())
         near = prefixes.neighbours(key)
         # A prefix of another entry could never give a longer match than that entry.
         if len(tokens) < SHORTEST or any(entry.key.startswith(key) for entry in near):
@@ -143,7 +146,7 @@ class PrefixCache:
         for entry in near:
             if key.startswith(entry.key):  # the new entry replaces its own prefix
                 self._remove(entry)
-        added = CachedPrefix(weakref.ref(sampler), tokens, table, key)
+        added = CachedPrefix(owner, tokens, table, key)
         self._entries[added] = None
         prefixes.insert(added)
         self.trim(self._budget)
@@ -159,7 +162,7 @@ class PrefixCache:
         source: CachedPrefix | Prefill | None = None
         most = 0
         tokens, key = new.tokens[:-1], new.key[:-_TOKEN_BYTES]
-        prefixes = self._sorted.get(new.sampler)
+        prefixes = self._sorted.get(weakref.ref(new.sampler))
         for entry in prefixes.neighbours(key) if prefixes is not None else ():
             shared = common_prefix(entry.tokens, tokens)
             if shared > max(most, SHORTEST - 1):
@@ -184,8 +187,10 @@ class PrefixCache:
 
     def purge(self) -> None:
         """Evicts entries whose samplers no longer exist."""
-        for entry in [entry for entry in self._entries if entry.owner() is None]:
-            self._remove(entry)
+        for owner in [owner for owner in self._sorted if owner() is None]:
+            for entry in self._sorted.pop(owner):
+                del self._entries[entry]
+                self._cache.free(entry.table)
 
     def trim(self, limit: int) -> None:
         """Evicts entries until they take at most ``limit`` tokens and the budget."""
@@ -194,6 +199,5 @@ class PrefixCache:
 
     def _remove(self, entry: CachedPrefix) -> None:
         del self._entries[entry]
-        if (sampler := entry.owner()) is not None:
-            self._sorted[sampler].remove(entry)
+        self._sorted[entry.owner].remove(entry)
         self._cache.free(entry.table)
