@@ -28,6 +28,7 @@ from tinker_cookbook.weights.proof import (
     Comparison,
     PromptScores,
     compare,
+    compare_exact,
     model_logprobs,
     reference_logprobs,
 )
@@ -152,15 +153,13 @@ def compare_model_read_back(
             parameter.copy_(architecture.restored(name, torch.from_numpy(found.copy())))
     if stored:
         raise WeightsError(f"{path.name}: the model has no tensors {sorted(stored)[:3]}")
-    exact = quant == "f32"
-    return compare(
-        export,
-        f"read back by gguf {version('gguf')}",
-        reference,
-        model_logprobs(model, [scores.tokens for scores in reference]),
-        bound=EXACT if exact else BOUNDS[quant][0],
-        measure=BOUNDS[quant][1],
-    )
+    prompts = [scores.tokens for scores in reference]
+    reader = f"read back by gguf {version('gguf')}"
+    if quant == "f32":
+        return compare_exact(export, reference, model, prompts, reader)
+    bound, measure = BOUNDS[quant]
+    found_logprobs = model_logprobs(model, prompts)
+    return compare(export, reader, reference, found_logprobs, bound=bound, measure=measure)
 
 
 def compare_adapter_read_back(

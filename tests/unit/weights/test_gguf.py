@@ -301,7 +301,10 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch):
 def test_without_llama_cpp_the_proof_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(_gguf_proof, "llama_cpp_version", lambda: None)
     _, _, checkpoint = opened(tmp_path, "llama")
+    # Of a model whose rounding is beyond the usual bound, as of a merged export.
+    monkeypatch.setattr("tinker_cookbook.weights.proof.EXACT", 0.0)
     proof = write_gguf(checkpoint, tmp_path / "m.gguf", quant="f32")
+    assert 0 < proof.comparisons[0].bound < 1e-4
     assert [one.reader for one in proof.comparisons] == [f"read back by gguf {_gguf_version()}"]
     assert "pip install xllamacpp" in proof.facts["llama.cpp"]
     assert proof.comparisons[0].largest <= 1e-4
