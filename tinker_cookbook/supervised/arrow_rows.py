@@ -8,6 +8,7 @@ are left out. Null cells, null entries of lists, and nulls inside JSON are value
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.renderers.core.image_parts import VALUES
+from tinker_cookbook.supervised.row_images import IMAGE_COLUMNS, resolve_paths
 
 if TYPE_CHECKING:
     import datasets
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _JSON = "json"
+_IMAGE_VALUE = re.compile(rf"\b({'|'.join(VALUES)}): (large_)?string\b")
+"""In the type of a column whose cells have image parts."""
 
 
 class RepeatedNameError(ValueError):
@@ -62,9 +67,41 @@ def parquet_table(files: Sequence[Path]) -> Sequence[Any]:
         except (pa.ArrowException, OSError) as error:
             raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
         _check_columns(tables[-1].column_names, file)
+        tables[-1] = _with_resolved_paths(tables[-1], file.parent)
     # Read rows from the columns, without a second copy in the user's cache.
     table = datasets.Dataset(pa.concat_tables(tables))
     return cast("Sequence[Any]", without_arrow_nulls(table))
+
+
+def _with_resolved_paths(table: pa.Table, folder: Path) -> pa.Table:
+    """Returns the table with relative image paths that begin with ``folder``."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if field.name in IMAGE_COLUMNS or _IMAGE_VALUE.search(str(field.type)):
+            # In slices, because a column of images in the table itself can fill the memory.
+            column = table.column(at)
+            slices = [column.slice(i, 256) for i in range(0, len(column), 256)]
+            chunks = [_resolved(one, field, folder) for one in slices]
+            table = table.set_column(at, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def _resolved(cells: pa.ChunkedArray[Any], field: pa.Field[Any], folder: Path) -> pa.Array[Any]:
+    """Returns ``cells`` with resolved paths, the same ones if nothing changes."""
+    import pyarrow as pa
+
+    values = []
+    for value in cells.to_pylist():
+        row = {field.name: value}
+        resolve_paths(row, folder)
+        found = row[field.name]
+        # A list in a text is decoded, but the column keeps its type.
+        decoded = isinstance(value, str) and not isinstance(found, str)
+        values.append(json.dumps(found) if decoded else found)
+    new = pa.array(values, field.type)
+    old = pa.concat_arrays(cells.chunks)
+    return old if old.equals(new) else new
 
 
 def _check_columns(names: list[str], file: Path) -> None:

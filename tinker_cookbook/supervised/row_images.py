@@ -117,6 +117,8 @@ def _resolved(item: Any, folder: Path) -> Any:
     if isinstance(item, list):
         return [_resolved(one, folder) for one in item]
     if isinstance(item, dict):  # {"bytes", "path"} of a table, or OpenAI's {"url"}
+        if item.get("bytes"):  # the path is a name then
+            return item
         local = {key: _resolved(item[key], folder) for key in ("path", "url") if item.get(key)}
         return {**item, **local}
     if not isinstance(item, str) or len(item) > _LONGEST_PATH or item.startswith("data:"):

@@ -91,16 +91,36 @@ def forms(data, folder):
     }
 
 
+def parquet(row, file):
+    arrow = pytest.importorskip("pyarrow.parquet")
+    arrow.write_table(pytest.importorskip("pyarrow").Table.from_pylist([row]), file)
+
+
+def in_columns(row):
+    """The row for Arrow: a column has cells of one type, so all contents are lists of parts."""
+    messages = [
+        message
+        if isinstance(content := message["content"], list)
+        else message | {"content": [{"type": "text", "text": content}]}
+        for message in row.get("messages", ())
+    ]
+    return row | {"messages": messages} if messages else row
+
+
 def sources(folder, row, kind):
     """Writes a row as a file of each format that can hold it."""
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "rows.json").write_text(json.dumps([row]))
-    yield from ("rows.jsonl", "rows.json")
+    parquet(in_columns(row), folder / "rows.parquet")
+    yield from ("rows.jsonl", "rows.json", "rows.parquet")
     if kind == "question":
         (folder / "rows.csv").write_text(f"image,question,answer\n{FILE},What?,red\n")
         yield "rows.csv"
         datasets = pytest.importorskip("datasets")
         table = datasets.Dataset.from_list([row | {"image": str(folder / FILE)}])
+        parquet(row | {"image": {"bytes": None, "path": FILE}}, folder / "cell.parquet")
+        parquet(row | {"image": json.dumps([FILE])}, folder / "text.parquet")
+        yield from ("cell.parquet", "text.parquet")
         (folder / "hub").mkdir()
         # As the Hub has it: bytes and path in the file, a Pillow image in the row.
         table.cast_column("image", datasets.Image()).to_parquet(folder / "hub/train.parquet")
@@ -123,7 +143,7 @@ def test_every_form_gives_the_same_datum(vision_tokenizer, folder):
     assert model_input.chunks[1].data == data
     assert len(weights) == model_input.length
     assert all(other == (model_input, weights) for other in found.values()), found.keys()
-    assert len(found) > 2 * len(forms(data, folder))
+    assert len(found) > 3 * len(forms(data, folder))
 
 
 def test_marks_keep_their_places(vision_tokenizer, folder):

@@ -89,7 +89,7 @@ def _may_have_files(name: str, column: Any) -> bool:
     names = [kind.field(i).name for i in range(kind.num_fields)]
     if "bytes" in names and not any(c.field("bytes").null_count for c in column.chunks):
         return False
-    return name in _FILE_KEYS or re.search(r"\b(image|audio)", str(kind)) is not None
+    return name in _FILE_KEYS or re.search(r"\b(image|audio|path|url)", str(kind)) is not None
 
 
 def _blocks(rows: Any) -> Iterator[bytes]:
