@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import forks
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -37,14 +39,14 @@ class Serving:
         """Starts it and waits until it serves."""
         settings = {"port": 0, "device": "cpu", "dtype": "float32", **self.settings}
         words = [f"{name}={value}" for name, value in settings.items()]
-        self.process = subprocess.Popen(
+        start = functools.partial(subprocess.Popen, text=True) if self.launcher else forks.Popen
+        self.process = start(
             [
                 *(sys.executable, *self.launcher, "-m", "tinker_cookbook.server"),
                 *(f"root={self.root}", *words),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
         )
         self.url, self.said = "", []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import forks
 import peft
 import pytest
 import tinker
@@ -41,7 +43,9 @@ def command(serving, tmp_path):
     """``command("run", "list")`` gives what it prints; ``status`` is the exit code expected."""
 
     def call(*words: str, status: int = 0, typed: str = "", **env: str) -> str:
-        done = subprocess.run(
+        # Another version of the SDK is imported by its process.
+        fresh = functools.partial(subprocess.run, capture_output=True, text=True)
+        done = (fresh if "PYTHONPATH" in env else forks.run)(
             [*TINKER, *words],
             env={
                 **os.environ,
@@ -53,8 +57,6 @@ def command(serving, tmp_path):
             },
             cwd=tmp_path,
             input=typed,
-            capture_output=True,
-            text=True,
             timeout=120,
         )
         # Threads of the SDK sometimes abort when the interpreter ends, after the work is done.

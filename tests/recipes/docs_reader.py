@@ -19,8 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+import forks
 from documented_commands import COMMANDS, Command, blocks
-from preloaded import Preloaded
 from recipe_runs import REPO
 from tiny_model import make_tiny_model
 
@@ -194,7 +194,6 @@ class Reader:
             (text,) = [text for _, text in blocks("python") if name in text]
             (folder / f"{module}.py").write_text(text)
         self.runs = 0
-        self.preloaded = Preloaded(folder, self.environment())
 
     def _add_chat_template(self) -> None:
         path = Path(self.model) / "tokenizer_config.json"
@@ -386,14 +385,13 @@ class Reader:
         """Starts a server and returns when it accepts connections."""
         log = self.folder / "server.log"
         with log.open("w") as output:
-            process = subprocess.Popen(
+            process = forks.Popen(
                 [sys.executable, "-m", "tinker_cookbook.server", *words, f"port={port}"],
                 cwd=self.folder,
                 env=self.environment(PYTHONUNBUFFERED="1"),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                text=True,
             )
         deadline = time.monotonic() + 120
         while True:
@@ -404,20 +402,14 @@ class Reader:
             time.sleep(0.1)
 
     def run(self, words: list[str], **environment: str) -> str:
-        if words[0] == sys.executable and not environment:
-            done = self.preloaded.run(words[1:])
+        settings = {"cwd": self.folder, "env": self.environment(**environment)}
+        if official := Path(words[0]).name == "tinker":
+            words = [sys.executable, "-m", "tinker.cli", *words[1:]]
+        if words[0] == sys.executable:
+            done = forks.run(words, timeout=240, **settings)
         else:
-            done = subprocess.run(
-                words,
-                cwd=self.folder,
-                env=self.environment(**environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=240,
-            )
+            done = subprocess.run(words, capture_output=True, text=True, timeout=240, **settings)
         # Threads of the SDK sometimes abort its command at exit, after the work is done.
-        official = Path(words[0]).name == "tinker"
         expected = (0, -signal.SIGABRT) if official else (0,)
         assert done.returncode in expected, (
             f"{shlex.join(words)} ended with {done.returncode}\n"

@@ -1,8 +1,12 @@
-"""Kills the process itself, without warning, at one exact point."""
+"""Kills the process itself, without warning, at one exact point.
+
+python -m kill_at MODULE:NAME COUNT before|after PROGRAM …
+"""
 
 import functools
 import importlib
 import os
+import runpy
 import signal
 import sys
 
@@ -33,3 +37,10 @@ def kill_at(point: str, count: int, when: str) -> None:
         return result
 
     setattr(owner, name, wrapped)
+
+
+if __name__ == "__main__":
+    where, number, moment, program, *words = sys.argv[1:]
+    kill_at(where, int(number), moment)
+    sys.argv = [program, *words]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import functools
 import json
 import os
 import signal
@@ -10,22 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
-from warm_starts import WarmStarts
+import forks
 
 from recipes.start import example_data
 
 REPO = Path(__file__).resolve().parents[2]
-
-
-@cache
-def warm_starts() -> WarmStarts:
-    """The process that starts the recipes of all tests of this worker."""
-    started = WarmStarts()
-    atexit.register(started.close)
-    return started
 
 
 def of_the_moment(key: str) -> bool:
@@ -84,24 +75,34 @@ class RecipeRuns:
         """The arguments, in which one of ``extra`` takes the place of an earlier one."""
         return last_of_each([*self.arguments(name, behavior), *extra])
 
-    def start(self, command: list[str], **extra: str) -> subprocess.Popen[str]:
-        """Starts a command in the background; ``extra`` is added to its environment."""
-        return subprocess.Popen(
+    def start(self, command: list[str], fresh: bool = False, **extra: str) -> subprocess.Popen[str]:
+        """Starts a command in the background: in a fork, or ``fresh``, where its imports count.
+        ``extra`` is added to its environment."""
+        fresh |= command[0] != sys.executable
+        start = functools.partial(subprocess.Popen, text=True) if fresh else forks.Popen
+        return start(
             command,
             cwd=REPO,
             env=self.environment(**extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     def run(
         self, name: str, behavior: str = "raise", *extra: str, kill: list[str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs the recipe to its end, or to the point named by ``kill``."""
-        words = [self.recipe, *self.words(name, behavior, *extra)]
-        return warm_starts().run(words, kill, self.environment(), REPO)
+        return self.execute([self.recipe, *self.words(name, behavior, *extra)], kill)
+
+    def execute(
+        self, words: list[str], kill: list[str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program and its arguments in a fork."""
+        command = [sys.executable, "-m", *(["kill_at", *kill] if kill else []), *words]
+        env = self.environment()
+        env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"  # where kill_at is
+        return forks.run(command, cwd=REPO, env=env)
 
     def check_killed_and_resumed(self, name: str, point: str, count: int, when: str) -> None:
         """Kills a run at a point, goes on, and holds the end against the run ``straight``."""

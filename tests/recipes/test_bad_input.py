@@ -356,7 +356,8 @@ def test_no_network_and_nothing_cached(recipe_runs, tmp_path):
     for name, (model, environment, words) in cases.items():
         command = recipe_runs.command(name, "raise", f"model_name={model}", "learning_rate=None")
         home = {"HF_HOME": str(tmp_path / "hub"), "TINKER_COOKBOOK_HOME": str(tmp_path / name)}
-        process = recipe_runs.start(command, **{"HF_HUB_OFFLINE": "0", **home, **environment})
+        environment = {"HF_HUB_OFFLINE": "0", **home, **environment}
+        process = recipe_runs.start(command, fresh=True, **environment)
         running[name] = (process, words, model)
     for name, (process, words, model) in running.items():
         stopped = finish(process, 60)

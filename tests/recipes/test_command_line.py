@@ -51,7 +51,7 @@ def recipe_runs(tmp_path_factory, stories_model):
 
 @pytest.mark.parametrize("module", SPELLINGS)
 def test_help_lists_every_key_and_loads_nothing_heavy(recipe_runs, module):
-    done = finish(recipe_runs.start([sys.executable, "-c", LIST_MODULES, module]))
+    done = finish(recipe_runs.start([sys.executable, "-c", LIST_MODULES, module], fresh=True))
     assert done.returncode == 0, done.stderr[-2000:]
     *shown, loaded = done.stdout.splitlines()
     assert loaded == "LOADED"
@@ -72,7 +72,7 @@ def test_help_is_quick(recipe_runs):
     def seconds() -> float:
         command = [sys.executable, "-m", "recipes.sl_basic", "--help"]
         begun = os.times()
-        assert finish(recipe_runs.start(command)).returncode == 0
+        assert finish(recipe_runs.start(command, fresh=True)).returncode == 0
         ended = os.times()
         used = ended.children_user + ended.children_system
         return used - begun.children_user - begun.children_system

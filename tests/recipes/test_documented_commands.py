@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Iterator[Reader]:
-    found = Reader(tmp_path_factory.mktemp("reader"))
-    yield found
-    found.preloaded.close()
+def reader(tmp_path_factory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("reader"))
 
 
 def test_commands_are_found():

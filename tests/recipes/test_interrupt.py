@@ -53,7 +53,7 @@ def test_ctrl_c_prints_the_command_that_continues(recipe_runs):
     assert "Traceback" not in stopped.stderr
     assert len(recipe_runs.rows("ctrl-c")) < len(recipe_runs.rows("straight"))
     # What was printed runs as it stands, in a shell's words.
-    continued = finish(recipe_runs.start(printed_command(stopped.stdout)))
+    continued = finish(recipe_runs.start(printed_command(stopped.stdout), fresh=True))
     assert continued.returncode == 0, continued.stderr[-2000:]
     assert "continuing after step" in continued.stdout
     assert recipe_runs.rows("ctrl-c") == recipe_runs.rows("straight")
@@ -72,7 +72,7 @@ def test_sigterm_before_the_first_checkpoint(recipe_runs):
 
 
 def test_ctrl_c_while_the_program_starts(recipe_runs):
-    process = recipe_runs.start(recipe_runs.command("starting"))
+    process = recipe_runs.start(recipe_runs.command("starting"), fresh=True)
     wait_for((recipe_runs.folder / "starting" / ".lock").exists, process)
     process.send_signal(signal.SIGINT)
     stopped = finish(process, 30)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import REPO, RecipeRuns, last_of_each, warm_starts
+from recipe_runs import RecipeRuns, last_of_each
 
 from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
@@ -85,7 +85,7 @@ class DistillationRuns(RecipeRuns):
     def go(
         self, recipe: str, arguments: list[str], kill: list[str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return warm_starts().run([recipe, *arguments], kill, self.environment(), REPO)
+        return self.execute([recipe, *arguments], kill)
 
 
 @pytest.fixture(scope="module")
