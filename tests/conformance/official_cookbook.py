@@ -9,8 +9,9 @@ parameters, defaults and values, and imports), ``renderings`` (tokens of convers
 ``--write-page`` records the figures and writes them into ``docs/from-tinker-cookbook.md``.
 
 A test counts only where the official package passes it in the same environment; that baseline is
-run once and kept in the scratch folder. The official package needs more libraries than this one:
-``LIBRARIES`` of this file. Its program ``verifiers_rl.train`` needs verifiers 0.1.9 too.
+run once and kept in the scratch folder. The official package needs more libraries than this one
+(``PACKAGES`` of ``tests/environments.py``). Its program
+``verifiers_rl.train`` needs verifiers 0.1.9 too.
 """
 
 from __future__ import annotations
@@ -38,10 +39,6 @@ from official_tests import (
 from official_tokenizers import fill_hub_cache
 
 REPO = Path(__file__).resolve().parents[2]
-LIBRARIES = (
-    "pytest-asyncio", "blobfile", "cloudpickle", "pyrage", "termcolor", "tiktoken", "aiohttp",
-    "pylatexenc", "marimo", "fsspec", "tml-renderers==0.2.1",
-)  # fmt: skip
 HELPERS = ("conftest.py", "sig_helpers.py")  # of the stability tests
 PARTS = ("downstream", "unit", "recipes", "tutorials", "names", "renderings")
 # Share of the tests with public names that must pass; a change may not fall below it.

@@ -16,7 +16,6 @@ from environments import python_with, run_in
 pytestmark = [pytest.mark.slow, pytest.mark.shared]
 
 TASKS = Path(__file__).resolve().parent / "harness_tasks.py"
-LM_EVAL = "lm-eval[api]==0.4.13"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 LM_EVAL_TASKS = {
@@ -43,7 +42,7 @@ LM_EVAL_TASKS = {
 @pytest.mark.parametrize("provider", ["openai-api/local", "openai"])
 def test_a_task_of_inspect_gives_what_the_model_gives(serving, stories_model, tmp_path, provider):
     """Half a minute each. ``openai`` uses /responses, ``openai-api`` /chat/completions."""
-    python = python_with("inspect", "inspect-ai>=0.3.100")
+    python = python_with("inspect")
     url, key = f"{serving.url}/oai/api/v1", serving.key()
     run_in(
         python, "-m", "inspect_ai", "eval", str(TASKS.relative_to(TASKS.parents[2])),
@@ -134,7 +133,7 @@ def _write_tasks(folder: Path) -> None:
 
 def _lm_eval(folder: Path, name: str, key: str, *words: str, tasks: str = "") -> dict[str, Any]:
     """Runs the tasks and returns the metrics by task."""
-    python = python_with("lm-eval", LM_EVAL)
+    python = python_with("lm-eval")
     names = tasks or ",".join(f"local_{kind}" for kind in LM_EVAL_TASKS)
     run_in(
         python, "-m", "lm_eval", "--include_path", str(folder), "--tasks", names,

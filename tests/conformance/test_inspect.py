@@ -28,7 +28,7 @@ def cats():
 
 @pytest.fixture(scope="module")
 def inspect_python() -> Path:
-    return python_with("inspect", "inspect-ai>=0.3.100", "inspect-evals")
+    return python_with("inspect")
 
 
 def test_the_checks_of_the_integration_pass(inspect_python):

@@ -14,10 +14,10 @@ CHECKS = Path(__file__).resolve().parent / "mcp_checks" / "mcp_checks.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "requirement"), [("mcp1", "mcp>=1.14,<2"), ("mcp2", "mcp>=2,<3")])
-def test_the_checks_pass(name, requirement):
+@pytest.mark.parametrize("name", ["mcp1", "mcp2"])
+def test_the_checks_pass(name):
     """12 s each, if the machine is idle: seven servers are started."""
-    python = python_with(name, requirement)
+    python = python_with(name)
     printed = run_in(python, "-m", "pytest", "-q", str(CHECKS), "-p", "no:cacheprovider")
     assert " passed" in printed
     assert "skipped" not in printed

@@ -93,7 +93,7 @@ def test_official_tests_pass_and_renderings_are_those_that_are_listed(
     variable names the source."""
     parts = official_cookbook.PARTS if os.environ.get(SOURCE) else ("downstream", "renderings")
     run_in(
-        python_with("official-cookbook", *official_cookbook.LIBRARIES),
+        python_with("official-cookbook"),
         str(HERE / "official_cookbook.py"), str(official_source), *parts,
         "--scratch", str(tmp_path), "--tokenizers", str(shared_dir / "tokenizers"),
         "--model", str(shared_dir / "models" / "stories260k"),

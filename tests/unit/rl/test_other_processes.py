@@ -21,7 +21,6 @@ from tinker_cookbook.rl.rollouts import RayExecutor, set_rollout_executor
 from tinker_cookbook.rl.rollouts.group import run_group
 
 HERE = Path(__file__).parent
-PACKAGES = ("ray>=2.50", "distributed>=2025.1")
 
 
 class Dying(Steps):
@@ -85,7 +84,7 @@ def serving(stories_model, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ray", "dask"])
 def test_groups_of_a_killed_worker_are_run_again(name, serving, stories_model, tmp_path):
-    python = python_with("executors", *PACKAGES)
+    python = python_with("executors")
     output = run_in(
         python,
         str(HERE / "killed_workers.py"),

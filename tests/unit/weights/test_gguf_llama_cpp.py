@@ -21,7 +21,7 @@ ROOT = HERE.parents[2]
 def llama_python() -> Path:
     """A Python with xllamacpp and the packages of this one."""
     pytest.importorskip("gguf")
-    return python_with("llama-cpp", "--no-deps", "xllamacpp>=2026.10")
+    return python_with("llama-cpp")
 
 
 @pytest.fixture
