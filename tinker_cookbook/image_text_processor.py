@@ -48,19 +48,25 @@ class ImageTextProcessor:
         self._count = lru_cache(1024)(self._count_tokens)
         self.mark: str = self._processor.image_token
         """What a chat template writes for an image."""
-        self.mark_id = int(given["tokenizer"].convert_tokens_to_ids(self.mark))
+        self.mark_id: int = given["tokenizer"].convert_tokens_to_ids(self.mark)
         config = model_config(folder)
         own = config.get("image_token_id", config.get("image_token_index", self.mark_id))
-        if own != self.mark_id:
+        if own != self.mark_id or own is None:
             raise ConfigurationError(
                 f"its mark of an image, {self.mark!r}, is token {self.mark_id}, but the model's "
                 f"own is {own}"
             )
+        self._count(64, 48)  # only an image shows that a setting is missing
 
     def __call__(self, images: Sequence[Any], **options: Any) -> dict[str, Any]:
         """Returns the arrays of one image for the vision tower, and ``input_ids`` [1, n]: its
-        tokens, -1 where it has a feature."""
-        made = dict(self.of_prompt([self.mark], images, add_special_tokens=False, **options))
+        tokens, -1 where it has a feature; raises ValueError for a size that it refuses."""
+        try:
+            made = dict(self.of_prompt([self.mark], images, add_special_tokens=False, **options))
+        except ValueError:
+            raise
+        except Exception as error:  # processors may raise anything for unusual sizes
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         tokens = made["input_ids"]
         arrays = {name: value for name, value in made.items() if name not in _PLACES}
         return arrays | {"input_ids": tokens * (tokens != self.mark_id) - (tokens == self.mark_id)}
@@ -98,9 +104,10 @@ def get_image_text_processor(model_name: str) -> ImageTextProcessor:
     except Exception as error:  # processors may raise anything
         if isinstance(error, TinkerCookbookError) and str(error).startswith("model_name"):
             raise
+        lacks = "" if (folder / _FILES[0]).is_file() else f"; the folder lacks {_FILES[0]}"
         raise ConfigurationError(
             f"model_name: transformers' processor of texts and images in {folder} cannot be used: "
-            f"{error}"
+            f"{error}{lacks}"
         ) from error
 
 

@@ -12,7 +12,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from image_prompts import example_of, group_of, prompt_of
+from image_prompts import example_of, group_of, png, prompt_of
 from PIL import Image
 from tiny_vlm import tiny_vlm
 
@@ -271,6 +271,20 @@ def test_images_for_models_that_take_none(tmp_path):
     assert base.vision is None
     sample, *_ = ref.draw(Sampler(base, None), [5, 6], 1, SamplingSettings(max_tokens=3, seed=0))
     assert len(sample.tokens) == 3
+
+
+@pytest.mark.parametrize("base", ["mistral3"], indirect=True)
+def test_an_image_of_one_feature(base):
+    """transformers computes such features of Mistral 3 only with other images."""
+    one, other = (image_reader(base.name, base.folder).read(png(0, n, n), None, "") for n in (1, 9))
+    assert [int(is_image(image.tokens).sum()) for image in (one, other)] == [1, 1]
+    made = zip(one.pixels().items(), other.pixels().values(), strict=True)
+    both = {name: torch.from_numpy(np.concatenate([a, b])) for (name, a), b in made}
+    with torch.no_grad():
+        expected = base._model.base_model.get_image_features(**both).pooler_output
+    for image, features in zip((one, other), expected, strict=True):
+        (found,) = base.vision.features([image], {})
+        torch.testing.assert_close(found.embeddings, features.reshape(1, -1))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from image_cases import pictures, qwen_image_processor
 from PIL import Image, ImageOps
 from tiny_vlm import tiny_vlm
 
-from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.image_processing_utils import image_to_data_uri
 from tinker_cookbook.image_text_processor import get_image_text_processor
 from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -250,6 +250,24 @@ def test_the_template_places_images_as_transformers_does(tmp_path, kind):
     renderer.split_special_tokens(False)
     with pytest.raises(RendererError, match=r"writes the mark .* 2 times for 1 images"):
         renderer.build_generation_prompt(twice)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "why"),
+    [
+        ("processor_config.json", None, "TypeError: .*the folder lacks processor_config.json"),
+        ("tokenizer.json", ("<image>", "<other>"), "mark .* is token None, but .* own is 300"),
+    ],
+)
+def test_folders_whose_processor_cannot_read_images(tmp_path, file, change, why):
+    path = tiny_vlm(tmp_path, "llava") / file
+    if change is None:
+        path.unlink()
+    else:
+        for changed in (path, tmp_path / "tokenizer_config.json"):
+            changed.write_text(changed.read_text().replace(*change))
+    with pytest.raises(ConfigurationError, match=f"cannot be used: .*{why}"):
+        get_image_text_processor(str(tmp_path))
 
 
 def shown_part(part):

@@ -176,6 +176,9 @@ class VisionTower:
     def _compute(self, images: Sequence[ImageInput], terms: Terms) -> list[Features]:
         if not images:
             return []
+        counts = [int(is_image(image.tokens).sum()) for image in images]
+        if counts == [1]:  # Mistral 3 of transformers fails for one feature in all
+            return self._compute([*images, *images], terms)[:1]
         device = self._model.get_input_embeddings().weight.device
         made = [image.pixels() for image in images]
         shapes = {tuple(array.shape[1:] for array in one.values()) for one in made}
@@ -188,7 +191,6 @@ class VisionTower:
         with self._active.use(terms):
             found = self._model.get_image_features(**pixels, return_dict=True)
         by_layer = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
-        counts = [int(is_image(image.tokens).sum()) for image in images]
         split = (_rows_of(layer).split(counts) for layer in by_layer)
         return [Features(parts[0], parts[1:]) for parts in zip(*split, strict=True)]
 
