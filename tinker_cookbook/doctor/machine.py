@@ -23,7 +23,6 @@ from tinker_cookbook.engine.kernels.cpu.build import SWITCH, library
 from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
 
 VLLM_PYTHON = "TINKER_COOKBOOK_VLLM_PYTHON"
-_C_KERNELS = ("attention", "elementwise", "product")
 _GPU_PACKAGES = ("triton", "liger-kernel", "flash-attn", "bitsandbytes", "torchao")
 
 
@@ -130,13 +129,13 @@ def _cpu_kernels() -> list[Found]:
         return [Found("C kernels", False, f"switched off by {SWITCH}=0")]
     names = (os.environ.get("CC"), "gcc", "cc")
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
-    loaded = [name for name in _C_KERNELS if library(name) is not None]
+    loaded = library() is not None
     return [
         Found("C compiler", compiler is not None, compiler or "none (gcc)"),
         Found(
             "C kernels",
-            len(loaded) == len(_C_KERNELS),
-            ", ".join(loaded) or "none: torch's own operators are used, which are slower",
+            loaded,
+            "compiled" if loaded else "none: torch's own operators are used, which are slower",
         ),
         Found("bfloat16 products", cpu_bfloat16() is not None, cpu_bfloat16() or "emulated"),
     ]

@@ -10,7 +10,14 @@ import torch
 from tinker_cookbook.engine.devices import cpu_bfloat16
 from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _OneDnn, _Panels, _Plain
+from tinker_cookbook.engine.kernels.cpu.linear import (
+    FrozenWeight,
+    _has_pairs,
+    _OneDnn,
+    _Pairs,
+    _Panels,
+    _Plain,
+)
 from tinker_cookbook.engine.model.lora import _AdaptedProduct
 from tinker_cookbook.engine.model.low_rank import LowRank
 
@@ -20,16 +27,18 @@ DTYPES = [torch.float32, torch.bfloat16]
 def layouts(weight: torch.Tensor) -> list[FrozenWeight]:
     """Those that this processor can have."""
     out: list[FrozenWeight] = [FrozenWeight(weight, _Plain)]
-    if library("product") is not None:
+    if library() is not None:
         out.append(FrozenWeight(weight, _Panels))
     half = weight.dtype == torch.bfloat16
+    if half and _has_pairs() and not any(width % 2 for width in weight.shape):
+        out.append(FrozenWeight(weight, _Pairs))
     mkldnn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if mkldnn and (not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         out.append(FrozenWeight(weight, _OneDnn))
     return out
 
 
-SHAPES = [(48, 80), (130, 40), (7, 2100)]
+SHAPES = [(48, 80), (130, 40), (7, 2100), (6, 2100)]
 """[out, in]: whole panels, panels cut short, more inputs than stay in a cache."""
 
 
@@ -160,15 +169,15 @@ def test_gradients_equal_autograd(rank, tokens, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_term_for_all_rows_gives_the_bits_of_one_for_some(dtype):
     """So a sample does not change when a client with another adapter joins the batch."""
-    if library("product") is None:
+    if library() is None:
         pytest.skip("needs a C compiler")
     weight, x, own = torch.randn(130, 80).to(dtype), torch.randn(70, 80), low_rank(32, dtype)
-    layout, x = _Panels(weight), x.to(dtype)
-    alone = layout.adapted(x, None, [(own, 0, 70)])
-    company = low_rank(8, dtype)
-    together = layout.adapted(x, None, [(own, 3, 10), (company, 10, 40), (own, 69, 70)])
-    for rows in (slice(3, 10), slice(69, 70)):
-        assert torch.equal(together[rows], alone[rows])
+    x, company = x.to(dtype), low_rank(8, dtype)
+    for layout in (one.forward for one in layouts(weight) if isinstance(one.forward, _Panels)):
+        alone = layout.adapted(x, None, [(own, 0, 70)])
+        together = layout.adapted(x, None, [(own, 3, 10), (company, 10, 40), (own, 69, 70)])
+        for rows in (slice(3, 10), slice(69, 70)):
+            assert torch.equal(together[rows], alone[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,7 +193,7 @@ def test_without_memory_to_spare_no_second_copy_is_kept(dtype, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same_bits(threads):
-    if library("product") is None:
+    if library() is None:
         pytest.skip("needs a C compiler")
     layout, x = _Panels(torch.randn(130, 2100)), torch.randn(300, 2100)
     expected, before = layout.product(x), torch.get_num_threads()
@@ -203,12 +212,12 @@ def test_the_choice(monkeypatch):
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
     assert chosen(torch.float32, frozen_module.SMALLEST // 2) is _Plain
     assert chosen(torch.float16) is _Plain
-    if library("product") is not None:
+    if library() is not None:
         assert chosen(torch.float32) is _Panels
         assert chosen(torch.bfloat16) is _Panels
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
     assert chosen(torch.bfloat16) is not _Panels
-    monkeypatch.setattr(frozen_module, "library", lambda name: None)
+    monkeypatch.setattr(frozen_module, "library", lambda: None)
     assert chosen(torch.float32) in (_OneDnn, _Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
     assert chosen(torch.float32) is _Plain

@@ -133,10 +133,10 @@ def test_another_dtype_is_refused() -> None:
 @needs_compiler
 def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
-    assert build.library.__wrapped__("attention") is not None
+    assert build.library.__wrapped__() is not None
     (built,) = (tmp_path / "native").iterdir()
     monkeypatch.setattr(build, "_run", lambda command: pytest.fail(f"ran {command}"))
-    assert build.library.__wrapped__("attention") is not None
+    assert build.library.__wrapped__() is not None
     assert list((tmp_path / "native").iterdir()) == [built]
 
 
@@ -145,13 +145,13 @@ def test_is_done_without(
 ) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
     monkeypatch.setenv(build.SWITCH, "0")
-    assert build.library.__wrapped__("attention") is None
+    assert build.library.__wrapped__() is None
     assert not caplog.records
     monkeypatch.setenv(build.SWITCH, "1")
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert build.library.__wrapped__("attention") is None
+    assert build.library.__wrapped__() is None
     assert "the engine is slower" in caplog.text
     assert "no such flag" in caplog.text

@@ -71,7 +71,7 @@ class FakeBitsandbytes:
 @pytest.mark.parametrize("shape", [(96, 192), (130, 64), (7, 1088)])
 @pytest.mark.parametrize("rows", [1, 7, 150])
 def test_panels_of_4_bits_give_the_bits_of_plain_panels(shape, rows, monkeypatch):
-    if library("product") is None:
+    if library() is None:
         pytest.skip("needs a C compiler")
     fake = FakeBitsandbytes()
     monkeypatch.setattr(quantized, "_functional", lambda: fake)

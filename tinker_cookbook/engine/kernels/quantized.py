@@ -134,20 +134,21 @@ class _NF4Panels(_Panels):
     copies = False
 
     def __init__(self, weight: Tensor) -> None:
-        self._outputs, self._inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
+        self.dtype = weight.dtype
         found, state = _quantize(weight.contiguous())
         bytes_ = found.flatten()
-        codes = torch.stack([bytes_ >> 4, bytes_ & 15], 1).view(self._outputs, self._inputs)
+        codes = torch.stack([bytes_ >> 4, bytes_ & 15], 1).view(self.outputs, self.inputs)
         width = _routines().tinker_panel()
-        surplus = -self._outputs % width  # their scale is 0
-        codes = F.pad(codes, (0, 0, 0, surplus)).view(-1, width, self._inputs).transpose(1, 2)
+        surplus = -self.outputs % width  # their scale is 0
+        codes = F.pad(codes, (0, 0, 0, surplus)).view(-1, width, self.inputs).transpose(1, 2)
         self.panels = (codes[:, ::2] | codes[:, 1::2] << 4).contiguous()
-        scales = F.pad(state.absmax.view(self._outputs, -1), (0, 0, 0, surplus))
+        scales = F.pad(state.absmax.view(self.outputs, -1), (0, 0, 0, surplus))
         self._scales = scales.view(len(self.panels), width, -1).transpose(1, 2).contiguous()
         self._values = state.code.float().contiguous()
         # The fields of ``struct Codes`` of product.c.
         self._struct = array("q", (self._values.data_ptr(), self._scales.data_ptr()))
-        self._codes = self._struct.buffer_info()[0]
+        self.codes = self._struct.buffer_info()[0]
 
     @staticmethod
     def suits(weight: Tensor) -> bool:
@@ -159,12 +160,12 @@ class _NF4Panels(_Panels):
         )
 
     def dense(self) -> Tensor:
-        out = torch.empty(self._outputs, self._inputs)
+        out = torch.empty(self.outputs, self.inputs)
         _routines().tinker_decode(
-            self._codes,
+            self.codes,
             self.panels.data_ptr(),
-            self._outputs,
-            self._inputs,
+            self.outputs,
+            self.inputs,
             out.data_ptr(),
             torch.get_num_threads(),
         )
@@ -172,9 +173,6 @@ class _NF4Panels(_Panels):
 
     def transposed(self) -> Layout:
         return _Transposed(self)
-
-    def _rounded(self, out: Tensor, bias: Tensor | None) -> Tensor:
-        return out if bias is None else out.add_(bias)
 
 
 def _nf4(weight: Tensor) -> Layout:

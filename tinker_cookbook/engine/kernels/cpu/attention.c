@@ -14,8 +14,8 @@
 #include "vectors.h"
 
 /* TOGETHER query heads use each vector that is loaded, AT_ONCE vectors at a time; keys are
-   prefetched AHEAD rows before their use. */
-enum { PAGE = 64, TOGETHER = 4, AT_ONCE = REGISTERS / 8, AHEAD = 12 };
+   prefetched KEYS_AHEAD rows before their use. */
+enum { PAGE = 64, TOGETHER = 4, AT_ONCE = REGISTERS / 8, KEYS_AHEAD = 12 };
 
 typedef struct {
     int64_t runs, heads, kv_heads, width, value_width, window, threads;
@@ -28,7 +28,7 @@ typedef struct {
     void *keys, *values;               /* pools of the layer */
     float scale;
     int32_t half; /* 1: bfloat16, 0: float32 */
-} Call;
+} Attention;
 
 int64_t tinker_page(void) { return PAGE; }
 
@@ -41,7 +41,7 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
     for (int64_t d = 0; d < width; d++) {
         const int64_t size = half ? 2 : 4;
         /* Past the last row this is outside of the page: a prefetch of any address is harmless. */
-        prefetch((const char *)keys + ((d + AHEAD) * PAGE + from) * size, vectors * LANES * size);
+        prefetch((const char *)keys + ((d + KEYS_AHEAD) * PAGE + from) * size, vectors * LANES * size);
         for (int v = 0; v < vectors; v++) {
             const Floats k = load(keys, d * PAGE + from + v * LANES, half);
             for (int g = 0; g < group; g++) sums[g][v] += q[g * width + d] * k;
@@ -133,7 +133,7 @@ typedef struct {
     float *q, *sums, *top, *total;
 } Heads;
 
-INLINE void attend_page_as(const Call *c, Heads of, const void *keys, const char *values,
+INLINE void attend_page_as(const Attention *c, Heads of, const void *keys, const char *values,
                            int64_t from, int64_t skip, int64_t count, int group, int half) {
     float scores[TOGETHER * PAGE];
     score(scores, of.q, keys, from, count, c->width, group, half);
@@ -147,7 +147,7 @@ INLINE void attend_page_as(const Call *c, Heads of, const void *keys, const char
 }
 
 /* With a constant group size and dtype the compiler keeps all sums in registers. */
-static void attend_page(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
+static void attend_page(const Attention *c, Heads of, const void *keys, const char *values, int64_t from,
                         int64_t skip, int64_t count, int group) {
 #define CASE(G) \
     case G: BY_DTYPE(c->half, attend_page_as, c, of, keys, values, from, skip, count, G); break
@@ -156,14 +156,14 @@ static void attend_page(const Call *c, Heads of, const void *keys, const char *v
 }
 
 /* Address in `pool` of the keys or values of head `h` in a run's page; `width` numbers a token. */
-static char *page_address(const Call *c, int64_t run, int64_t page, void *pool, int64_t h,
+static char *page_address(const Attention *c, int64_t run, int64_t page, void *pool, int64_t h,
                           int64_t width) {
     const int64_t number = c->pages[c->first_page[run] + page];
     return (char *)pool + (number * c->kv_heads + h) * width * PAGE * (c->half ? 2 : 4);
 }
 
 /* Writes this step's keys and values of a run to its pages. */
-static void store_run(const Call *c, int64_t run, int64_t h) {
+static void store_run(const Attention *c, int64_t run, int64_t h) {
     const int64_t size = c->half ? 2 : 4, first = c->run_first[run], count = c->run_count[run];
     for (int64_t i = 0; i < count; i++) {
         const int64_t page = (c->position[run] + i) / PAGE, at = (c->position[run] + i) % PAGE;
@@ -184,7 +184,7 @@ static void store_run(const Call *c, int64_t run, int64_t h) {
 }
 
 /* Attention of the queries of one token that share key head `h`. */
-static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scratch) {
+static void attend(const Attention *c, int64_t run, int64_t i, int64_t h, float *scratch) {
     const int64_t group = c->heads / c->kv_heads;
     const int64_t width = c->width, value_width = c->value_width;
     const int64_t t = c->run_first[run] + i, end = c->position[run] + i + 1;
@@ -226,30 +226,33 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
     }
 }
 
-/* Stores the keys and values of this step, then computes the attention of every token. Returns 1 if
-   memory runs out, else 0. */
-int tinker_attend(const Call *c) {
+/* Stores the keys and values of this step, then computes the attention of every token. Sets `failed`
+   if memory runs out. */
+SHARED void attention(const Attention *c, int *failed) {
+    const int64_t floats = c->heads / c->kv_heads * (c->width + c->value_width + 2);
+    /* For each thread, since the threads write at the same time. */
+    float *scratch = malloc((size_t)floats * 4);
+    if (scratch == NULL) {
+#pragma omp atomic write
+        *failed = 1; /* the thread goes on: all must reach the loops below */
+    }
+    const int64_t items = c->runs * c->kv_heads;
+    /* The barrier at the end of this loop: every key is stored before one is read. */
+#pragma omp for
+    for (int64_t item = 0; item < items; item++)
+        store_run(c, item / c->kv_heads, item % c->kv_heads);
+    /* Dynamic, because sequences differ in length. */
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t item = 0; item < items; item++)
+        for (int64_t i = 0; scratch != NULL && i < c->run_count[item / c->kv_heads]; i++)
+            attend(c, item / c->kv_heads, i, item % c->kv_heads, scratch);
+    free(scratch);
+}
+
+/* Returns 1 if memory runs out, else 0. */
+int tinker_attend(const Attention *c) {
     int failed = 0;
 #pragma omp parallel num_threads(c->threads)
-    {
-        const int64_t floats = c->heads / c->kv_heads * (c->width + c->value_width + 2);
-        /* For each thread, since the threads write at the same time. */
-        float *scratch = malloc((size_t)floats * 4);
-        if (scratch == NULL) {
-#pragma omp atomic write
-            failed = 1; /* the thread goes on: all must reach the loops below */
-        }
-        const int64_t items = c->runs * c->kv_heads;
-        /* The barrier at the end of this loop: every key is stored before one is read. */
-#pragma omp for
-        for (int64_t item = 0; item < items; item++)
-            store_run(c, item / c->kv_heads, item % c->kv_heads);
-        /* Dynamic, because sequences differ in length. */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < items; item++)
-            for (int64_t i = 0; scratch != NULL && i < c->run_count[item / c->kv_heads]; i++)
-                attend(c, item / c->kv_heads, i, item % c->kv_heads, scratch);
-        free(scratch);
-    }
+    attention(c, &failed);
     return failed;
 }

@@ -26,8 +26,8 @@ _TILE = 16
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Call(ctypes.Structure):
-    """Mirrors ``struct Call`` of attention.c."""
+class AttentionStruct(ctypes.Structure):
+    """Mirrors ``struct Attention`` of attention.c."""
 
     _fields_ = (
         *((name, _int64) for name in ("runs", "heads", "kv_heads", "width")),
@@ -45,7 +45,7 @@ class _Call(ctypes.Structure):
 def page_tokens(dtype: torch.dtype, device: torch.device) -> int | None:
     """Returns the tokens per page of the KV cache; ``None`` if paged attention is unavailable."""
     supported = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-    routines = library("attention") if supported else None
+    routines = library() if supported else None
     return None if routines is None else int(routines.tinker_page())
 
 
@@ -72,7 +72,7 @@ class PagedAttention:
         self._cache = runs[0].table.cache
         self._tokens = int(self._first[-1] + self._count[-1])
         # The call holds only addresses, so the arrays are attributes to keep them alive.
-        self._call = _Call(
+        self._call = AttentionStruct(
             runs=len(tiles),
             threads=torch.get_num_threads(),
             run_first=self._first.ctypes.data,
@@ -81,7 +81,7 @@ class PagedAttention:
             first_page=self._first_page.ctypes.data,
             pages=self._pages.ctypes.data,
         )
-        self._routine = library("attention").tinker_attend  # type: ignore[union-attr]
+        self._routine = library().tinker_attend  # type: ignore[union-attr]
 
     def __call__(self, attention: AttentionCall) -> torch.Tensor:
         """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the

@@ -33,9 +33,8 @@ _SECONDS = 120
 
 
 @cache
-def library(name: str) -> ctypes.CDLL | None:
-    """Loads the kernels of ``name.c``; returns ``None``, with one log line, if they cannot be
-    compiled."""
+def library() -> ctypes.CDLL | None:
+    """Loads the kernels; returns ``None``, with one log line, if they cannot be compiled."""
     if os.environ.get(SWITCH, "1") == "0" or sys.platform != "linux":
         return None
     # Prefer gcc: clang needs an OpenMP runtime that torch does not include.
@@ -46,11 +45,11 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
     try:
         # ``CDLL`` releases the GIL during a call.
-        return ctypes.CDLL(str(_built(Path(__file__).with_name(f"{name}.c"), compiler)))
+        return ctypes.CDLL(str(_built(Path(__file__).with_name("step.c"), compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        text = "%s did not compile %s, so the engine is slower (gcc does, or set CC): %s"
-        logger.warning(text, compiler, name, detail)
+        text = "%s did not compile the kernels, so the engine is slower (gcc does, or set CC): %s"
+        logger.warning(text, compiler, detail)
         return None
 
 
@@ -64,8 +63,8 @@ def _built(source: Path, compiler: str) -> Path:
     # The result of ``-march=native`` depends on the processor.
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     kinds = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    # Hash headers too: a change in one must trigger a new compilation.
-    sources = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    # ``step.c`` includes the other files.
+    sources = [file.read_text() for file in sorted(source.parent.glob("*.[ch]"))]
     what = (sources, flags, compiler, os.stat(compiler).st_mtime, openmp, sorted(kinds))
     folder = home_dir() / "native"
     built = folder / f"{source.stem}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"

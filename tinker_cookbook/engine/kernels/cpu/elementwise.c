@@ -7,20 +7,6 @@
 
 #include "vectors.h"
 
-/* `count` numbers, LANES or fewer. */
-INLINE Floats load_part(const void *from, int64_t at, int64_t count, int half) {
-    Floats out = {0};
-    if (count >= LANES) return load(from, at, half);
-    for (int64_t i = 0; i < count; i++) out[i] = load_one(from, at + i, half);
-    return out;
-}
-
-INLINE void store_part(void *to, int64_t at, Floats x, int64_t count, int half) {
-    if (count >= LANES) store_vector(to, at, x, half);
-    else
-        for (int64_t i = 0; i < count; i++) store_one(to, at + i, x[i], half);
-}
-
 /* In double: its rounding would be in every number of the row. */
 INLINE double sum_of(Floats x) {
     double out = 0;
@@ -28,18 +14,12 @@ INLINE double sum_of(Floats x) {
     return out;
 }
 
-/* Rounded to bfloat16 where the model computes in it. */
-INLINE Floats rounded(Floats x, int half) {
-    uint16_t raw[LANES];
-    if (!half) return x;
-    store_vector(raw, 0, x, 1);
-    return load(raw, 0, 1);
-}
-
 /* y = x * r * w, r = 1 / sqrt(mean(x^2) + eps), of rows of `width` numbers. */
 typedef struct {
     int64_t rows, width, threads;
-    const void *x, *upstream; /* [rows, width]; upstream: of y, for the gradient */
+    void *x;              /* [rows, width] */
+    const void *added;    /* is added to x first; may be NULL */
+    const void *upstream; /* of y, for the gradient */
     const float *weight;      /* [width] */
     void *out;                /* y or the gradient of x */
     float *inverse;           /* [rows], r; may be NULL */
@@ -52,7 +32,12 @@ INLINE void norm_row(const Norm *n, int64_t row, int half) {
     /* The sum is that of one row alone, so a row's result does not depend on the batch. */
     Floats squares = {0};
     for (int64_t i = 0; i < n->width; i += LANES) {
-        const Floats x = load_part(n->x, at + i, n->width - i, half);
+        const int64_t count = n->width - i;
+        Floats x = load_part(n->x, at + i, count, half);
+        if (n->added != NULL) {
+            x = rounded(x + load_part(n->added, at + i, count, half), half);
+            store_part(n->x, at + i, x, count, half);
+        }
         squares += x * x;
     }
     const float r = (float)(1.0 / sqrt(sum_of(squares) / (double)n->width + n->eps));
@@ -87,9 +72,14 @@ INLINE void norm_back_row(const Norm *n, int64_t row, int half) {
     }
 }
 
-void tinker_norm(const Norm *n) {
-#pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
+SHARED void norms(const Norm *n) {
+#pragma omp for nowait
     for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_row, n, row);
+}
+
+void tinker_norm(const Norm *n) {
+#pragma omp parallel num_threads(n->threads) if (n->threads > 1)
+    norms(n);
 }
 
 void tinker_norm_back(const Norm *n) {
@@ -97,12 +87,13 @@ void tinker_norm_back(const Norm *n) {
     for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_back_row, n, row);
 }
 
-/* y = silu(gate) * up, number by number. */
+/* y = activation(gate) * up, number by number: silu(x) = x sigmoid(x), or gelu by tanh, which is
+   x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef struct {
     int64_t count, threads;
     const void *gate, *up, *upstream;
     void *out, *d_gate, *d_up;
-    int64_t half;
+    int32_t half, gelu;
 } Gate;
 
 /* y * sigmoid(x), with one rounding less than a product of the two. */
@@ -112,24 +103,37 @@ INLINE Floats gated(Floats y, Floats x) {
     return blend(x > 0.0f, y, y * e) / (1.0f + e);
 }
 
+/* The sigmoid's argument. */
+INLINE Floats inner(const Gate *c, Floats x) {
+    return c->gelu ? x * (1.59576912f + 0.0713548163f * x * x) : x;
+}
+
 INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
     /* Rounded between the two operations, as torch does in bfloat16. */
-    store_part(c->out, at, rounded(gated(g, g), half) * u, count, half);
+    store_part(c->out, at, rounded(gated(g, inner(c, g)), half) * u, count, half);
 }
 
 INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
-    const Floats d = load_part(c->upstream, at, count, half), s = gated(broadcast(1.0f), g);
+    const Floats d = load_part(c->upstream, at, count, half);
+    const Floats s = gated(broadcast(1.0f), inner(c, g));
+    /* Of the sigmoid's argument. */
+    const Floats slope = c->gelu ? 1.59576912f + 0.214064449f * g * g : broadcast(1.0f);
     store_part(c->d_up, at, d * g * s, count, half);
-    /* silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x). */
-    store_part(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s)), count, half);
+    /* (x s)' = s (1 + x (1 - s) slope) with s = sigmoid(argument). */
+    store_part(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s) * slope), count, half);
+}
+
+SHARED void gates(const Gate *c) {
+#pragma omp for nowait
+    for (int64_t i = 0; i < c->count; i += LANES)
+        BY_DTYPE(c->half, gate, c, i, c->count - i);
 }
 
 void tinker_gate(const Gate *c) {
-#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
-    for (int64_t i = 0; i < c->count; i += LANES)
-        BY_DTYPE(c->half, gate, c, i, c->count - i);
+#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
+    gates(c);
 }
 
 void tinker_gate_back(const Gate *c) {
@@ -171,8 +175,13 @@ INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
     }
 }
 
-void tinker_rotate(const Rotation *c) {
-#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
+SHARED void rotations(const Rotation *c) {
+#pragma omp for nowait
     for (int64_t token = 0; token < c->tokens; token++)
         for (int64_t head = 0; head < c->heads; head++) BY_DTYPE(c->half, rotate, c, token, head);
+}
+
+void tinker_rotate(const Rotation *c) {
+#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
+    rotations(c);
 }

@@ -8,6 +8,7 @@ installs the kernels in a model.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,27 +26,27 @@ _ONE_THREAD = 1 << 14
 _int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 
-class _NormCall(ctypes.Structure):
+class NormStruct(ctypes.Structure):
     """Mirrors ``struct Norm`` of elementwise.c. The next two classes mirror ``Gate``,
     ``Rotation``."""
 
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "threads")),
-        *((name, _pointer) for name in ("x", "upstream", "weight", "out", "inverse")),
+        *((name, _pointer) for name in ("x", "added", "upstream", "weight", "out", "inverse")),
         ("eps", ctypes.c_float),
         *((name, _int32) for name in ("half", "rounds")),
     )
 
 
-class _GateCall(ctypes.Structure):
+class GateStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("count", "threads")),
         *((name, _pointer) for name in ("gate", "up", "upstream", "out", "d_gate", "d_up")),
-        ("half", _int64),
+        *((name, _int32) for name in ("half", "gelu")),
     )
 
 
-class _RotationCall(ctypes.Structure):
+class RotationStruct(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("tokens", "heads", "width", "threads")),
         ("stride", _int64 * 2),
@@ -64,7 +65,7 @@ def _launch(routine: str, call: Any, x: Tensor, /, **tensors: Tensor) -> None:
         setattr(call, name, tensor.data_ptr())
     call.half = x.dtype == torch.bfloat16
     call.threads = torch.get_num_threads() if x.numel() > _ONE_THREAD else 1
-    routines = library("elementwise")
+    routines = library()
     assert routines is not None, "modules are fused only where the library exists"
     getattr(routines, routine)(ctypes.byref(call))
 
@@ -80,7 +81,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, rounds: bool) -> Tensor:
         x = x.contiguous()
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-        call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
+        call = NormStruct(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
         _launch("tinker_norm", call, x, x=x, weight=weight, out=out, inverse=inverse)
         # ``inverse`` [rows] saves a pass over ``x`` in the backward pass.
         ctx.save_for_backward(x, weight, inverse)
@@ -91,31 +92,57 @@ class _Norm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         gradient, out = upstream[0].contiguous(), torch.empty_like(x)
         tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
-        _launch("tinker_norm_back", _NormCall(inverse.numel(), x.shape[-1]), x, **tensors)
+        _launch("tinker_norm_back", NormStruct(inverse.numel(), x.shape[-1]), x, **tensors)
         # The weight is frozen, so it gets no gradient.
         return out, None, None, None
 
 
 class _Gated(torch.autograd.Function):
-    """``silu(gate) * up`` with gradients for both; torch would also keep ``silu(gate)``."""
+    """``silu(gate) * up``, or with gelu by tanh, with gradients for both; torch would also keep the
+    activation."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
-        # ``silu(gate)`` is recomputed in the backward pass, which saves memory for few operations.
+        # The activation is recomputed in the backward pass, which saves memory for few operations.
         ctx.save_for_backward(gate, up)
-        out = torch.empty_like(gate)
-        _launch("tinker_gate", _GateCall(gate.numel()), gate, gate=gate, up=up, out=out)
+        ctx.gelu, out = gelu, torch.empty_like(gate)
+        call = GateStruct(gate.numel(), gelu=gelu)
+        _launch("tinker_gate", call, gate, gate=gate, up=up, out=out)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
         tensors = {"gate": gate, "up": up, "upstream": gradient, "d_gate": d_gate, "d_up": d_up}
-        _launch("tinker_gate_back", _GateCall(gate.numel()), gate, **tensors)
-        return d_gate, d_up
+        _launch("tinker_gate_back", GateStruct(gate.numel(), gelu=ctx.gelu), gate, **tensors)
+        return d_gate, d_up, None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``activation(gate) * up`` with silu, or gelu by tanh."""
+
+    gelu: bool
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns the result in the shape of both."""
+        return _Gated.apply(gate, up, self.gelu)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm along the last axis; ``weight`` [width] is fp32. See ``_Norm``."""
+
+    weight: Tensor
+    eps: float
+    rounds: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns ``x``, normalized."""
+        return _Norm.apply(x, self.weight, self.eps, self.rounds)
 
 
 class _Rotated(torch.autograd.Function):
@@ -148,7 +175,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
         x = x.contiguous()
     cosine, sine = cosine.contiguous(), sine.contiguous()
     out = x.new_empty(batch, length, heads, width)
-    call = _RotationCall(*x.shape, backward=backward)
+    call = RotationStruct(*x.shape, backward=backward)
     call.stride[:] = x.stride()[:2]
     # One set of angles for all rows, or one per row.
     call.angles = cosine.shape[0] * length
@@ -158,16 +185,16 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
 
 def elementwise(dtype: torch.dtype) -> Elementwise | None:
     """Returns the routines for ``dtype``; ``None`` if this machine has none."""
-    if dtype not in _DTYPES or library("elementwise") is None:
+    if dtype not in _DTYPES or library() is None:
         return None
     return Elementwise(
         norms=(partial(_norm_of, plus_one=False), partial(_norm_of, plus_one=True)),
-        gates=(_Gated.apply,),
+        gates=(Gate(gelu=False), Gate(gelu=True)),
         rotate=_Rotated.apply,
     )
 
 
-def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Any:
+def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Norm:
     # Llama multiplies the rounded value by the weight, Gemma the unrounded one by 1 + weight.
     factor = 1 + weight.float() if plus_one else weight.float().clone()
-    return lambda x: _Norm.apply(x, factor, eps, not plus_one)
+    return Norm(factor, eps, not plus_one)

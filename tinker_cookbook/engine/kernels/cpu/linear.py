@@ -1,8 +1,8 @@
 """Products with frozen weight matrices, in the fastest memory layout for their device.
 
 A frozen matrix is reordered once at load. Panels (``product.c``) are read once and
-in order for a few rows, and are as fast as oneDNN and MKL for many rows. Processors with bfloat16
-instructions, and machines without a compiler, use oneDNN's blocked layout. In both layouts, a row's
+in order for a few rows, and are as fast as oneDNN and MKL for many rows. In bfloat16, processors
+with AMX, and machines without a compiler, use oneDNN's blocked layout. In both layouts, a row's
 result does not depend on other rows (batch invariance); torch's plain products do not guarantee it.
 """
 
@@ -23,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
 from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
 SMALLEST = 1 << 16
@@ -33,6 +34,9 @@ _SPARE_BYTES = 4 << 30
 
 _ONE_THREAD = 1 << 17
 """Number of multiplications up to which a second thread costs more than it saves."""
+
+_FLOATS, _HALVES, _PAIRS = range(3)
+"""Kinds of panels, as in product.c."""
 
 _ONEDNN: Any = torch.ops.mkldnn
 """oneDNN's operators, which torch.compile also uses for frozen models on a CPU."""
@@ -139,9 +143,11 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
         and (half or weight.dtype == torch.float32)
     ):
         return _Plain
+    if _multiplies_pairs(weight) and len(weight) % 2 == 0:  # the inputs of the transpose
+        return _Pairs
     # In float32 panels are at least as fast as oneDNN. In bfloat16 without the processor's
     # instructions oneDNN took 2.7 to 4 times as long.
-    if not (half and cpu_bfloat16()) and library("product") is not None:
+    if not (half and cpu_bfloat16()) and library() is not None:
         return _Panels
     if not (torch.backends.mkldnn.is_available() and hasattr(_ONEDNN, "_linear_pointwise")):
         return _Plain
@@ -202,45 +208,75 @@ class _Panels(Layout):
     and low-rank terms are added in the same call."""
 
     any_rows = True
-    _codes = 0
+    kind = 0
+    """Of ``struct Term`` of product.c: panels in float32, in bfloat16, or of pairs."""
+    codes = 0
     """Address of ``struct Codes`` for panels in 4 bits."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._outputs, self._inputs = weight.shape
-        width = _routines().tinker_panel()
-        # Pad to whole panels, so that the kernel loads full vectors; ``dense`` drops the padding.
-        if surplus := -self._outputs % width:
-            weight = F.pad(weight, (0, 0, 0, surplus))
-        panels = weight.reshape(-1, width, self._inputs)
-        self.panels = panels.transpose(1, 2).contiguous()  # [out / width, in, width]
+        self.outputs, self.inputs = weight.shape
+        self.dtype = weight.dtype
+        self.kind = _HALVES if weight.dtype == torch.bfloat16 else _FLOATS
+        self.panels = _panels(weight, pairs=False)  # [out / width, in, width]
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.adapted(x, bias, ())
 
     def product_fp32(self, x: Tensor) -> Tensor:
-        return self._compute(x, ())[0]
+        return self._compute(x, None, (), torch.float32)[0]
 
     def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
-        return self._rounded(self._compute(x, parts)[0], bias)
+        return self._compute(x, bias, parts, self.dtype)[0]
 
     def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
         if term.owners is not None:  # the kernel has no mask
             return super().trained(x, bias, term)
-        out, low = self._compute(x, [(term, 0, len(x))])
-        return self._rounded(out, bias), low.view(len(x), -1)
+        return self._compute(x, bias, [(term, 0, len(x))], self.dtype)
 
     def dense(self) -> Tensor:
-        return self.panels.transpose(1, 2).reshape(-1, self._inputs)[: self._outputs]
+        return self.panels.transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
 
-    def _compute(self, x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-        # Sums stay fp32 until bias and adapters are added, and are rounded once.
-        out = x.new_empty(x.shape[0], self._outputs, dtype=torch.float32)
-        return out, _add(out, x, parts, self.panels, self._codes)
+    def _compute(
+        self, x: Tensor, bias: Tensor | None, parts: Sequence[Part], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        out = x.new_empty(x.shape[0], self.outputs, dtype=dtype)
+        return out, _add(out, x, parts, self, bias)
 
-    def _rounded(self, out: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is not None:
-            out += bias
-        return out.to(self.panels.dtype)
+
+class _Pairs(_Panels):
+    """Panels of pairs of bfloat16 numbers, for processors that multiply pairs."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.dtype, self.kind = weight.dtype, _PAIRS
+        self.panels = _panels(weight, pairs=True)  # [out / width, in / 2, width, 2]
+
+    def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
+        out, low = super().trained(x, bias, term)
+        return out, low.to(self.dtype)  # products with it are faster so
+
+
+def _multiplies_pairs(x: Tensor) -> bool:
+    """Returns whether ``x`` [rows, in] is multiplied in pairs."""
+    return x.dtype == torch.bfloat16 and x.shape[1] % 2 == 0 and _has_pairs()
+
+
+@cache
+def _has_pairs() -> bool:
+    # AMX multiplies whole tiles, so oneDNN is faster there for many rows.
+    wanted = cpu_bfloat16() == "avx512_bf16" and library() is not None
+    return wanted and bool(_routines().tinker_pairs())
+
+
+def _panels(weight: Tensor, *, pairs: bool, huge: bool = True) -> Tensor:
+    """Returns a matrix [out, in] in panels; with ``huge``, in huge pages."""
+    width = _routines().tinker_panel()
+    # Pad to whole panels, so that the kernel loads full vectors.
+    if surplus := -len(weight) % width:
+        weight = F.pad(weight, (0, 0, 0, surplus))
+    shape = (-1, width, weight.shape[1] // 2, 2) if pairs else (-1, width, weight.shape[1])
+    panels = weight.reshape(shape).transpose(1, 2)
+    return in_huge_pages(panels) if huge else panels.contiguous()
 
 
 def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
@@ -251,69 +287,98 @@ def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
     if out.device.type != "cpu":
         add_together(out, x, parts)
         return out
-    if library("product") is not None:
+    if library() is not None and out.dtype in (torch.float32, torch.bfloat16):
         # The kernel accumulates in fp32.
-        wide = out.float()
-        _add(wide, x, parts)
-        return wide.to(out.dtype)
+        out = out.contiguous()
+        _add(out, x, parts)
+        return out
     for low_rank, first, end in parts:
         low_rank.add(out[first:end], x[first:end])
     return out
 
 
-class _PackedTerm(NamedTuple):
-    """``A`` and ``B`` of a term in panels, and their addresses."""
+class PackedTerm(NamedTuple):
+    """``A`` and ``B`` of a term in panels, and the fields of ``struct LowRank`` of product.c."""
 
+    a: int
+    b: int
     rank: int
     width: int
     """The rank, rounded up to whole panels."""
-    a: int
-    b: int
+    pairs: bool
     panels: tuple[Tensor, Tensor]
 
 
-def _add(
-    out: Tensor, x: Tensor, parts: Sequence[Part], panels: Tensor | None = None, codes: int = 0
-) -> Tensor:
-    """Computes ``out`` (fp32) as ``x`` times the matrix, if given, plus the terms of ``parts``.
+def packed_term(term: LowRank, pairs: bool) -> PackedTerm:
+    """Packs a term once, for inputs in pairs or in fp32. The term keeps the tensors alive, because
+    kernels get only addresses."""
+    if term.packed is None or term.packed.pairs != pairs:
+        a, b = term.a.detach(), term.b.detach()
+        if not pairs:
+            a, b = a.float(), b.float()
+        # ``A`` multiplies the layer's input, ``B`` fp32 sums.
+        a, b = _panels(a, pairs=pairs, huge=False), _panels(b, pairs=False, huge=False)
+        width = a.shape[0] * _routines().tinker_panel()
+        rank = term.a.shape[0]
+        term.packed = PackedTerm(a.data_ptr(), b.data_ptr(), rank, width, pairs, (a, b))
+    return term.packed
 
-    Returns the concatenated ``x A^T`` of all terms, with rows zero-padded to whole panels.
+
+class ProductStruct(ctypes.Structure):
+    """Mirrors ``struct Product`` of product.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "x_stride", "kind", "outputs")),
+        *((name, ctypes.c_int64) for name in ("parts", "threads", "low_width", "half")),
+        *((name, ctypes.c_void_p) for name in ("x", "panels", "codes", "bias", "out", "low")),
+        *((name, ctypes.c_void_p) for name in ("part", "term")),
+    )
+
+
+def _add(
+    out: Tensor,
+    x: Tensor,
+    parts: Sequence[Part],
+    matrix: _Panels | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Computes ``out`` (contiguous) as ``x`` times the matrix plus the bias, if given, plus the
+    terms of ``parts``.
+
+    Returns ``x A^T`` of each part's rows [T, rank], zero-padded to whole panels.
     """
-    # All sums are fp32, also for a matrix in bfloat16; inputs need unit stride.
-    x = x.float()
-    x = x if x.stride(1) == 1 else x.contiguous()
     (rows, inputs), outputs = x.shape, out.shape[1]
-    multiplications = 0 if panels is None else rows * inputs * outputs
-    adapters: list[int] = []
+    pairs = matrix.kind == _PAIRS if matrix is not None else _multiplies_pairs(x)
+    kind = matrix.kind if matrix is not None else _PAIRS if pairs else _FLOATS
+    # Inputs need unit stride. All sums are fp32, also for a matrix in bfloat16.
+    x = x.to(torch.bfloat16 if pairs else torch.float32)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    multiplications = 0 if matrix is None else rows * inputs * outputs
+    where, terms = array("q"), array("q")
     width = 0
     for low_rank, first, end in parts:
-        # Each term is packed once. The term keeps the tensors alive, because only addresses are
-        # passed.
-        if low_rank.packed is None:
-            a, b = (_Panels(side.detach().float()).panels for side in (low_rank.a, low_rank.b))
-            filled = a.shape[0] * a.shape[2]
-            low_rank.packed = _PackedTerm(b.shape[1], filled, a.data_ptr(), b.data_ptr(), (a, b))
-        packed, count = low_rank.packed, end - first
-        adapters += (first, count, packed.rank, packed.a, packed.b)
-        width += count * packed.width
-        multiplications += count * packed.rank * (inputs + outputs)
-    low = x.new_empty(width)
-    # Fields of ``struct Call`` of product.c, in order; each has 8 bytes.
-    call = (
-        *(rows, inputs, x.stride(0), panels is not None and panels.dtype == torch.bfloat16),
-        *(outputs, len(parts), torch.get_num_threads() if multiplications > _ONE_THREAD else 1),
-        *(x.data_ptr(), 0 if panels is None else panels.data_ptr(), codes),
-        *(out.data_ptr(), low.data_ptr(), *adapters),
+        packed = packed_term(low_rank, pairs)
+        where.extend((first, end))
+        terms.extend(packed[:3])
+        width = max(width, packed.width)
+        multiplications += (end - first) * packed.rank * (inputs + outputs)
+    low = x.new_empty(rows, width, dtype=torch.float32)
+    call = ProductStruct(
+        *(rows, inputs, x.stride(0), kind, outputs, len(parts)),
+        torch.get_num_threads() if multiplications > _ONE_THREAD else 1,
+        *(width, out.dtype == torch.bfloat16, x.data_ptr()),
+        *((matrix.panels.data_ptr(), matrix.codes) if matrix is not None else (0, 0)),
+        *(0 if bias is None else bias.data_ptr(), out.data_ptr(), low.data_ptr()),
+        *(where.buffer_info()[0], terms.buffer_info()[0]),
     )
-    numbers = array("q", call)
-    _routines().tinker_add(numbers.buffer_info()[0])
+    _routines().tinker_product(ctypes.byref(call))
     return low
 
 
 @cache
 def _routines() -> ctypes.CDLL:
-    routines = library("product")
+    routines = library()
     assert routines is not None, "panels exist only where the library does"
-    routines.tinker_add.argtypes = [ctypes.c_void_p]
     routines.tinker_decode.argtypes = [ctypes.c_int64] * 6
     return routines

@@ -3,7 +3,8 @@
    The matrix W [out, in] is stored in panels of PANEL outputs, each [in, PANEL], so that a product
    of few rows reads it once and in order. Every output is one sum over the inputs from the first to
    the last, so a row's result is the same to the bit with any other rows in the batch, and for any
-   number of threads. All sums are fp32, also of a matrix in bfloat16. */
+   number of threads. All sums are fp32, also of a matrix in bfloat16. Processors that multiply pairs
+   of bfloat16 numbers read panels of pairs, [in / 2, PANEL, 2]. */
 
 #include "vectors.h"
 
@@ -17,12 +18,12 @@ enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 int64_t tinker_panel(void) { return PANEL; }
 
 INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                     int64_t out_stride, int accumulate, int rows, int half) {
+                     int accumulate, int rows, int half) {
     const int64_t size = half ? 2 : 4;
     Floats sums[ROWS][WIDE];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < WIDE; v++)
-            sums[r][v] = accumulate ? load(out, r * out_stride + v * LANES, 0) : (Floats){0};
+            sums[r][v] = accumulate ? load(out, r * PANEL + v * LANES, 0) : (Floats){0};
     for (int64_t k = 0; k < depth; k++) {
         /* Past the last input this is outside of the panel: a prefetch of any address is
            harmless. */
@@ -34,16 +35,13 @@ INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < WIDE; v++)
-            memcpy(out + r * out_stride + v * LANES, &sums[r][v], sizeof(Floats));
+            memcpy(out + r * PANEL + v * LANES, &sums[r][v], sizeof(Floats));
 }
 
 /* With a constant number of rows the compiler keeps all sums in registers. */
 static void block(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                  int64_t out_stride, int accumulate, int rows, int half) {
-#define CASE(R) \
-    case R: \
-        BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, out_stride, accumulate, R); \
-        break
+                  int accumulate, int rows, int half) {
+#define CASE(R) case R: BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, accumulate, R); break
     switch (rows) {
         CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
 #if defined __AVX512F__ || defined __aarch64__
@@ -52,6 +50,49 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
     }
 #undef CASE
 }
+
+#if defined __AVX512BF16__
+#include <immintrin.h>
+
+int tinker_pairs(void) { return 1; }
+
+INLINE void pairs_as(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
+                     float *out, int accumulate, int rows) {
+    __m512 sums[ROWS][WIDE];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < WIDE; v++)
+            sums[r][v] = accumulate ? _mm512_loadu_ps(out + r * PANEL + v * LANES)
+                                    : _mm512_setzero_ps();
+    for (int64_t k = 0; k < depth; k += 2) {
+        __m512bh weights[WIDE];
+        for (int v = 0; v < WIDE; v++)
+            weights[v] = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + v * LANES * 2);
+        for (int r = 0; r < rows; r++) {
+            int32_t both; /* two inputs of the row */
+            memcpy(&both, x + r * x_stride + k, sizeof both);
+            const __m512bh pair = (__m512bh)_mm512_set1_epi32(both);
+            for (int v = 0; v < WIDE; v++)
+                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], pair, weights[v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < WIDE; v++) _mm512_storeu_ps(out + r * PANEL + v * LANES, sums[r][v]);
+}
+
+/* As `block`, for panels of pairs; `depth` is even. */
+static void pairs(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
+                  float *out, int accumulate, int rows) {
+#define CASE(R) case R: pairs_as(x, x_stride, panel, depth, out, accumulate, R); break
+    switch (rows) {
+        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8);
+    }
+#undef CASE
+}
+#else
+int tinker_pairs(void) { return 0; }
+static void pairs(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
+                  float *out, int accumulate, int rows) {} /* never used */
+#endif
 
 /* Weights in 4 bits. A byte has the codes of an output for two inputs, the first in its low half:
    [panels, inputs / 2, PANEL]. A weight is values[code] times the scale of its output and SCALED
@@ -100,65 +141,53 @@ void tinker_decode(const Codes *codes, const uint8_t *bytes, int64_t outputs, in
     }
 }
 
-/* x W^T for W [outputs, inputs] in panels. */
+/* x W^T for W [outputs, inputs] in panels, which are float32 or bfloat16 for x in float32, or pairs
+   (`inputs` is even) for x in bfloat16. */
+enum { FLOATS, HALVES, PAIRS };
 typedef struct {
-    int64_t inputs, x_stride, half; /* half: W is bfloat16, else float32 */
-    const float *x;                 /* [rows, inputs] */
+    int64_t inputs, x_stride, kind;
+    const void *x; /* [rows, inputs] */
     const void *panels;
     const Codes *codes; /* NULL, or of panels in 4 bits */
 } Term;
 
-/* The sum of `terms` terms, added to the present result if `accumulate`. */
+/* An adapter's (x A^T) B^T; A [rank, inputs] in panels of FLOATS or PAIRS, B [outputs, rank] in
+   those of FLOATS or HALVES. */
 typedef struct {
-    int64_t rows, terms, outputs, accumulate;
-    float *result; /* [rows, outputs] */
-    Term term[2];
-} Sum;
+    const void *a, *b; /* NULL: none */
+    int64_t rank;
+} LowRank;
 
-/* (x A^T) B^T for `rows` rows from `first` on; A [rank, inputs], B [outputs, rank] in float32. */
+/* Rows [first, end). */
 typedef struct {
-    int64_t first, rows, rank;
-    const void *a, *b;
-} Adapter;
+    int64_t first, end;
+} Part;
 
-/* The product of x [rows, inputs] with a matrix, or else the content of `out`, plus adapter terms.
-   `low` receives x A^T: a row of whole panels for each row of an adapter. */
+/* The product of x [rows, inputs] with a matrix, or else the content of `out`, plus the bias, plus
+   the adapter terms of parts of the rows. `low` receives x A^T, in rows of `low_width` numbers: whole
+   panels of the largest rank. */
 typedef struct {
-    int64_t rows, inputs, x_stride, half, outputs, adapters, threads;
-    const float *x;
+    int64_t rows, inputs, x_stride, kind, outputs, parts, threads, low_width;
+    int64_t half;  /* 1: `out` is bfloat16 */
+    const void *x; /* bfloat16 for PAIRS, else float32 */
     const void *panels; /* may be NULL */
     const Codes *codes; /* may be NULL */
-    float *out, *low;
-    Adapter adapter[];
-} Call;
+    const float *bias;  /* may be NULL */
+    void *out;          /* [rows, outputs] */
+    float *low;
+    const Part *part;
+    const LowRank *term; /* of each part */
+} Product;
 
-/* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows and `width` outputs from `begin`
-   on. The last panel may be wider than the matrix: it is computed in a copy. */
-static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, int64_t depth,
-                     int64_t row, int rows, int64_t begin, int64_t width, int accumulate,
-                     int half) {
-    const float *x = t->x + row * t->x_stride + k;
-    float *result = s->result + row * s->outputs + begin, cut[ROWS * PANEL];
-    if (width == PANEL) {
-        block(x, t->x_stride, part, depth, result, s->outputs, accumulate, rows, half);
-        return;
-    }
-    for (int i = 0; accumulate && i < rows; i++)
-        memcpy(cut + i * PANEL, result + i * s->outputs, (size_t)width * 4);
-    block(x, t->x_stride, part, depth, cut, PANEL, accumulate, rows, half);
-    for (int i = 0; i < rows; i++)
-        memcpy(result + i * s->outputs, cut + i * PANEL, (size_t)width * 4);
-}
-
-/* Outputs of one panel of a term. For many rows bfloat16 is widened once, before the products. */
-static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, int64_t rows,
+/* Outputs of one panel of a term, to a tile [rows][PANEL]. For many rows bfloat16 is widened once,
+   before the products. */
+static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, float *tile,
                      int accumulate) {
     /* Bytes of two weights. */
-    const int64_t size = t->codes ? 1 : t->half ? 4 : 8, begin = panel * PANEL;
-    const int64_t width = s->outputs - begin < PANEL ? s->outputs - begin : PANEL;
+    const int64_t size = t->codes ? 1 : t->kind == FLOATS ? 8 : 4;
     /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
        again for each block of rows. */
-    const int widens = t->codes || (t->half && rows > 2 * ROWS);
+    const int widens = t->codes || (t->kind == HALVES && rows > 2 * ROWS);
     const int64_t most = t->codes ? DECODED : DEEP;
     float wide[DEEP * PANEL];
     for (int64_t k = 0; k < t->inputs; k += most) {
@@ -169,67 +198,107 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
             const Floats x = load(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
         }
-        for (int64_t r = first; r < first + rows; r += ROWS) {
-            const int count = (int)(first + rows - r < ROWS ? first + rows - r : ROWS);
-            add_part(s, t, widens ? wide : part, k, depth, r, count, begin, width,
-                     accumulate || k > 0, t->half && !widens);
+        for (int64_t r = 0; r < rows; r += ROWS) {
+            const int count = (int)(rows - r < ROWS ? rows - r : ROWS);
+            const int64_t at = (first + r) * t->x_stride + k;
+            float *out = tile + r * PANEL;
+            if (t->kind == PAIRS)
+                pairs((const uint16_t *)t->x + at, t->x_stride, part, depth, out,
+                      accumulate || k > 0, count);
+            else
+                block((const float *)t->x + at, t->x_stride, widens ? wide : part, depth, out,
+                      accumulate || k > 0, count, t->kind == HALVES && !widens);
         }
     }
 }
 
-/* Threads share the panels, with CHUNK rows or so few that every thread has work; a thread that is
-   done does not wait for the others. */
-static void add_terms(const Sum *s, int64_t threads) {
-    const int64_t panels = (s->outputs + PANEL - 1) / PANEL;
-    /* Two items or more for each thread, so that a slow one does not delay the others. */
+/* Rows of an item: CHUNK, or so few that every thread has two items or more, so that a slow one does
+   not delay the others. */
+static int64_t chunk_of(int64_t rows, int64_t panels, int64_t threads) {
     int64_t chunk = CHUNK;
-    while (chunk > 2 * ROWS && panels * ((s->rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
-    const int64_t chunks = (s->rows + chunk - 1) / chunk;
+    while (chunk > 2 * ROWS && panels * ((rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
+    return chunk;
+}
+
+static int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+/* x A^T of all parts. The surplus columns of whole panels are zeros, because A is padded. Threads
+   that are done do not wait for the others, here and below. */
+SHARED void low_products(const Product *c) {
+    for (int64_t p = 0; p < c->parts; p++) {
+        const LowRank *l = &c->term[p];
+        if (l->a == NULL) continue;
+        const Term term = {c->inputs, c->x_stride, c->kind == PAIRS ? PAIRS : FLOATS, c->x, l->a};
+        const int64_t panels = panels_of(l->rank), all = c->part[p].end - c->part[p].first;
+        const int64_t chunk = chunk_of(all, panels, c->threads);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t item = 0; item < panels * chunks; item++) {
-        const int64_t first = item / panels * chunk;
-        const int64_t some = s->rows - first < chunk ? s->rows - first : chunk;
-        for (int64_t i = 0; i < s->terms; i++)
-            add_term(s, &s->term[i], item % panels, first, some, s->accumulate || i > 0);
-    }
-}
-
-static int64_t width_of(const Adapter *a) { return (a->rank + PANEL - 1) / PANEL * PANEL; }
-
-static void add_a(const Call *c, const Adapter *a, float *low) {
-    const Term term = {c->inputs, c->x_stride, 0, c->x + a->first * c->x_stride, a->a};
-    /* Whole panels of x A^T: the surplus columns are zeros, because A is padded with zeros. */
-    const Sum sum = {a->rows, 1, width_of(a), 0, low, {term}};
-    add_terms(&sum, c->threads);
-}
-
-/* `matrix` is its term, if it is not in the result yet. */
-static void add_b(const Call *c, const Adapter *a, const float *low, const Term *matrix) {
-    /* Rows of x A^T have the width of whole panels; only the first `rank` numbers are read. */
-    const Term term = {a->rank, width_of(a), 0, low, a->b};
-    Sum sum = {a->rows, 1, c->outputs, 1, c->out + a->first * c->outputs, {term}};
-    if (matrix) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*matrix, term}};
-    add_terms(&sum, c->threads);
-}
-
-/* One adapter for all rows shares a sum with the matrix, which saves a pass over the result; for
-   several the matrix is read once, before. The order of all additions is the same. */
-void tinker_add(const Call *c) {
-    const Term matrix = {c->inputs, c->x_stride, c->half, c->x, c->panels, c->codes};
-    const int shared = c->panels && c->adapters == 1 && c->adapter[0].rows == c->rows;
-#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
-    {
-        if (c->panels && !shared) {
-            const Sum sum = {c->rows, 1, c->outputs, 0, c->out, {matrix}};
-            add_terms(&sum, c->threads);
+        for (int64_t item = 0; item < panels * ((all + chunk - 1) / chunk); item++) {
+            const int64_t first = c->part[p].first + item / panels * chunk;
+            const int64_t rows = c->part[p].end - first < chunk ? c->part[p].end - first : chunk;
+            float tile[CHUNK * PANEL], *low = c->low + first * c->low_width + item % panels * PANEL;
+            add_term(&term, item % panels, first, rows, tile, 0);
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(low + r * c->low_width, tile + r * PANEL, PANEL * 4);
         }
-        float *low = c->low;
-        for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
-            add_a(c, &c->adapter[i], low);
-        /* The loops above do not wait, but B needs all of x A^T, and `out` the matrix's part. */
-#pragma omp barrier
-        low = c->low;
-        for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
-            add_b(c, &c->adapter[i], low, shared ? &matrix : NULL);
     }
+}
+
+/* Some rows of the outputs of one panel. */
+static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t rows) {
+    const int64_t begin = panel * PANEL;
+    const int64_t width = c->outputs - begin < PANEL ? c->outputs - begin : PANEL;
+    float tile[CHUNK * PANEL];
+    const Term matrix = {c->inputs, c->x_stride, c->kind, c->x, c->panels, c->codes};
+    if (c->panels) add_term(&matrix, panel, first, rows, tile, 0);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i += LANES) {
+            Floats y = load(tile, r * PANEL + i, 0);
+            if (!c->panels)
+                y = load_part(c->out, (first + r) * c->outputs + begin + i, width - i, c->half);
+            if (c->bias) y += load_part(c->bias, begin + i, width - i, 0);
+            /* As in every other layout in bfloat16, the product is rounded before the term is
+               added: adapters of several runs are trained so. */
+            if (c->kind == PAIRS && c->half) y = rounded(y, 1);
+            memcpy(tile + r * PANEL + i, &y, sizeof y);
+        }
+    for (int64_t p = 0; p < c->parts; p++) {
+        const LowRank *l = &c->term[p];
+        const int64_t from = c->part[p].first > first ? c->part[p].first : first;
+        const int64_t end = c->part[p].end < first + rows ? c->part[p].end : first + rows;
+        if (l->a == NULL || from >= end) continue;
+        const Term term = {l->rank, c->low_width, c->kind == PAIRS ? HALVES : FLOATS, c->low, l->b};
+        add_term(&term, panel, from, end - from, tile + (from - first) * PANEL, 1);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i += LANES)
+            store_part(c->out, (first + r) * c->outputs + begin + i, load(tile, r * PANEL + i, 0),
+                       width - i, (int)c->half);
+}
+
+/* All but `low_products`, which must be complete. */
+SHARED void products(const Product *c) {
+    const int64_t panels = panels_of(c->outputs), chunk = chunk_of(c->rows, panels, c->threads);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t item = 0; item < panels * ((c->rows + chunk - 1) / chunk); item++) {
+        const int64_t first = item / panels * chunk;
+        product_tile(c, item % panels, first, c->rows - first < chunk ? c->rows - first : chunk);
+    }
+}
+
+/* Products of the same input. */
+SHARED void products_of(const Product *c, int64_t count) {
+    int64_t parts = 0;
+    for (int64_t i = 0; i < count; i++) {
+        low_products(&c[i]);
+        parts += c[i].parts;
+    }
+    if (parts) {
+#pragma omp barrier
+    }
+    for (int64_t i = 0; i < count; i++) products(&c[i]);
+}
+
+void tinker_product(const Product *c) {
+#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
+    products_of(c, 1);
 }

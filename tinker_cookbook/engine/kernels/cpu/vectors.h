@@ -8,6 +8,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* A loop that all threads of a region share. It is compiled once, so that a call of its own and the
+   list of a step (step.c) give the same bits: compilers choose multiply-adds by the code around. */
+#define SHARED static __attribute__((noinline))
+
 /* The compiler splits wider vectors through memory, which is ten times as slow. */
 #if defined __AVX512F__
 enum { LANES = 16, REGISTERS = 32 };
@@ -79,6 +83,28 @@ INLINE void store_vector(void *to, int64_t at, Floats x, int half) {
     } else {
         memcpy((float *)to + at, &x, sizeof x);
     }
+}
+
+/* `count` numbers, LANES or fewer. */
+INLINE Floats load_part(const void *from, int64_t at, int64_t count, int half) {
+    Floats out = {0};
+    if (count >= LANES) return load(from, at, half);
+    for (int64_t i = 0; i < count; i++) out[i] = load_one(from, at + i, half);
+    return out;
+}
+
+INLINE void store_part(void *to, int64_t at, Floats x, int64_t count, int half) {
+    if (count >= LANES) store_vector(to, at, x, half);
+    else
+        for (int64_t i = 0; i < count; i++) store_one(to, at + i, x[i], half);
+}
+
+/* Rounded to bfloat16 where the model computes in it. */
+INLINE Floats rounded(Floats x, int half) {
+    uint16_t raw[LANES];
+    if (!half) return x;
+    store_vector(raw, 0, x, 1);
+    return load(raw, 0, 1);
 }
 
 INLINE Floats broadcast(float x) {
