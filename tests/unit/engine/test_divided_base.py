@@ -64,7 +64,7 @@ def test_the_weights_are_used_where_they_are_gathered(group, tiny_base):
     base = divided(tiny_base("qwen3").folder)
     layers = [m for m in base._decoder.modules() if isinstance(m, AdapterLinear)]
     assert len(layers) == 3 * 7
-    assert all(isinstance(layer._frozen, GatheredWeight) for layer in layers)
+    assert all(isinstance(layer.frozen, GatheredWeight) for layer in layers)
     assert all(isinstance(part, DTensor) for layer in layers for part in layer.divided.parts)
 
 

@@ -11,7 +11,8 @@ operators.
 * ``divisible_layout`` and ``gathered_experts``: the same for matrices that are divided among ranks;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
-* ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page.
+* ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page;
+* ``StepList``: all layers of a sampling step in one call.
 """
 
 from typing import Any
@@ -28,6 +29,7 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     MakeLayout,
     add_low_rank,
 )
+from tinker_cookbook.engine.kernels.cpu.step import StepList
 from tinker_cookbook.engine.kernels.cpu.training_attention import (
     grouped_attention,
     training_attention,
@@ -53,6 +55,7 @@ __all__ = [
     "MakeDivisible",
     "MakeLayout",
     "PagedAttention",
+    "StepList",
     "add_low_rank",
     "divisible_layout",
     "freeze_experts",

@@ -45,11 +45,11 @@ class FusedNorm(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self._function = function
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns ``x`` [..., width], normalized along the last axis."""
-        return self._function(x)
+        return self.function(x)
 
 
 class FusedRotary:

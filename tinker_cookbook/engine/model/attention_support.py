@@ -8,14 +8,15 @@ one request at a time with transformers' own cache and trained without shared pr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinker_cookbook.engine.kernels import StepList
 from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
@@ -35,15 +36,17 @@ _UNSUPPORTED = (AttributeError, LookupError, TypeError, ValueError, RuntimeError
 
 
 class _Probe(BatchLayout):
-    """Layout that records the cache shape of each layer and computes nothing."""
+    """Layout that records the call and the cache shape of each layer and computes nothing."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.shapes: dict[int, LayerShape] = {}
+        self.calls: dict[int, AttentionCall] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         _, heads, width = call.key.shape
         plain = call.softcap is None and call.sinks is None
+        self.calls[call.layer] = call
         self.shapes[call.layer] = LayerShape(heads, width, call.value.shape[2], plain)
         # Only the shapes matter here.
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
@@ -87,12 +90,48 @@ def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> boo
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
+@torch.no_grad()
+def checked_steps(base: BaseModel, decoder: Any, shapes: list[LayerShape]) -> StepList | None:
+    """Returns the list that computes a step in one call; ``None`` if the model has layers of
+    another kind, or if a bit of its results differs."""
+    # Images need their features and other positions.
+    if base.vision is not None or not PagedCache(shapes, base.dtype, base.device).native:
+        return None
+    probe, tokens = _Probe(), torch.arange(2, device=base.device)
+    base.hidden_of_batch(tokens, tokens, probe, Segments([]))
+    calls = [probe.calls[layer] for layer in sorted(probe.calls)]
+    steps = StepList.of(decoder, calls, base.dtype)
+    if steps is None:
+        return None
+
+    def compute(
+        tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
+    ) -> Tensor:
+        return steps.hidden(tokens, positions, layout.runs, segments)
+
+    expected = _batch(base, shapes, base.hidden_of_batch)
+    return steps if all(map(torch.equal, _batch(base, shapes, compute), expected)) else None
+
+
 def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares batched prefill and decode with each sequence alone."""
+    _, found = _batch(base, shapes, base.hidden_of_batch)
+    rows = [_row(base, tokens) for tokens in _sequences(base)]
+    return _close(found, torch.cat([base.hidden(row)[:, -1] for row in rows]))
+
+
+def _sequences(base: BaseModel) -> list[np.ndarray]:
+    # Different lengths, so that wrong rows, positions or masks would change the result.
+    return [probe_tokens(base.vocab_size, n) for n in (5, 8, 12, 3)]
+
+
+def _batch(
+    base: BaseModel, shapes: list[LayerShape], compute: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns the hidden states of a batched prefill [T, H] and of a decode step [4, H]."""
     device = base.device
     cache = PagedCache(shapes, base.dtype, device)
-    # Different lengths, so that wrong rows, positions or masks would change the result.
-    sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
+    sequences = [_row(base, tokens) for tokens in _sequences(base)]
     lengths = [row.shape[1] - 1 for row in sequences]
     tables = [cache.new(length + 1) for length in lengths]
     # Prefill all but the last token of each sequence, in one batch.
@@ -100,19 +139,19 @@ def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     prefill = [Run(*run) for run in zip(tables, [0] * 4, firsts, lengths, strict=True)]
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])
     prompts = torch.cat([row[0, :-1] for row in sequences])
-    base.hidden_of_batch(prompts, positions, BatchLayout(prefill), Segments([]))
+    prefilled = compute(prompts, positions, BatchLayout(prefill), Segments([]))
     # Decode the last tokens.
     decode = [
         Run(table, length, i, 1, decodes=True)
         for i, (table, length) in enumerate(zip(tables, lengths, strict=True))
     ]
-    found = base.hidden_of_batch(
+    decoded = compute(
         torch.stack([row[0, -1] for row in sequences]),
         torch.tensor(lengths, device=device),
         BatchLayout(decode),
         Segments([]),
     )
-    return _close(found, torch.cat([base.hidden(row)[:, -1] for row in sequences]))
+    return prefilled, decoded
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
 from tinker_cookbook.engine.kernels import (
+    StepList,
     divisible_layout,
     fuse,
     quantized_layout,
@@ -30,6 +31,7 @@ from tinker_cookbook.engine.model.attention_support import (
     check_batch_attention,
     check_packed_attention,
     check_tree_attention,
+    checked_steps,
     probe_tokens,
 )
 from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
@@ -50,7 +52,7 @@ from tinker_cookbook.engine.model.lora import (
     Placement,
     Target,
 )
-from tinker_cookbook.engine.model.low_rank import Segments, Terms
+from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
 from tinker_cookbook.engine.model.router_replay import RouterReplay
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
@@ -134,6 +136,7 @@ class BaseModel:
         self.eos_ids = tuple(one for one in _eos_ids(model) if 0 <= one < self.vocab_size)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
+        self._steps: StepList | None = None
         self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
         """Of a divided base model."""
         # Before the head is quantised: its check is for full precision.
@@ -283,6 +286,8 @@ class BaseModel:
         ``positions`` are [T] or, with images, [3, T]. Choices of experts are written to the
         sequences' cache, if it stores them.
         """
+        if self._steps is not None:
+            return self._steps.hidden(tokens, positions, layout.runs, segments)
         cache = layout.runs[0].table.cache if layout.runs else None
         images = not all(run.decodes for run in layout.runs)  # sampled tokens are text
         with (
@@ -353,17 +358,27 @@ class BaseModel:
         )
 
     @cached_property
-    def ragged(self) -> bool:
+    def _ragged(self) -> bool:
         """Whether some layer's width is not a multiple of 16."""
         # Element-wise functions compute the end of a tensor, and of each thread's part, with other
         # instructions than full vectors. With such a width, that end may be in the middle of a
         # token.
         return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
 
+    def filling(self, tokens: int) -> int:
+        """Returns the number of padding tokens with which a token's result does not depend on the
+        number of ``tokens`` in a batch."""
+        if self._steps is not None:
+            return 0
+        return -tokens % 32 if self._ragged else filling(tokens)
+
     @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
         """Cache shape of each layer; ``None`` if sequences cannot be batched."""
-        return check_batch_attention(self)
+        shapes = check_batch_attention(self)
+        if shapes is not None:  # only now: the check is for the general path, too
+            self._steps = checked_steps(self, self._decoder, shapes)
+        return shapes
 
     @cached_property
     def packs_rows(self) -> bool:

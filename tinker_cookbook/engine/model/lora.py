@@ -160,22 +160,22 @@ class AdapterLinear(nn.Module):
         self, base: nn.Linear, name: str, active: ActiveTerms, placement: Placement
     ) -> None:
         super().__init__()
-        self._frozen: FrozenWeight | GatheredWeight
+        self.frozen: FrozenWeight | GatheredWeight
         if placement.divided is not None:
             # A submodule, whose parameters FSDP finds.
             self.divided = DividedMatrix(base.weight, placement.device, placement.divided)
-            self._frozen = GatheredWeight(self.divided)
+            self.frozen = GatheredWeight(self.divided)
         else:
-            self._frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
+            self.frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
         self.bias = base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
-        self._name = name
+        self.name = name
         self._active = active
 
     @property
     def weight(self) -> Tensor:
         """The frozen matrix [out, in]. Some architectures read its dtype."""
-        return self._frozen.forward.dense()
+        return self.frozen.forward.dense()
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., out] for ``x`` [..., in]."""
@@ -183,12 +183,12 @@ class AdapterLinear(nn.Module):
         # Sampling applies several adapters in one call and needs no autograd graph.
         segments = self._active.segments
         if segments is not None:
-            layout = self._frozen.forward
-            out = segments.apply(self._name, rows, lambda x, p: layout.adapted(x, self.bias, p))
+            layout = self.frozen.forward
+            out = segments.apply(self.name, rows, lambda x, p: layout.adapted(x, self.bias, p))
         else:
-            term = self._active.terms.get(self._name)
+            term = self._active.terms.get(self.name)
             a, b = (None, None) if term is None else (term.a, term.b)
-            out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
+            out = _AdaptedProduct.apply(rows, self.frozen, self.bias, term, a, b)
         return out.view(*x.shape[:-1], self.out_features)
 
 

@@ -305,13 +305,10 @@ Terms = Mapping[str, LowRank]
 class Segments:
     """The adapter of each token of a batch.
 
-    ``stretches`` are (terms, first, end) of consecutive tokens, once the batch is in ``order``
-    [T]; ``back`` [T] is the inverse. Without ``order`` the batch is not permuted.
+    ``stretches`` are (terms, first, end) of consecutive tokens.
     """
 
     stretches: Sequence[tuple[Terms, int, int]]
-    order: Tensor | None = None
-    back: Tensor | None = None
 
     @classmethod
     def of_one(cls, terms: Terms) -> Segments:
@@ -328,7 +325,7 @@ class Segments:
             for terms, first, end in self.stretches
             if name in terms
         ]
-        return product(x, parts) if self.order is None else product(x[self.order], parts)[self.back]
+        return product(x, parts)
 
     def terms_of(self, name: str) -> list[LowRank | None]:
         """Returns the terms of layer ``name``, one for each stretch."""
@@ -342,8 +339,7 @@ class Segments:
         # Tokens after the last stretch are padding, which may have any adapter.
         ends = [0, *(end for _, _, end in self.stretches[:-1]), count]
         lengths = torch.tensor([end - first for first, end in pairwise(ends)])
-        numbers = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        return numbers if self.back is None else numbers.to(self.back.device)[self.back]
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
 
 def _drop(low: Tensor, dropped: Tensor | None) -> Tensor:

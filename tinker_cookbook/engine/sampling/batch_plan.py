@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, Run
 from tinker_cookbook.engine.sampling.prefix_cache import Prefill
 from tinker_cookbook.engine.sampling.requests import SampledSequence
@@ -58,7 +57,7 @@ class BatchPlan:
         # The padded number of tokens keeps a token's result independent of the rest of the batch.
         # Padding tokens belong to no sequence: no attention reads or writes them.
         last, count = plan.owners[-1], len(plan.tokens)
-        short = -count % 32 if last.base.ragged else filling(count)
+        short = last.base.filling(count)
         plan._append([0] * short, [0] * short, last)
         return plan
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
+from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
 from tinker_cookbook.engine.training.prefix_tree import lay_out, tree_positions, with_last_seen
@@ -63,7 +63,7 @@ def read_together(
         count = sum(map(len, parts))
         indices = np.concatenate(parts)
         # Pad the number of tokens, so that results do not depend on it.
-        fill = (0, -count % 32 if base.ragged else filling(count))
+        fill = (0, base.filling(count))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
             torch.from_numpy(_padded(positions[..., indices], fill)).to(base.device),

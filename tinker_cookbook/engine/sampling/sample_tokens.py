@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.adjust_logits import adjusted_logits
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import segments_of
@@ -95,9 +94,10 @@ def sample_sequences(
     # padded, so that a row's result does not depend on it.
     once, first, which = np.unique(indices, return_index=True, return_inverse=True)
     owners = [rows[i].request.sampler for i in first]
-    short, base = filling(len(once)), owners[0].base
+    base = owners[0].base
+    short = base.filling(len(once))
     padded = torch.from_numpy(np.pad(once, (0, short), mode="edge")).to(hidden.device)
-    segments = segments_of(owners + owners[-1:] * short, hidden.device)
+    segments = segments_of(owners + owners[-1:] * short)
     logits = segments.apply(base.unembed_name, hidden[padded], base.head.logits_of_parts)
     if hidden.device.type == "mps":  # MPS has no float64
         logits = logits.cpu()

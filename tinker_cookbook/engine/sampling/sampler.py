@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.head import LoraPair
@@ -76,28 +75,12 @@ class Sampler:
         return LoraPair(*(low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)))
 
 
-def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
-    """Returns the adapter segments of a batch; ``owners`` [T] is the sampler of each token.
-
-    Scattered tokens of one owner are gathered first, so that a layer computes few
-    products.
-    """
+def segments_of(owners: Sequence[Sampler]) -> Segments:
+    """Returns the adapter segments of a batch; ``owners`` [T] is the sampler of each token."""
     numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
-    if len(numbers) == 1:  # one adapter for all tokens: nothing to sort
+    if len(numbers) == 1:  # one adapter for all tokens
         return Segments.of_one(owners[0].terms())
     terms = [owner.terms() for owner in numbers]
     whose = np.fromiter((numbers[owner] for owner in owners), np.int64, len(owners))
-
-    def parts() -> list[tuple[Terms, int, int]]:
-        bounds = [0, *(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
-        return [(terms[whose[start]], start, end) for start, end in pairwise(bounds)]
-
-    if len(found := parts()) <= 2 * len(terms):
-        return Segments(found)
-    # A stable sort keeps the order of an owner's tokens; ``back`` inverts the permutation.
-    order = np.argsort(whose, kind="stable")
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    whose = whose[order]
-    order, back = (torch.from_numpy(index).to(device) for index in (order, back))
-    return Segments(parts(), order, back)
+    bounds = [0, *(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
+    return Segments([(terms[whose[start]], start, end) for start, end in pairwise(bounds)])

@@ -145,7 +145,7 @@ class Scheduler:
                 torch.tensor(plan.tokens, device=device),
                 torch.from_numpy(plan.rotary_positions()).to(device),
                 BatchLayout(plan.runs),
-                segments_of(plan.owners, device),
+                segments_of(plan.owners),
             )
             finished = set(sample_sequences(hidden, plan.outputs))
         except Exception as error:

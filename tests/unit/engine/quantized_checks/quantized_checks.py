@@ -134,6 +134,6 @@ def test_the_engine_loads_and_says_it(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text("{}")
     base = engine.submit(engine.base_model, str(folder)).result()
-    assert type(base._model.model.layers[0].mlp.up_proj._frozen.forward).__name__ == "_NF4"
+    assert type(base._model.model.layers[0].mlp.up_proj.frozen.forward).__name__ == "_NF4"
     assert type(base.head.weight.forward).__name__ == "Int8Table"
     engine.close()

@@ -72,7 +72,7 @@ class PagedAttention:
         self._cache = runs[0].table.cache
         self._tokens = int(self._first[-1] + self._count[-1])
         # The call holds only addresses, so the arrays are attributes to keep them alive.
-        self._call = AttentionStruct(
+        self.call = AttentionStruct(
             runs=len(tiles),
             threads=torch.get_num_threads(),
             run_first=self._first.ctypes.data,
@@ -103,7 +103,7 @@ class PagedAttention:
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         # Padding rows belong to no run, so the kernel would leave them uninitialized.
         out[self._tokens :] = 0
-        call = self._call
+        call = self.call
         call.heads, call.width = query.shape[1:]
         call.kv_heads, call.value_width = value.shape[1:]
         # In C, 0 means no window.

@@ -32,7 +32,7 @@ SMALLEST = 1 << 16
 _SPARE_BYTES = 4 << 30
 """Memory that copies for the backward pass must leave free for activations and other programs."""
 
-_ONE_THREAD = 1 << 17
+ONE_THREAD = 1 << 17
 """Number of multiplications up to which a second thread costs more than it saves."""
 
 _FLOATS, _HALVES, _PAIRS = range(3)
@@ -366,7 +366,7 @@ def _add(
     low = x.new_empty(rows, width, dtype=torch.float32)
     call = ProductStruct(
         *(rows, inputs, x.stride(0), kind, outputs, len(parts)),
-        torch.get_num_threads() if multiplications > _ONE_THREAD else 1,
+        torch.get_num_threads() if multiplications > ONE_THREAD else 1,
         *(width, out.dtype == torch.bfloat16, x.data_ptr()),
         *((matrix.panels.data_ptr(), matrix.codes) if matrix is not None else (0, 0)),
         *(0 if bias is None else bias.data_ptr(), out.data_ptr(), low.data_ptr()),
