@@ -212,11 +212,15 @@ def test_the_choice(monkeypatch):
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
     assert chosen(torch.float32, frozen_module.SMALLEST // 2) is _Plain
     assert chosen(torch.float16) is _Plain
+    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: False)
     if library() is not None:
         assert chosen(torch.float32) is _Panels
         assert chosen(torch.bfloat16) is _Panels
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
-    assert chosen(torch.bfloat16) is not _Panels
+    assert chosen(torch.bfloat16) in (_OneDnn, _Plain)  # AMX
+    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: True)
+    assert chosen(torch.bfloat16) is _Pairs
+    monkeypatch.setattr(frozen_module, "_has_pairs", lambda: False)
     monkeypatch.setattr(frozen_module, "library", lambda: None)
     assert chosen(torch.float32) in (_OneDnn, _Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")

@@ -28,7 +28,7 @@ def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
         monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
-        monkeypatch.setattr(linear, "library", lambda _: None)
+        monkeypatch.setattr(linear, "library", lambda: None)
     return stories_base if name == "stories" else tiny_base(name)
 
 

@@ -103,7 +103,7 @@ INLINE Floats gated(Floats y, Floats x) {
     return blend(x > 0.0f, y, y * e) / (1.0f + e);
 }
 
-/* The sigmoid's argument. */
+/* The argument of the sigmoid. */
 INLINE Floats inner(const Gate *c, Floats x) {
     return c->gelu ? x * (1.59576912f + 0.0713548163f * x * x) : x;
 }
@@ -117,12 +117,13 @@ INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
 INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
     const Floats d = load_part(c->upstream, at, count, half);
-    const Floats s = gated(broadcast(1.0f), inner(c, g));
-    /* Of the sigmoid's argument. */
+    const Floats z = inner(c, g), s = gated(broadcast(1.0f), z);
+    /* The slope of gelu's z is large where 1 - s has few digits. */
     const Floats slope = c->gelu ? 1.59576912f + 0.214064449f * g * g : broadcast(1.0f);
+    const Floats rest = c->gelu ? gated(broadcast(1.0f), -z) : 1.0f - s;
     store_part(c->d_up, at, d * g * s, count, half);
-    /* (x s)' = s (1 + x (1 - s) slope) with s = sigmoid(argument). */
-    store_part(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s) * slope), count, half);
+    /* (x s)' = s (1 + x (1 - s) z') with s = sigmoid(z). */
+    store_part(c->d_gate, at, d * u * s * (1.0f + g * rest * slope), count, half);
 }
 
 SHARED void gates(const Gate *c) {

@@ -26,8 +26,9 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
-SMALLEST = 1 << 16
-"""Number of elements from which packing is faster: its call overhead is up to 10 us higher."""
+SMALLEST = 1 << 11
+"""Number of elements from which matrices are packed. A call of its own is up to 5 us slower below
+1 << 16, but a sampling step needs packed matrices to be one call."""
 
 _SPARE_BYTES = 4 << 30
 """Memory that copies for the backward pass must leave free for activations and other programs."""
@@ -249,11 +250,11 @@ class _Pairs(_Panels):
     def __init__(self, weight: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
         self.dtype, self.kind = weight.dtype, _PAIRS
-        self.panels = _panels(weight, pairs=True)  # [out / width, in / 2, width, 2]
+        self.panels = _panels(weight, pairs=True)  # [out / width, in / 2, width] of pairs
 
-    def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
-        out, low = super().trained(x, bias, term)
-        return out, low.to(self.dtype)  # products with it are faster so
+    def dense(self) -> Tensor:
+        both = self.panels.transpose(1, 2).reshape(-1, self.inputs // 2)
+        return both[: self.outputs].view(self.dtype)
 
 
 def _multiplies_pairs(x: Tensor) -> bool:
@@ -274,8 +275,9 @@ def _panels(weight: Tensor, *, pairs: bool, huge: bool = True) -> Tensor:
     # Pad to whole panels, so that the kernel loads full vectors.
     if surplus := -len(weight) % width:
         weight = F.pad(weight, (0, 0, 0, surplus))
-    shape = (-1, width, weight.shape[1] // 2, 2) if pairs else (-1, width, weight.shape[1])
-    panels = weight.reshape(shape).transpose(1, 2)
+    if pairs:  # a pair is one element, which is faster to copy
+        weight = weight.contiguous().view(torch.int32)
+    panels = weight.reshape(-1, width, weight.shape[1]).transpose(1, 2)
     return in_huge_pages(panels) if huge else panels.contiguous()
 
 
@@ -316,10 +318,10 @@ def packed_term(term: LowRank, pairs: bool) -> PackedTerm:
         a, b = term.a.detach(), term.b.detach()
         if not pairs:
             a, b = a.float(), b.float()
-        # ``A`` multiplies the layer's input, ``B`` fp32 sums.
-        a, b = _panels(a, pairs=pairs, huge=False), _panels(b, pairs=False, huge=False)
+        rank = len(a) + (pairs and len(a) % 2)
+        b = F.pad(b, (0, rank - len(a)))
+        a, b = _panels(a, pairs=pairs, huge=False), _panels(b, pairs=pairs, huge=False)
         width = a.shape[0] * _routines().tinker_panel()
-        rank = term.a.shape[0]
         term.packed = PackedTerm(a.data_ptr(), b.data_ptr(), rank, width, pairs, (a, b))
     return term.packed
 
@@ -363,7 +365,7 @@ def _add(
         terms.extend(packed[:3])
         width = max(width, packed.width)
         multiplications += (end - first) * packed.rank * (inputs + outputs)
-    low = x.new_empty(rows, width, dtype=torch.float32)
+    low = x.new_empty(rows, width)
     call = ProductStruct(
         *(rows, inputs, x.stride(0), kind, outputs, len(parts)),
         torch.get_num_threads() if multiplications > ONE_THREAD else 1,

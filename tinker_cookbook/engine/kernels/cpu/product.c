@@ -151,8 +151,8 @@ typedef struct {
     const Codes *codes; /* NULL, or of panels in 4 bits */
 } Term;
 
-/* An adapter's (x A^T) B^T; A [rank, inputs] in panels of FLOATS or PAIRS, B [outputs, rank] in
-   those of FLOATS or HALVES. */
+/* An adapter's (x A^T) B^T; A [rank, inputs] and B [outputs, rank] in panels of FLOATS, or of PAIRS
+   with an even rank: x A^T is then rounded to bfloat16, as everywhere in training. */
 typedef struct {
     const void *a, *b; /* NULL: none */
     int64_t rank;
@@ -174,7 +174,7 @@ typedef struct {
     const Codes *codes; /* may be NULL */
     const float *bias;  /* may be NULL */
     void *out;          /* [rows, outputs] */
-    float *low;
+    void *low;          /* bfloat16 for PAIRS, else float32 */
     const Part *part;
     const LowRank *term; /* of each part */
 } Product;
@@ -228,17 +228,20 @@ SHARED void low_products(const Product *c) {
     for (int64_t p = 0; p < c->parts; p++) {
         const LowRank *l = &c->term[p];
         if (l->a == NULL) continue;
-        const Term term = {c->inputs, c->x_stride, c->kind == PAIRS ? PAIRS : FLOATS, c->x, l->a};
+        const int64_t kind = c->kind == PAIRS ? PAIRS : FLOATS;
+        const Term term = {c->inputs, c->x_stride, kind, c->x, l->a, NULL};
         const int64_t panels = panels_of(l->rank), all = c->part[p].end - c->part[p].first;
         const int64_t chunk = chunk_of(all, panels, c->threads);
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t item = 0; item < panels * ((all + chunk - 1) / chunk); item++) {
             const int64_t first = c->part[p].first + item / panels * chunk;
             const int64_t rows = c->part[p].end - first < chunk ? c->part[p].end - first : chunk;
-            float tile[CHUNK * PANEL], *low = c->low + first * c->low_width + item % panels * PANEL;
+            float tile[CHUNK * PANEL];
             add_term(&term, item % panels, first, rows, tile, 0);
             for (int64_t r = 0; r < rows; r++)
-                memcpy(low + r * c->low_width, tile + r * PANEL, PANEL * 4);
+                for (int64_t i = 0; i < PANEL; i += LANES)
+                    store_vector(c->low, (first + r) * c->low_width + item % panels * PANEL + i,
+                                 load(tile, r * PANEL + i, 0), kind == PAIRS);
         }
     }
 }
@@ -250,15 +253,16 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
     float tile[CHUNK * PANEL];
     const Term matrix = {c->inputs, c->x_stride, c->kind, c->x, c->panels, c->codes};
     if (c->panels) add_term(&matrix, panel, first, rows, tile, 0);
-    for (int64_t r = 0; r < rows; r++)
+    /* As in every other layout in bfloat16, the product is rounded before the term is added:
+       adapters of several runs are trained so. */
+    const int rounds = c->kind == PAIRS && c->half && c->parts;
+    for (int64_t r = 0; r < rows && (rounds || c->bias || !c->panels); r++)
         for (int64_t i = 0; i < width; i += LANES) {
             Floats y = load(tile, r * PANEL + i, 0);
             if (!c->panels)
                 y = load_part(c->out, (first + r) * c->outputs + begin + i, width - i, c->half);
             if (c->bias) y += load_part(c->bias, begin + i, width - i, 0);
-            /* As in every other layout in bfloat16, the product is rounded before the term is
-               added: adapters of several runs are trained so. */
-            if (c->kind == PAIRS && c->half) y = rounded(y, 1);
+            y = rounded(y, rounds);
             memcpy(tile + r * PANEL + i, &y, sizeof y);
         }
     for (int64_t p = 0; p < c->parts; p++) {
@@ -266,7 +270,8 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
         const int64_t from = c->part[p].first > first ? c->part[p].first : first;
         const int64_t end = c->part[p].end < first + rows ? c->part[p].end : first + rows;
         if (l->a == NULL || from >= end) continue;
-        const Term term = {l->rank, c->low_width, c->kind == PAIRS ? HALVES : FLOATS, c->low, l->b};
+        const int64_t kind = c->kind == PAIRS ? PAIRS : FLOATS;
+        const Term term = {l->rank, c->low_width, kind, c->low, l->b, NULL};
         add_term(&term, panel, from, end - from, tile + (from - first) * PANEL, 1);
     }
     for (int64_t r = 0; r < rows; r++)

@@ -280,7 +280,7 @@ class StepList:
         where = np.array([[first, end] for _, first, end in found])
         terms = np.stack([packed[0] for packed, _, _ in found], 1)  # [products, parts, 3]
         width = max(packed[1] for packed, _, _ in found)
-        low = torch.empty(max(self._calls.slots) + 1, count, width)
+        low = torch.empty(max(self._calls.slots) + 1, count, width, dtype=self._dtype)
         slots = np.array(self._calls.slots)
         calls["low_width"], calls["part"] = width, where.ctypes.data
         calls["low"] = low.data_ptr() + slots * low.stride(0) * low.itemsize
@@ -299,6 +299,7 @@ class StepList:
             self._known[key] = rows, width, found
         return self._known[key]
 
+    @torch.inference_mode(False)  # tensors of inference mode cannot be changed outside of it
     def _made_tables(self, length: int) -> list[tuple[Tensor, Tensor]]:
         """Returns cosines and sines [length, D] of each kind of layer."""
         at, like = torch.arange(length)[None], torch.zeros(1, dtype=self._dtype)
@@ -307,6 +308,7 @@ class StepList:
         ]
         return [(cos[0].contiguous(), sin[0].contiguous()) for cos, sin in angles]
 
+    @torch.inference_mode(False)
     def _build(self, rows: int) -> None:
         """Makes the calls for up to ``rows`` tokens."""
         decoder, calls = self._decoder, _Calls(rows, self._dtype)
