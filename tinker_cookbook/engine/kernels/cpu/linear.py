@@ -254,7 +254,7 @@ class _Pairs(_Panels):
 
     def dense(self) -> Tensor:
         both = self.panels.transpose(1, 2).reshape(-1, self.inputs // 2)
-        return both[: self.outputs].view(self.dtype)
+        return both[: self.outputs].contiguous().view(self.dtype)
 
 
 def _multiplies_pairs(x: Tensor) -> bool:
