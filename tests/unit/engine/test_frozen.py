@@ -135,7 +135,7 @@ def test_low_rank_terms_are_added(rank, dtype):
         for parts, expected in cases:
             found = layout.forward.adapted(x, bias, parts).double()
             off = (found - expected).abs() / (expected.abs() + rank**0.5 * 9)
-            assert off.max() < (2e-6 if dtype == torch.float32 else 8e-3)
+            assert off.max() < (2e-6 if dtype == torch.float32 else 1.2e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.kernels.cpu import linear
+from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import sample_tokens as sampling_module
@@ -100,6 +101,33 @@ def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
         assert [sample.tokens for sample in found] == [sample.tokens for sample in expected]
         assert [sample.logprobs for sample in found] == [sample.logprobs for sample in expected]
     assert any(r.future.result()[0].cached_prompt_tokens for r in requests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "qwen2_bias", "qwen3", "gemma3", "gemma2", "granite"])
+def test_one_call_for_a_step_gives_the_bits_of_the_modules(kind, dtype, tiny_base, monkeypatch):
+    """Of prompts, forks and decode steps, with tokens of several samplers in any order."""
+    base = tiny_base(kind, dtype)
+    assert base.kv_shapes is not None
+    known = kind not in ("gemma2", "granite") and library() is not None
+    if dtype == torch.float32 or linear._has_pairs():
+        assert (base._steps is not None) is known
+    samplers = [Sampler(base, None), Sampler(base, ref.random_adapter(base, seed=1))]
+    samplers += [Sampler(base, ref.random_adapter(base, AdapterSpec(3, train_mlp=False), seed=2))]
+
+    def sampled() -> list[list[float]]:
+        scheduler, found = Scheduler(base, base.kv_shapes), []
+        for i, prompt in enumerate(prompts(base, 9, longest=90)):
+            found.append(sample_request(samplers[i % 3], prompt, 1 + i % 2, settings(seed=i)))
+            scheduler.add(found[-1])
+            scheduler.step()
+        while scheduler.busy:
+            scheduler.step()
+        return [one.logprobs for r in found for one in r.future.result(timeout=0)]
+
+    once = sampled()
+    monkeypatch.setattr(base, "_steps", None)
+    assert sampled() == once
 
 
 def test_adapters_share_a_batch(stories_base):

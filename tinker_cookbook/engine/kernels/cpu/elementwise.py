@@ -27,8 +27,7 @@ _int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 
 class NormStruct(ctypes.Structure):
-    """Mirrors ``struct Norm`` of elementwise.c. The next two classes mirror ``Gate``,
-    ``Rotation``."""
+    """Mirrors ``struct Norm`` of elementwise.c."""
 
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "threads")),
@@ -39,6 +38,8 @@ class NormStruct(ctypes.Structure):
 
 
 class GateStruct(ctypes.Structure):
+    """Mirrors ``struct Gate``."""
+
     _fields_ = (
         *((name, _int64) for name in ("count", "threads")),
         *((name, _pointer) for name in ("gate", "up", "upstream", "out", "d_gate", "d_up")),
@@ -47,6 +48,8 @@ class GateStruct(ctypes.Structure):
 
 
 class RotationStruct(ctypes.Structure):
+    """Mirrors ``struct Rotation``."""
+
     _fields_ = (
         *((name, _int64) for name in ("tokens", "heads", "width", "threads")),
         ("stride", _int64 * 2),

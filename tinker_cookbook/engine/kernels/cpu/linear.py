@@ -26,7 +26,7 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
-SMALLEST = 1 << 11
+SMALLEST = 1 << 9
 """Number of elements from which matrices are packed. A call of its own is up to 5 us slower below
 1 << 16, but a sampling step needs packed matrices to be one call."""
 

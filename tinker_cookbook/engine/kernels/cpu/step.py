@@ -79,8 +79,8 @@ class _Calls:
     def __init__(self, rows: int, dtype: torch.dtype) -> None:
         self.rows, self.dtype = rows, dtype
         self._operations: list[tuple[int, int, int]] = []
-        self._calls: dict[type, list[Any]] = {kind: [] for kind in _STRUCTS}
-        self._each: dict[type, list[int]] = {kind: [] for kind in _STRUCTS}
+        self._calls: dict[Any, list[Any]] = {kind: [] for kind in _STRUCTS}
+        self._each: dict[Any, list[int]] = {kind: [] for kind in _STRUCTS}
         self.layers: list[Any] = []
         """The linear layer of each product."""
         self.slots: list[int] = []
@@ -105,7 +105,8 @@ class _Calls:
         calls, each = [], []
         for module, x in pairs:
             norm = getattr(module, "function", None)
-            _need(isinstance(norm, Norm))
+            if not isinstance(norm, Norm):
+                raise _Unknown
             width = len(norm.weight)
             call = NormStruct(width=width, eps=norm.eps, rounds=norm.rounds, half=self._half)
             call.x, call.weight = x.data_ptr(), norm.weight.data_ptr()
@@ -163,7 +164,8 @@ class _Calls:
     def gate(self, mlp: Any, gate: Tensor, up: Tensor) -> None:
         """Adds the gate of an MLP, to ``gate``."""
         function = next(iter(getattr(mlp.forward, "args", ())), None)
-        _need(isinstance(function, Gate))
+        if not isinstance(function, Gate):
+            raise _Unknown
         call = GateStruct(gelu=function.gelu, half=self._half)
         call.gate, call.up, call.out = gate.data_ptr(), up.data_ptr(), gate.data_ptr()
         self._add([call], [gate.shape[1]])
@@ -188,7 +190,9 @@ class _Calls:
             )
         )
         # Views of the same memory, to set a field of all calls at once.
-        views = {kind: np.frombuffer(array, np.dtype(kind)) for kind, array in arrays.items()}
+        views: dict[type, Any] = {
+            kind: np.frombuffer(array, np.dtype(kind)) for kind, array in arrays.items()
+        }
         self.norm_calls, self.product_calls = views[NormStruct], views[ProductStruct]
         self.rotation_calls, self.gate_calls = views[RotationStruct], views[GateStruct]
         self.attention_calls = views[AttentionStruct]
@@ -260,8 +264,8 @@ class StepList:
         threads = torch.get_num_threads() if count * self._average > ONE_THREAD else 1
         calls.product_calls["rows"], calls.product_calls["threads"] = count, threads
         kept = self._set_terms(segments, count)
-        routine = library().tinker_step  # type: ignore[union-attr]
-        if routine(calls.operations, ctypes.c_int64(len(calls.operations)), ctypes.c_int64(threads)):
+        numbers = (ctypes.c_int64(len(calls.operations)), ctypes.c_int64(threads))
+        if library().tinker_step(calls.operations, *numbers):  # type: ignore[union-attr]
             raise RuntimeError("out of memory: the sums of attention did not fit")
         del kept  # C had only its address
         return out
@@ -303,18 +307,18 @@ class StepList:
     def _made_tables(self, length: int) -> list[tuple[Tensor, Tensor]]:
         """Returns cosines and sines [length, D] of each kind of layer."""
         at, like = torch.arange(length)[None], torch.zeros(1, dtype=self._dtype)
-        angles = [
-            self._rotary(like, at, *([] if kind is None else [kind])) for kind in self._kinds
-        ]
+        angles = [self._rotary(like, at, *([] if kind is None else [kind])) for kind in self._kinds]
         return [(cos[0].contiguous(), sin[0].contiguous()) for cos, sin in angles]
 
     @torch.inference_mode(False)
     def _build(self, rows: int) -> None:
         """Makes the calls for up to ``rows`` tokens."""
         decoder, calls = self._decoder, _Calls(rows, self._dtype)
-        _need(set(dict(decoder.named_children())) == {"embed_tokens", "layers", "norm", "rotary_emb"})
+        children = {"embed_tokens", "layers", "norm", "rotary_emb"}
+        _need(set(dict(decoder.named_children())) == children)
         self._angles = [
-            tuple(calls.buffer(side.shape[1]) for side in table) for table in self._tables
+            (calls.buffer(cosine.shape[1]), calls.buffer(cosine.shape[1]))
+            for cosine, _ in self._tables
         ]
         self._hidden = calls.buffer(decoder.embed_tokens.weight.shape[1])
         states, added = calls.buffer(self._hidden.shape[1]), None
