@@ -336,6 +336,9 @@ def test_memory_of_the_tower_is_about_what_is_estimated(base):
     every = adapter.terms(base.dtype, requires_grad=True)
     terms = {name: term for name, term in every.items() if base.vision.trains({name: term})}
     frozen = {p.untyped_storage().data_ptr() for p in base._model.parameters()}
+    layouts = [m.frozen.forward for m in base._model.modules() if hasattr(m, "frozen")]
+    panels = [one.panels for one in layouts if hasattr(one, "panels")]
+    frozen |= {tensor.untyped_storage().data_ptr() for tensor in panels}
     saved: dict[int, int] = {}
 
     def save(tensor: torch.Tensor) -> torch.Tensor:

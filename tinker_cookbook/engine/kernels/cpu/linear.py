@@ -232,7 +232,8 @@ class _Panels(Layout):
     def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
         if term.owners is not None:  # the kernel has no mask
             return super().trained(x, bias, term)
-        return self._compute(x, bias, [(term, 0, len(x))], self.dtype)
+        out, low = self._compute(x, bias, [(term, 0, len(x))], self.dtype)
+        return out, low[:, : len(term.a)].contiguous()  # it is kept for the gradients
 
     def dense(self) -> Tensor:
         return self.panels.transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
