@@ -18,7 +18,7 @@ from tiny_vlm import tiny_vlm
 
 from tinker_cookbook.engine.memory import KnownLimits, MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.model.lora import AdapterLinear, AdapterSpec
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     SamplingSettings,
@@ -336,8 +336,8 @@ def test_memory_of_the_tower_is_about_what_is_estimated(base):
     every = adapter.terms(base.dtype, requires_grad=True)
     terms = {name: term for name, term in every.items() if base.vision.trains({name: term})}
     frozen = {p.untyped_storage().data_ptr() for p in base._model.parameters()}
-    layouts = [m.frozen.forward for m in base._model.modules() if hasattr(m, "frozen")]
-    panels = [one.panels for one in layouts if hasattr(one, "panels")]
+    layers = [m for m in base._model.modules() if isinstance(m, AdapterLinear)]
+    panels = [m.frozen.forward.panels for m in layers if hasattr(m.frozen.forward, "panels")]
     frozen |= {tensor.untyped_storage().data_ptr() for tensor in panels}
     saved: dict[int, int] = {}
 
