@@ -12,9 +12,7 @@ from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.linear import (
     FrozenWeight,
-    _has_pairs,
     _OneDnn,
-    _Pairs,
     _Panels,
     _Plain,
 )
@@ -28,14 +26,19 @@ def layouts(weight: torch.Tensor) -> list[FrozenWeight]:
     """Those that this processor can have."""
     out: list[FrozenWeight] = [FrozenWeight(weight, _Plain)]
     if library() is not None:
-        out.append(FrozenWeight(weight, _Panels))
+        out += [FrozenWeight(weight, _Panels), FrozenWeight(weight, without_pairs)]
     half = weight.dtype == torch.bfloat16
-    if half and _has_pairs() and not any(width % 2 for width in weight.shape):
-        out.append(FrozenWeight(weight, _Pairs))
     mkldnn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if mkldnn and (not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         out.append(FrozenWeight(weight, _OneDnn))
     return out
+
+
+def without_pairs(weight: torch.Tensor) -> _Panels:
+    """The panels of a processor that cannot multiply pairs of bfloat16 numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frozen_module, "_has_pairs", lambda: False)
+        return _Panels(weight)
 
 
 SHAPES = [(48, 80), (130, 40), (7, 2100), (6, 2100)]
@@ -219,7 +222,7 @@ def test_the_choice(monkeypatch):
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
     assert chosen(torch.bfloat16) in (_OneDnn, _Plain)  # AMX
     monkeypatch.setattr(frozen_module, "_has_pairs", lambda: True)
-    assert chosen(torch.bfloat16) is _Pairs
+    assert chosen(torch.bfloat16) is (_Plain if library() is None else _Panels)
     monkeypatch.setattr(frozen_module, "_has_pairs", lambda: False)
     monkeypatch.setattr(frozen_module, "library", lambda: None)
     assert chosen(torch.float32) in (_OneDnn, _Plain)

@@ -69,7 +69,7 @@ def test_gate(gelu, shape, dtype):
     gate, up = (draw(*shape, dtype=dtype).requires_grad_() for _ in range(2))
     gate.data.view(-1)[0] = -120.0  # e^120 has no place in fp32
     activation = partial(F.gelu, approximate="tanh") if gelu else F.silu
-    found = elementwise.Gate(gelu)(gate, up)
+    found = elementwise._Gated.apply(gelu, gate, up)
     # An error in the argument of e^x is as large as the argument.
     check(found, [gate, up], lambda g, u: activation(g) * u, dtype, wider=1 + 9 * gelu)
 
@@ -100,12 +100,12 @@ def test_rotation(batch, width, side_by_side, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_other_rows(dtype):
     x, up, weight = draw(300, 50, dtype=dtype), draw(300, 50, dtype=dtype), torch.randn(50)
-    norms = elementwise._Norm.apply(x, weight, 1e-6, True)
-    gates = elementwise.Gate(gelu=False)(x, up)
+    norms = elementwise._Norm.apply(weight, 1e-6, True, x)
+    gates = elementwise._Gated.apply(False, x, up)
     for rows in (slice(0, 1), slice(7, 20), slice(299, 300)):
-        alone = elementwise._Norm.apply(x[rows], weight, 1e-6, True)
+        alone = elementwise._Norm.apply(weight, 1e-6, True, x[rows])
         assert torch.equal(alone, norms[rows])
-        assert torch.equal(elementwise.Gate(gelu=False)(x[rows], up[rows]), gates[rows])
+        assert torch.equal(elementwise._Gated.apply(False, x[rows], up[rows]), gates[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -300,7 +300,7 @@ def test_the_check_needs_a_backward_pass_and_memory(
         agrees()
     monkeypatch.setattr(base, "hidden_of_batch", fail)
     with pytest.raises(torch.OutOfMemoryError):
-        attention_support.check_batch_attention(base)
+        attention_support.check_batch_attention(base, base._decoder)
 
 
 def _all_before(batch, head, q, k) -> torch.Tensor:

@@ -53,8 +53,11 @@ class _Probe(BatchLayout):
 
 
 @torch.no_grad()
-def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
-    """Returns the cache shapes of all layers, or ``None`` if the check fails."""
+def check_batch_attention(
+    base: BaseModel, decoder: Any
+) -> tuple[list[LayerShape] | None, StepList | None]:
+    """Returns the cache shapes of all layers, or ``None`` if the check fails; and the list that
+    computes their step in one call, or ``None`` if a bit of its results differs."""
     try:
         # 1. Which layers call the attention, and which cache shapes would they need?
         probe = _Probe()
@@ -64,15 +67,37 @@ def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
         if base.vision is not None and base.vision.sees_both_ways:  # not the C kernel's attention
             shapes = [replace(shape, plain=False) for shape in shapes]
         # 2. Does a batch give the same results as each sequence alone?
-        if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, shapes):
-            return shapes
+        found = _batch(base, shapes, base.hidden_of_batch)
+        if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, found[1]):
+            return shapes, _checked_steps(base, decoder, probe, shapes, found)
         reason = "its layers keep more than keys and values"
     except _UNSUPPORTED as error:
         if out_of_memory(error):
             raise
         reason = str(error)
     logger.info("%s: requests are sampled one at a time: %s", base.name, reason)
-    return None
+    return None, None
+
+
+def _checked_steps(
+    base: BaseModel,
+    decoder: Any,
+    probe: _Probe,
+    shapes: list[LayerShape],
+    expected: Sequence[Tensor],
+) -> StepList | None:
+    # Images need their features and other positions.
+    if base.vision is not None or not PagedCache(shapes, base.dtype, base.device).native:
+        return None
+    try:
+        steps = StepList(decoder, [probe.calls[i] for i in sorted(probe.calls)], base.dtype)
+    except _UNSUPPORTED as error:
+        if out_of_memory(error):
+            raise
+        logger.info("%s: its layers are computed one by one: %s", base.name, error)
+        return None
+    found = _batch(base, shapes, steps.hidden)
+    return steps if all(map(torch.equal, found, expected)) else None
 
 
 def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> bool:
@@ -90,32 +115,8 @@ def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> boo
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
-@torch.no_grad()
-def checked_steps(base: BaseModel, decoder: Any, shapes: list[LayerShape]) -> StepList | None:
-    """Returns the list that computes a step in one call; ``None`` if the model has layers of
-    another kind, or if a bit of its results differs."""
-    # Images need their features and other positions.
-    if base.vision is not None or not PagedCache(shapes, base.dtype, base.device).native:
-        return None
-    probe, tokens = _Probe(), torch.arange(2, device=base.device)
-    base.hidden_of_batch(tokens, tokens, probe, Segments([]))
-    calls = [probe.calls[layer] for layer in sorted(probe.calls)]
-    steps = StepList.of(decoder, calls, base.dtype)
-    if steps is None:
-        return None
-
-    def compute(
-        tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
-    ) -> Tensor:
-        return steps.hidden(tokens, positions, layout.runs, segments)
-
-    expected = _batch(base, shapes, base.hidden_of_batch)
-    return steps if all(map(torch.equal, _batch(base, shapes, compute), expected)) else None
-
-
-def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
-    """Compares batched prefill and decode with each sequence alone."""
-    _, found = _batch(base, shapes, base.hidden_of_batch)
+def _batch_agrees(base: BaseModel, found: Tensor) -> bool:
+    """Compares a batched decode step with each sequence alone."""
     rows = [_row(base, tokens) for tokens in _sequences(base)]
     return _close(found, torch.cat([base.hidden(row)[:, -1] for row in rows]))
 

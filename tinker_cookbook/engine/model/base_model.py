@@ -31,7 +31,6 @@ from tinker_cookbook.engine.model.attention_support import (
     check_batch_attention,
     check_packed_attention,
     check_tree_attention,
-    checked_steps,
     probe_tokens,
 )
 from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
@@ -287,7 +286,7 @@ class BaseModel:
         sequences' cache, if it stores them.
         """
         if self._steps is not None:
-            return self._steps.hidden(tokens, positions, layout.runs, segments)
+            return self._steps.hidden(tokens, positions, layout, segments)
         cache = layout.runs[0].table.cache if layout.runs else None
         images = not all(run.decodes for run in layout.runs)  # sampled tokens are text
         with (
@@ -375,9 +374,7 @@ class BaseModel:
     @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
         """Cache shape of each layer; ``None`` if sequences cannot be batched."""
-        shapes = check_batch_attention(self)
-        if shapes is not None:  # only now: the check is for the general path, too
-            self._steps = checked_steps(self, self._decoder, shapes)
+        shapes, self._steps = check_batch_attention(self, self._decoder)
         return shapes
 
     @cached_property

@@ -18,7 +18,7 @@
 enum { PAGE = 64, TOGETHER = 4, AT_ONCE = REGISTERS / 8, KEYS_AHEAD = 12 };
 
 typedef struct {
-    int64_t runs, heads, kv_heads, width, value_width, window, threads;
+    int64_t runs, heads, kv_heads, width, value_width, window;
     int64_t query_stride[2], key_stride[2], value_stride[2]; /* a token, a head; in elements */
     const void *query, *key, *value;                         /* of this step */
     void *out;                                               /* [tokens, heads, value_width] */
@@ -228,7 +228,7 @@ static void attend(const Attention *c, int64_t run, int64_t i, int64_t h, float 
 
 /* Stores the keys and values of this step, then computes the attention of every token. Sets `failed`
    if memory runs out. */
-SHARED void attention(const Attention *c, int *failed) {
+static void attention(const Attention *c, int *failed) {
     const int64_t floats = c->heads / c->kv_heads * (c->width + c->value_width + 2);
     /* For each thread, since the threads write at the same time. */
     float *scratch = malloc((size_t)floats * 4);
@@ -247,12 +247,4 @@ SHARED void attention(const Attention *c, int *failed) {
         for (int64_t i = 0; scratch != NULL && i < c->run_count[item / c->kv_heads]; i++)
             attend(c, item / c->kv_heads, i, item % c->kv_heads, scratch);
     free(scratch);
-}
-
-/* Returns 1 if memory runs out, else 0. */
-int tinker_attend(const Attention *c) {
-    int failed = 0;
-#pragma omp parallel num_threads(c->threads)
-    attention(c, &failed);
-    return failed;
 }

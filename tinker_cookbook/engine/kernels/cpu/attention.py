@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.build import KernelCall, library
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.attention_hook import AttentionCall
@@ -26,12 +26,13 @@ _TILE = 16
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
-class AttentionStruct(ctypes.Structure):
+class CallOfAttention(KernelCall):
     """Mirrors ``struct Attention`` of attention.c."""
 
+    kernel = 3
     _fields_ = (
         *((name, _int64) for name in ("runs", "heads", "kv_heads", "width")),
-        *((name, _int64) for name in ("value_width", "window", "threads")),
+        *((name, _int64) for name in ("value_width", "window")),
         *((name, _int64 * 2) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, _pointer) for name in ("query", "key", "value", "out")),
         *((name, _pointer) for name in ("run_first", "run_count", "position")),
@@ -72,16 +73,14 @@ class PagedAttention:
         self._cache = runs[0].table.cache
         self._tokens = int(self._first[-1] + self._count[-1])
         # The call holds only addresses, so the arrays are attributes to keep them alive.
-        self.call = AttentionStruct(
+        self.call = CallOfAttention(
             runs=len(tiles),
-            threads=torch.get_num_threads(),
             run_first=self._first.ctypes.data,
             run_count=self._count.ctypes.data,
             position=self._position.ctypes.data,
             first_page=self._first_page.ctypes.data,
             pages=self._pages.ctypes.data,
         )
-        self._routine = library().tinker_attend  # type: ignore[union-attr]
 
     def __call__(self, attention: AttentionCall) -> torch.Tensor:
         """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the
@@ -116,6 +115,5 @@ class PagedAttention:
         call.keys = self._cache.keys[layer].data_ptr()
         call.values = self._cache.values[layer].data_ptr()
         call.out = out.data_ptr()
-        if self._routine(ctypes.byref(call)):
-            raise RuntimeError("out of memory: the sums of attention did not fit")
+        call.run(torch.get_num_threads())
         return out

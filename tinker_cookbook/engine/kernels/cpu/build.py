@@ -83,3 +83,33 @@ def _built(source: Path, compiler: str) -> Path:
 
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+
+
+class Operation(ctypes.Structure):
+    """Mirrors ``struct Operation`` of step.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kernel", "count")),
+        ("calls", ctypes.c_void_p),
+    )
+
+
+class KernelCall(ctypes.Structure):
+    """Arguments of a kernel, as a structure in C. It holds only addresses, so the tensors must
+    live as long as the call."""
+
+    kernel: int
+    """The number in step.c."""
+
+    def run(self, threads: int) -> None:
+        """Runs this call alone. Raises ``RuntimeError`` if memory runs out."""
+        run((Operation * 1)((self.kernel, 1, ctypes.addressof(self))), threads)
+
+
+def run(operations: ctypes.Array[Operation], threads: int) -> None:
+    """Runs operations one after another. Raises ``RuntimeError`` if memory runs out."""
+    routines = library()
+    assert routines is not None, "kernels are used only where the library exists"
+    numbers = (ctypes.c_int64(len(operations)), ctypes.c_int64(threads))
+    if routines.tinker_run(operations, *numbers):
+        raise RuntimeError("out of memory: the sums of attention did not fit")

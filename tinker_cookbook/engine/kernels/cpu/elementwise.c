@@ -16,10 +16,10 @@ INLINE double sum_of(Floats x) {
 
 /* y = x * r * w, r = 1 / sqrt(mean(x^2) + eps), of rows of `width` numbers. */
 typedef struct {
-    int64_t rows, width, threads;
-    void *x;              /* [rows, width] */
-    const void *added;    /* is added to x first; may be NULL */
-    const void *upstream; /* of y, for the gradient */
+    int64_t rows, width;
+    void *x;                  /* [rows, width] */
+    const void *added;        /* is added to x first; may be NULL */
+    const void *upstream;     /* of y; NULL: not the gradient */
     const float *weight;      /* [width] */
     void *out;                /* y or the gradient of x */
     float *inverse;           /* [rows], r; may be NULL */
@@ -72,26 +72,18 @@ INLINE void norm_back_row(const Norm *n, int64_t row, int half) {
     }
 }
 
-SHARED void norms(const Norm *n) {
+static void norm(const Norm *n) {
 #pragma omp for nowait
-    for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_row, n, row);
-}
-
-void tinker_norm(const Norm *n) {
-#pragma omp parallel num_threads(n->threads) if (n->threads > 1)
-    norms(n);
-}
-
-void tinker_norm_back(const Norm *n) {
-#pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
-    for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_back_row, n, row);
+    for (int64_t row = 0; row < n->rows; row++)
+        if (n->upstream) BY_DTYPE(n->half, norm_back_row, n, row);
+        else BY_DTYPE(n->half, norm_row, n, row);
 }
 
 /* y = activation(gate) * up, number by number: silu(x) = x sigmoid(x), or gelu by tanh, which is
    x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef struct {
-    int64_t count, threads;
-    const void *gate, *up, *upstream;
+    int64_t count;
+    const void *gate, *up, *upstream; /* upstream: of y; NULL: not the gradient */
     void *out, *d_gate, *d_up;
     int32_t half, gelu;
 } Gate;
@@ -108,13 +100,13 @@ INLINE Floats inner(const Gate *c, Floats x) {
     return c->gelu ? x * (1.59576912f + 0.0713548163f * x * x) : x;
 }
 
-INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
+INLINE void gate_part(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
     /* Rounded between the two operations, as torch does in bfloat16. */
     store_part(c->out, at, rounded(gated(g, inner(c, g)), half) * u, count, half);
 }
 
-INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
+INLINE void gate_back_part(const Gate *c, int64_t at, int64_t count, int half) {
     const Floats g = load_part(c->gate, at, count, half), u = load_part(c->up, at, count, half);
     const Floats d = load_part(c->upstream, at, count, half);
     const Floats z = inner(c, g), s = gated(broadcast(1.0f), z);
@@ -126,27 +118,17 @@ INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
     store_part(c->d_gate, at, d * u * s * (1.0f + g * rest * slope), count, half);
 }
 
-SHARED void gates(const Gate *c) {
+static void gate(const Gate *c) {
 #pragma omp for nowait
     for (int64_t i = 0; i < c->count; i += LANES)
-        BY_DTYPE(c->half, gate, c, i, c->count - i);
-}
-
-void tinker_gate(const Gate *c) {
-#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
-    gates(c);
-}
-
-void tinker_gate_back(const Gate *c) {
-#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
-    for (int64_t i = 0; i < c->count; i += LANES)
-        BY_DTYPE(c->half, gate_back, c, i, c->count - i);
+        if (c->upstream) BY_DTYPE(c->half, gate_back_part, c, i, c->count - i);
+        else BY_DTYPE(c->half, gate_part, c, i, c->count - i);
 }
 
 /* Pairs (a, b) of a head, half its width apart, to (a cos - b sin, b cos + a sin); backward, their
    gradients from those of the result. */
 typedef struct {
-    int64_t tokens, heads, width, threads;
+    int64_t tokens, heads, width;
     int64_t stride[2]; /* of x: a token, a head; in numbers */
     int64_t angles;    /* tokens that cosine and sine are for: further ones begin again */
     const void *x;
@@ -176,13 +158,8 @@ INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
     }
 }
 
-SHARED void rotations(const Rotation *c) {
+static void rotation(const Rotation *c) {
 #pragma omp for nowait
     for (int64_t token = 0; token < c->tokens; token++)
         for (int64_t head = 0; head < c->heads; head++) BY_DTYPE(c->half, rotate, c, token, head);
-}
-
-void tinker_rotate(const Rotation *c) {
-#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
-    rotations(c);
 }

@@ -8,14 +8,13 @@ installs the kernels in a model.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.build import KernelCall, library
 from tinker_cookbook.engine.kernels.fusing import Elementwise
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -26,32 +25,35 @@ _ONE_THREAD = 1 << 14
 _int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 
-class NormStruct(ctypes.Structure):
+class CallOfNorm(KernelCall):
     """Mirrors ``struct Norm`` of elementwise.c."""
 
+    kernel = 0
     _fields_ = (
-        *((name, _int64) for name in ("rows", "width", "threads")),
+        *((name, _int64) for name in ("rows", "width")),
         *((name, _pointer) for name in ("x", "added", "upstream", "weight", "out", "inverse")),
         ("eps", ctypes.c_float),
         *((name, _int32) for name in ("half", "rounds")),
     )
 
 
-class GateStruct(ctypes.Structure):
+class CallOfGate(KernelCall):
     """Mirrors ``struct Gate``."""
 
+    kernel = 4
     _fields_ = (
-        *((name, _int64) for name in ("count", "threads")),
+        ("count", _int64),
         *((name, _pointer) for name in ("gate", "up", "upstream", "out", "d_gate", "d_up")),
         *((name, _int32) for name in ("half", "gelu")),
     )
 
 
-class RotationStruct(ctypes.Structure):
+class CallOfRotation(KernelCall):
     """Mirrors ``struct Rotation``."""
 
+    kernel = 2
     _fields_ = (
-        *((name, _int64) for name in ("tokens", "heads", "width", "threads")),
+        *((name, _int64) for name in ("tokens", "heads", "width")),
         ("stride", _int64 * 2),
         ("angles", _int64),
         *((name, _pointer) for name in ("x", "cosine", "sine", "out")),
@@ -59,18 +61,15 @@ class RotationStruct(ctypes.Structure):
     )
 
 
-def _launch(routine: str, call: Any, x: Tensor, /, **tensors: Tensor) -> None:
-    """Runs a routine over the elements of ``x``; ``call`` gets the addresses of contiguous tensors
+def _run(call: Any, x: Tensor, /, **tensors: Tensor) -> None:
+    """Runs a kernel over the elements of ``x``; ``call`` gets the addresses of contiguous tensors
     of its dtype."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
     for name, tensor in tensors.items():
         setattr(call, name, tensor.data_ptr())
     call.half = x.dtype == torch.bfloat16
-    call.threads = torch.get_num_threads() if x.numel() > _ONE_THREAD else 1
-    routines = library()
-    assert routines is not None, "modules are fused only where the library exists"
-    getattr(routines, routine)(ctypes.byref(call))
+    call.run(torch.get_num_threads() if x.numel() > _ONE_THREAD else 1)
 
 
 class _Norm(torch.autograd.Function):
@@ -81,11 +80,11 @@ class _Norm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, rounds: bool) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, eps: float, rounds: bool, x: Tensor) -> Tensor:
         x = x.contiguous()
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-        call = NormStruct(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
-        _launch("tinker_norm", call, x, x=x, weight=weight, out=out, inverse=inverse)
+        call = CallOfNorm(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
+        _run(call, x, x=x, weight=weight, out=out, inverse=inverse)
         # ``inverse`` [rows] saves a pass over ``x`` in the backward pass.
         ctx.save_for_backward(x, weight, inverse)
         return out
@@ -95,9 +94,9 @@ class _Norm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         gradient, out = upstream[0].contiguous(), torch.empty_like(x)
         tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
-        _launch("tinker_norm_back", NormStruct(inverse.numel(), x.shape[-1]), x, **tensors)
+        _run(CallOfNorm(inverse.numel(), x.shape[-1]), x, **tensors)
         # The weight is frozen, so it gets no gradient.
-        return out, None, None, None
+        return None, None, None, out
 
 
 class _Gated(torch.autograd.Function):
@@ -105,13 +104,13 @@ class _Gated(torch.autograd.Function):
     activation."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
+    def forward(ctx: Any, gelu: bool, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         # The activation is recomputed in the backward pass, which saves memory for few operations.
         ctx.save_for_backward(gate, up)
         ctx.gelu, out = gelu, torch.empty_like(gate)
-        call = GateStruct(gate.numel(), gelu=gelu)
-        _launch("tinker_gate", call, gate, gate=gate, up=up, out=out)
+        call = CallOfGate(gate.numel(), gelu=gelu)
+        _run(call, gate, gate=gate, up=up, out=out)
         return out
 
     @staticmethod
@@ -120,32 +119,8 @@ class _Gated(torch.autograd.Function):
         gradient = upstream[0].contiguous()
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
         tensors = {"gate": gate, "up": up, "upstream": gradient, "d_gate": d_gate, "d_up": d_up}
-        _launch("tinker_gate_back", GateStruct(gate.numel(), gelu=ctx.gelu), gate, **tensors)
-        return d_gate, d_up, None
-
-
-@dataclass(frozen=True)
-class Gate:
-    """``activation(gate) * up`` with silu, or gelu by tanh."""
-
-    gelu: bool
-
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Returns the result in the shape of both."""
-        return _Gated.apply(gate, up, self.gelu)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMS norm along the last axis; ``weight`` [width] is fp32. See ``_Norm``."""
-
-    weight: Tensor
-    eps: float
-    rounds: bool
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns ``x``, normalized."""
-        return _Norm.apply(x, self.weight, self.eps, self.rounds)
+        _run(CallOfGate(gate.numel(), gelu=ctx.gelu), gate, **tensors)
+        return None, d_gate, d_up
 
 
 class _Rotated(torch.autograd.Function):
@@ -178,26 +153,29 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
         x = x.contiguous()
     cosine, sine = cosine.contiguous(), sine.contiguous()
     out = x.new_empty(batch, length, heads, width)
-    call = RotationStruct(*x.shape, backward=backward)
+    call = CallOfRotation(*x.shape, backward=backward)
     call.stride[:] = x.stride()[:2]
     # One set of angles for all rows, or one per row.
     call.angles = cosine.shape[0] * length
-    _launch("tinker_rotate", call, x, x=x, cosine=cosine, sine=sine, out=out)
+    _run(call, x, x=x, cosine=cosine, sine=sine, out=out)
     return out.transpose(1, 2)
 
 
 def elementwise(dtype: torch.dtype) -> Elementwise | None:
-    """Returns the routines for ``dtype``; ``None`` if this machine has none."""
+    """Returns the routines for ``dtype``; ``None`` if this machine has none.
+
+    Norms and gates are partial functions: ``step`` reads their settings.
+    """
     if dtype not in _DTYPES or library() is None:
         return None
     return Elementwise(
         norms=(partial(_norm_of, plus_one=False), partial(_norm_of, plus_one=True)),
-        gates=(Gate(gelu=False), Gate(gelu=True)),
+        gates=(partial(_Gated.apply, False), partial(_Gated.apply, True)),
         rotate=_Rotated.apply,
     )
 
 
-def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Norm:
+def _norm_of(weight: Tensor, eps: float, *, plus_one: bool) -> Any:
     # Llama multiplies the rounded value by the weight, Gemma the unrounded one by 1 + weight.
     factor = 1 + weight.float() if plus_one else weight.float().clone()
-    return Norm(factor, eps, not plus_one)
+    return partial(_Norm.apply, factor, eps, not plus_one)

@@ -7,47 +7,36 @@ processor waits for addresses: the products of SmolLM2-135M with one row took 1.
 from __future__ import annotations
 
 import mmap
+import threading
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-_PAGE = 2 << 20
-_REGION = 32 << 20
+_PAGE, _REGION = 2 << 20, 32 << 20
 
-
-class _Region:
-    """Memory that is given away from the front; ``used`` in bytes. Each tensor in it keeps it."""
-
-    def __init__(self, size: int) -> None:
-        # Private, because shared memory has huge pages only by another setting of the system.
-        memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        self._bytes = whole[-whole.data_ptr() % _PAGE :][:size]
-        self.used = 0
-
-    def take(self, size: int) -> Tensor | None:
-        """Returns bytes [size] at the start of a cache line; ``None`` if too few are left."""
-        first = self.used
-        if first + size > len(self._bytes):
-            return None
-        self.used += -(-size // 64) * 64
-        return self._bytes[first : first + size]
-
-
-_current: list[_Region] = []
-"""The region that is not full."""
+_lock = threading.Lock()
+_rest = torch.empty(0, dtype=torch.uint8)
+"""What is left of the last region. Each tensor in a region keeps the whole of it."""
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
-    """Returns a contiguous copy of a tensor on the CPU, where the system has huge pages in them."""
+    """Returns a contiguous copy of a tensor on the CPU, in huge pages where the system has them."""
+    global _rest
     size = tensor.numel() * tensor.element_size()
-    if not (hasattr(mmap, "MADV_HUGEPAGE") and size):
-        return tensor.contiguous()
-    taken = _current[0].take(size) if _current else None
-    if taken is None:
-        # The rest of the last region is never touched, so it takes no memory.
-        _current[:] = [_Region(max(size, _REGION))]
-        taken = _current[0].take(size)
-        assert taken is not None
+    with _lock:
+        # The rest of a region that is too small is never touched, so it takes no memory.
+        if size > len(_rest):
+            _rest = _region(max(size, _REGION))
+        taken, _rest = _rest[:size], _rest[-(-size // 64) * 64 :]  # at the start of a cache line
     return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+@torch.inference_mode(False)  # tensors of inference mode cannot be changed outside of it
+def _region(size: int) -> Tensor:
+    # Private, because shared memory has huge pages only by another setting of the system.
+    memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _PAGE :]

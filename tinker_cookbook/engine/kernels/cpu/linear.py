@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
-from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.build import KernelCall, library
 from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, add_together
 
@@ -36,8 +36,8 @@ _SPARE_BYTES = 4 << 30
 ONE_THREAD = 1 << 17
 """Number of multiplications up to which a second thread costs more than it saves."""
 
-_FLOATS, _HALVES, _PAIRS = range(3)
-"""Kinds of panels, as in product.c."""
+_PAIRS = 2
+"""Kind of panels in product.c; 0 is float32, 1 bfloat16."""
 
 _ONEDNN: Any = torch.ops.mkldnn
 """oneDNN's operators, which torch.compile also uses for frozen models on a CPU."""
@@ -144,11 +144,9 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
         and (half or weight.dtype == torch.float32)
     ):
         return _Plain
-    if _multiplies_pairs(weight) and len(weight) % 2 == 0:  # the inputs of the transpose
-        return _Pairs
-    # In float32 panels are at least as fast as oneDNN. In bfloat16 without the processor's
-    # instructions oneDNN took 2.7 to 4 times as long.
-    if not (half and cpu_bfloat16()) and library() is not None:
+    # Panels are at least as fast as oneDNN, except that AMX multiplies whole tiles of bfloat16.
+    # Without the processor's instructions for it oneDNN took 2.7 to 4 times as long.
+    if library() is not None and (not (half and cpu_bfloat16()) or _multiplies_pairs(weight)):
         return _Panels
     if not (torch.backends.mkldnn.is_available() and hasattr(_ONEDNN, "_linear_pointwise")):
         return _Plain
@@ -209,16 +207,25 @@ class _Panels(Layout):
     and low-rank terms are added in the same call."""
 
     any_rows = True
-    kind = 0
-    """Of ``struct Term`` of product.c: panels in float32, in bfloat16, or of pairs."""
+    pairs = False
     codes = 0
     """Address of ``struct Codes`` for panels in 4 bits."""
 
     def __init__(self, weight: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
-        self.dtype = weight.dtype
-        self.kind = _HALVES if weight.dtype == torch.bfloat16 else _FLOATS
-        self.panels = _panels(weight, pairs=False)  # [out / width, in, width]
+        self.dtype, self.pairs = weight.dtype, _multiplies_pairs(weight)
+        self.panels = in_huge_pages(_panels(weight, self.pairs))
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The matrix, in ``struct Product`` of product.c."""
+        return {
+            "inputs": self.inputs // 2 if self.pairs else self.inputs,
+            "kind": _PAIRS if self.pairs else int(self.panels.dtype == torch.bfloat16),
+            "outputs": self.outputs,
+            "panels": self.panels.data_ptr(),
+            "codes": self.codes,
+        }
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.adapted(x, bias, ())
@@ -236,7 +243,8 @@ class _Panels(Layout):
         return out, low[:, : len(term.a)].contiguous()  # it is kept for the gradients
 
     def dense(self) -> Tensor:
-        return self.panels.transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
+        rows = self.panels.transpose(1, 2).flatten(0, 1)[: self.outputs]
+        return rows.contiguous().view(self.dtype)
 
     def _compute(
         self, x: Tensor, bias: Tensor | None, parts: Sequence[Part], dtype: torch.dtype
@@ -245,41 +253,28 @@ class _Panels(Layout):
         return out, _add(out, x, parts, self, bias)
 
 
-class _Pairs(_Panels):
-    """Panels of pairs of bfloat16 numbers, for processors that multiply pairs."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.outputs, self.inputs = weight.shape
-        self.dtype, self.kind = weight.dtype, _PAIRS
-        self.panels = _panels(weight, pairs=True)  # [out / width, in / 2, width] of pairs
-
-    def dense(self) -> Tensor:
-        both = self.panels.transpose(1, 2).reshape(-1, self.inputs // 2)
-        return both[: self.outputs].contiguous().view(self.dtype)
-
-
 def _multiplies_pairs(x: Tensor) -> bool:
-    """Returns whether ``x`` [rows, in] is multiplied in pairs."""
+    """Returns whether ``x`` [rows, in] is multiplied in pairs of bfloat16 numbers."""
     return x.dtype == torch.bfloat16 and x.shape[1] % 2 == 0 and _has_pairs()
 
 
 @cache
 def _has_pairs() -> bool:
-    # AMX multiplies whole tiles, so oneDNN is faster there for many rows.
+    # Not with AMX: see ``fastest_layout``.
     wanted = cpu_bfloat16() == "avx512_bf16" and library() is not None
     return wanted and bool(_routines().tinker_pairs())
 
 
-def _panels(weight: Tensor, *, pairs: bool, huge: bool = True) -> Tensor:
-    """Returns a matrix [out, in] in panels; with ``huge``, in huge pages."""
+def _panels(weight: Tensor, pairs: bool) -> Tensor:
+    """Returns a view of a matrix [out, in] as panels [out / width, in, width]; a pair of inputs is
+    one element."""
     width = _routines().tinker_panel()
     # Pad to whole panels, so that the kernel loads full vectors.
     if surplus := -len(weight) % width:
         weight = F.pad(weight, (0, 0, 0, surplus))
-    if pairs:  # a pair is one element, which is faster to copy
+    if pairs:
         weight = weight.contiguous().view(torch.int32)
-    panels = weight.reshape(-1, width, weight.shape[1]).transpose(1, 2)
-    return in_huge_pages(panels) if huge else panels.contiguous()
+    return weight.reshape(-1, width, weight.shape[1]).transpose(1, 2)
 
 
 def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
@@ -319,17 +314,18 @@ def packed_term(term: LowRank, pairs: bool) -> PackedTerm:
         a, b = term.a.detach(), term.b.detach()
         if not pairs:
             a, b = a.float(), b.float()
-        rank = len(a) + (pairs and len(a) % 2)
-        b = F.pad(b, (0, rank - len(a)))
-        a, b = _panels(a, pairs=pairs, huge=False), _panels(b, pairs=pairs, huge=False)
-        width = a.shape[0] * _routines().tinker_panel()
-        term.packed = PackedTerm(a.data_ptr(), b.data_ptr(), rank, width, pairs, (a, b))
+        elif len(a) % 2:
+            b = F.pad(b, (0, 1))
+        a, b = _panels(a, pairs).contiguous(), _panels(b, pairs).contiguous()
+        width = a.shape[0] * a.shape[2]
+        term.packed = PackedTerm(a.data_ptr(), b.data_ptr(), b.shape[1], width, pairs, (a, b))
     return term.packed
 
 
-class ProductStruct(ctypes.Structure):
+class CallOfProduct(KernelCall):
     """Mirrors ``struct Product`` of product.c."""
 
+    kernel = 1
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "x_stride", "kind", "outputs")),
         *((name, ctypes.c_int64) for name in ("parts", "threads", "low_width", "half")),
@@ -350,13 +346,12 @@ def _add(
 
     Returns ``x A^T`` of each part's rows [T, rank], zero-padded to whole panels.
     """
-    (rows, inputs), outputs = x.shape, out.shape[1]
-    pairs = matrix.kind == _PAIRS if matrix is not None else _multiplies_pairs(x)
-    kind = matrix.kind if matrix is not None else _PAIRS if pairs else _FLOATS
-    # Inputs need unit stride. All sums are fp32, also for a matrix in bfloat16.
-    x = x.to(torch.bfloat16 if pairs else torch.float32)
+    pairs = _multiplies_pairs(x) if matrix is None else matrix.pairs
+    # All sums are fp32, also for a matrix in bfloat16; inputs need unit stride.
+    x = x.contiguous().view(torch.int32) if pairs else x.float()
     x = x if x.stride(1) == 1 else x.contiguous()
     bias = None if bias is None else bias.float().contiguous()
+    (rows, inputs), outputs = x.shape, out.shape[1]
     multiplications = 0 if matrix is None else rows * inputs * outputs
     where, terms = array("q"), array("q")
     width = 0
@@ -366,16 +361,16 @@ def _add(
         terms.extend(packed[:3])
         width = max(width, packed.width)
         multiplications += (end - first) * packed.rank * (inputs + outputs)
-    low = x.new_empty(rows, width)
-    call = ProductStruct(
-        *(rows, inputs, x.stride(0), kind, outputs, len(parts)),
-        torch.get_num_threads() if multiplications > ONE_THREAD else 1,
-        *(width, out.dtype == torch.bfloat16, x.data_ptr()),
-        *((matrix.panels.data_ptr(), matrix.codes) if matrix is not None else (0, 0)),
-        *(0 if bias is None else bias.data_ptr(), out.data_ptr(), low.data_ptr()),
-        *(where.buffer_info()[0], terms.buffer_info()[0]),
-    )
-    _routines().tinker_product(ctypes.byref(call))
+    low = x.new_empty(rows, width, dtype=torch.bfloat16 if pairs else torch.float32)
+    fields = {"inputs": inputs, "kind": _PAIRS * pairs, "outputs": outputs}
+    call = CallOfProduct(rows, **(fields if matrix is None else matrix.fields))
+    call.threads = torch.get_num_threads() if multiplications > ONE_THREAD else 1
+    call.x, call.x_stride, call.out = x.data_ptr(), x.stride(0), out.data_ptr()
+    call.half = out.dtype == torch.bfloat16
+    call.bias = None if bias is None else bias.data_ptr()
+    call.parts, call.low, call.low_width = len(parts), low.data_ptr(), width
+    call.part, call.term = where.buffer_info()[0], terms.buffer_info()[0]
+    call.run(call.threads)
     return low
 
 

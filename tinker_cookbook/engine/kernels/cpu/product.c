@@ -3,8 +3,7 @@
    The matrix W [out, in] is stored in panels of PANEL outputs, each [in, PANEL], so that a product
    of few rows reads it once and in order. Every output is one sum over the inputs from the first to
    the last, so a row's result is the same to the bit with any other rows in the batch, and for any
-   number of threads. All sums are fp32, also of a matrix in bfloat16. Processors that multiply pairs
-   of bfloat16 numbers read panels of pairs, [in / 2, PANEL, 2]. */
+   number of threads. All sums are fp32, also of a matrix in bfloat16. */
 
 #include "vectors.h"
 
@@ -17,9 +16,27 @@ enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 
 int64_t tinker_panel(void) { return PANEL; }
 
+/* Panels of float32; of bfloat16, for x in float32; or of pairs of bfloat16 numbers, for x in pairs.
+   A pair is one element of 32 bits: inputs, ranks and strides count pairs. */
+enum { FLOATS, HALVES, PAIRS };
+
+#if defined __AVX512BF16__
+#include <immintrin.h>
+int tinker_pairs(void) { return 1; }
+INLINE Floats multiply_add(Floats sum, Floats x, Floats weights, int kind) {
+    if (kind != PAIRS) return sum + x * weights;
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
+}
+#else
+int tinker_pairs(void) { return 0; }
+INLINE Floats multiply_add(Floats sum, Floats x, Floats weights, int kind) {
+    return sum + x * weights;
+}
+#endif
+
 INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                     int accumulate, int rows, int half) {
-    const int64_t size = half ? 2 : 4;
+                     int accumulate, int rows, int kind) {
+    const int64_t size = kind == HALVES ? 2 : 4;
     Floats sums[ROWS][WIDE];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < WIDE; v++)
@@ -29,19 +46,27 @@ INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_
            harmless. */
         prefetch((const char *)panel + (k + AHEAD) * PANEL * size, PANEL * size);
         Floats weights[WIDE];
-        for (int v = 0; v < WIDE; v++) weights[v] = load(panel, k * PANEL + v * LANES, half);
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < WIDE; v++) sums[r][v] += x[r * x_stride + k] * weights[v];
+        for (int v = 0; v < WIDE; v++)
+            weights[v] = load(panel, k * PANEL + v * LANES, kind == HALVES);
+        for (int r = 0; r < rows; r++) {
+            const Floats one = broadcast(x[r * x_stride + k]);
+            for (int v = 0; v < WIDE; v++)
+                sums[r][v] = multiply_add(sums[r][v], one, weights[v], kind);
+        }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < WIDE; v++)
             memcpy(out + r * PANEL + v * LANES, &sums[r][v], sizeof(Floats));
 }
 
-/* With a constant number of rows the compiler keeps all sums in registers. */
+/* With a constant kind and number of rows the compiler keeps all sums in registers. */
 static void block(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
-                  int accumulate, int rows, int half) {
-#define CASE(R) case R: BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, accumulate, R); break
+                  int accumulate, int rows, int kind) {
+#define CASE(R)                                                                             \
+    case R:                                                                                 \
+        if (kind == PAIRS) block_as(x, x_stride, panel, depth, out, accumulate, R, PAIRS);  \
+        else BY_DTYPE(kind == HALVES, block_as, x, x_stride, panel, depth, out, accumulate, R); \
+        break
     switch (rows) {
         CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
 #if defined __AVX512F__ || defined __aarch64__
@@ -50,49 +75,6 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
     }
 #undef CASE
 }
-
-#if defined __AVX512BF16__
-#include <immintrin.h>
-
-int tinker_pairs(void) { return 1; }
-
-INLINE void pairs_as(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
-                     float *out, int accumulate, int rows) {
-    __m512 sums[ROWS][WIDE];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < WIDE; v++)
-            sums[r][v] = accumulate ? _mm512_loadu_ps(out + r * PANEL + v * LANES)
-                                    : _mm512_setzero_ps();
-    for (int64_t k = 0; k < depth; k += 2) {
-        __m512bh weights[WIDE];
-        for (int v = 0; v < WIDE; v++)
-            weights[v] = (__m512bh)_mm512_loadu_si512(panel + k * PANEL + v * LANES * 2);
-        for (int r = 0; r < rows; r++) {
-            int32_t both; /* two inputs of the row */
-            memcpy(&both, x + r * x_stride + k, sizeof both);
-            const __m512bh pair = (__m512bh)_mm512_set1_epi32(both);
-            for (int v = 0; v < WIDE; v++)
-                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], pair, weights[v]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < WIDE; v++) _mm512_storeu_ps(out + r * PANEL + v * LANES, sums[r][v]);
-}
-
-/* As `block`, for panels of pairs; `depth` is even. */
-static void pairs(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
-                  float *out, int accumulate, int rows) {
-#define CASE(R) case R: pairs_as(x, x_stride, panel, depth, out, accumulate, R); break
-    switch (rows) {
-        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8);
-    }
-#undef CASE
-}
-#else
-int tinker_pairs(void) { return 0; }
-static void pairs(const uint16_t *x, int64_t x_stride, const uint16_t *panel, int64_t depth,
-                  float *out, int accumulate, int rows) {} /* never used */
-#endif
 
 /* Weights in 4 bits. A byte has the codes of an output for two inputs, the first in its low half:
    [panels, inputs / 2, PANEL]. A weight is values[code] times the scale of its output and SCALED
@@ -141,18 +123,15 @@ void tinker_decode(const Codes *codes, const uint8_t *bytes, int64_t outputs, in
     }
 }
 
-/* x W^T for W [outputs, inputs] in panels, which are float32 or bfloat16 for x in float32, or pairs
-   (`inputs` is even) for x in bfloat16. */
-enum { FLOATS, HALVES, PAIRS };
+/* x W^T for W [outputs, inputs] in panels. */
 typedef struct {
     int64_t inputs, x_stride, kind;
-    const void *x; /* [rows, inputs] */
+    const float *x; /* [rows, inputs] */
     const void *panels;
     const Codes *codes; /* NULL, or of panels in 4 bits */
 } Term;
 
-/* An adapter's (x A^T) B^T; A [rank, inputs] and B [outputs, rank] in panels of FLOATS, or of PAIRS
-   with an even rank: x A^T is then rounded to bfloat16, as everywhere in training. */
+/* An adapter's (x A^T) B^T; A [rank, inputs] and B [outputs, rank] in panels of FLOATS or PAIRS. */
 typedef struct {
     const void *a, *b; /* NULL: none */
     int64_t rank;
@@ -165,16 +144,16 @@ typedef struct {
 
 /* The product of x [rows, inputs] with a matrix, or else the content of `out`, plus the bias, plus
    the adapter terms of parts of the rows. `low` receives x A^T, in rows of `low_width` numbers: whole
-   panels of the largest rank. */
+   panels of the largest rank. For PAIRS it is bfloat16, as everywhere in training. */
 typedef struct {
     int64_t rows, inputs, x_stride, kind, outputs, parts, threads, low_width;
-    int64_t half;  /* 1: `out` is bfloat16 */
-    const void *x; /* bfloat16 for PAIRS, else float32 */
+    int64_t half; /* 1: `out` is bfloat16 */
+    const float *x;
     const void *panels; /* may be NULL */
     const Codes *codes; /* may be NULL */
     const float *bias;  /* may be NULL */
     void *out;          /* [rows, outputs] */
-    void *low;          /* bfloat16 for PAIRS, else float32 */
+    void *low;
     const Part *part;
     const LowRank *term; /* of each part */
 } Product;
@@ -184,7 +163,7 @@ typedef struct {
 static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, float *tile,
                      int accumulate) {
     /* Bytes of two weights. */
-    const int64_t size = t->codes ? 1 : t->kind == FLOATS ? 8 : 4;
+    const int64_t size = t->codes ? 1 : t->kind == HALVES ? 4 : 8;
     /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
        again for each block of rows. */
     const int widens = t->codes || (t->kind == HALVES && rows > 2 * ROWS);
@@ -198,17 +177,10 @@ static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, 
             const Floats x = load(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
         }
-        for (int64_t r = 0; r < rows; r += ROWS) {
-            const int count = (int)(rows - r < ROWS ? rows - r : ROWS);
-            const int64_t at = (first + r) * t->x_stride + k;
-            float *out = tile + r * PANEL;
-            if (t->kind == PAIRS)
-                pairs((const uint16_t *)t->x + at, t->x_stride, part, depth, out,
-                      accumulate || k > 0, count);
-            else
-                block((const float *)t->x + at, t->x_stride, widens ? wide : part, depth, out,
-                      accumulate || k > 0, count, t->kind == HALVES && !widens);
-        }
+        for (int64_t r = 0; r < rows; r += ROWS)
+            block(t->x + (first + r) * t->x_stride + k, t->x_stride, widens ? wide : part, depth,
+                  tile + r * PANEL, accumulate || k > 0, (int)(rows - r < ROWS ? rows - r : ROWS),
+                  widens ? FLOATS : (int)t->kind);
     }
 }
 
@@ -224,18 +196,19 @@ static int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL
 
 /* x A^T of all parts. The surplus columns of whole panels are zeros, because A is padded. Threads
    that are done do not wait for the others, here and below. */
-SHARED void low_products(const Product *c) {
+static void low_products(const Product *c) {
+    const int64_t kind = c->kind == PAIRS ? PAIRS : FLOATS;
     for (int64_t p = 0; p < c->parts; p++) {
         const LowRank *l = &c->term[p];
         if (l->a == NULL) continue;
-        const int64_t kind = c->kind == PAIRS ? PAIRS : FLOATS;
         const Term term = {c->inputs, c->x_stride, kind, c->x, l->a, NULL};
-        const int64_t panels = panels_of(l->rank), all = c->part[p].end - c->part[p].first;
+        const int64_t rank = kind == PAIRS ? 2 * l->rank : l->rank, end = c->part[p].end;
+        const int64_t panels = panels_of(rank), all = end - c->part[p].first;
         const int64_t chunk = chunk_of(all, panels, c->threads);
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t item = 0; item < panels * ((all + chunk - 1) / chunk); item++) {
             const int64_t first = c->part[p].first + item / panels * chunk;
-            const int64_t rows = c->part[p].end - first < chunk ? c->part[p].end - first : chunk;
+            const int64_t rows = end - first < chunk ? end - first : chunk;
             float tile[CHUNK * PANEL];
             add_term(&term, item % panels, first, rows, tile, 0);
             for (int64_t r = 0; r < rows; r++)
@@ -248,7 +221,7 @@ SHARED void low_products(const Product *c) {
 
 /* Some rows of the outputs of one panel. */
 static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t rows) {
-    const int64_t begin = panel * PANEL;
+    const int64_t begin = panel * PANEL, kind = c->kind == PAIRS ? PAIRS : FLOATS;
     const int64_t width = c->outputs - begin < PANEL ? c->outputs - begin : PANEL;
     float tile[CHUNK * PANEL];
     const Term matrix = {c->inputs, c->x_stride, c->kind, c->x, c->panels, c->codes};
@@ -270,8 +243,8 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
         const int64_t from = c->part[p].first > first ? c->part[p].first : first;
         const int64_t end = c->part[p].end < first + rows ? c->part[p].end : first + rows;
         if (l->a == NULL || from >= end) continue;
-        const int64_t kind = c->kind == PAIRS ? PAIRS : FLOATS;
-        const Term term = {l->rank, c->low_width, kind, c->low, l->b, NULL};
+        const int64_t stride = kind == PAIRS ? c->low_width / 2 : c->low_width;
+        const Term term = {l->rank, stride, kind, c->low, l->b, NULL};
         add_term(&term, panel, from, end - from, tile + (from - first) * PANEL, 1);
     }
     for (int64_t r = 0; r < rows; r++)
@@ -280,30 +253,23 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
                        width - i, (int)c->half);
 }
 
-/* All but `low_products`, which must be complete. */
-SHARED void products(const Product *c) {
-    const int64_t panels = panels_of(c->outputs), chunk = chunk_of(c->rows, panels, c->threads);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t item = 0; item < panels * ((c->rows + chunk - 1) / chunk); item++) {
-        const int64_t first = item / panels * chunk;
-        product_tile(c, item % panels, first, c->rows - first < chunk ? c->rows - first : chunk);
-    }
-}
-
 /* Products of the same input. */
-SHARED void products_of(const Product *c, int64_t count) {
+static void products(const Product *call, int64_t count) {
     int64_t parts = 0;
-    for (int64_t i = 0; i < count; i++) {
-        low_products(&c[i]);
-        parts += c[i].parts;
+    for (const Product *c = call; c < call + count; c++) {
+        low_products(c);
+        parts += c->parts;
     }
+    /* B needs all of x A^T. */
     if (parts) {
 #pragma omp barrier
     }
-    for (int64_t i = 0; i < count; i++) products(&c[i]);
-}
-
-void tinker_product(const Product *c) {
-#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
-    products_of(c, 1);
+    for (const Product *c = call; c < call + count; c++) {
+        const int64_t panels = panels_of(c->outputs), chunk = chunk_of(c->rows, panels, c->threads);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t item = 0; item < panels * ((c->rows + chunk - 1) / chunk); item++) {
+            const int64_t first = item / panels * chunk, left = c->rows - first;
+            product_tile(c, item % panels, first, left < chunk ? left : chunk);
+        }
+    }
 }

@@ -7,29 +7,30 @@
 #include "elementwise.c"
 #include "product.c"
 
-enum { NORM, PRODUCT, ROTATION, ATTENTION, GATE };
-
 /* `count` calls of a kernel, which do not depend on one another. */
 typedef struct {
     int64_t kind, count;
     const void *calls;
 } Operation;
 
-/* Runs `count` operations, one after another. Returns 1 if memory runs out, else 0. */
-int tinker_step(const Operation *list, int64_t count, int64_t threads) {
+static void run(const Operation *o, int *failed) {
+    enum { NORM, PRODUCT, ROTATION, ATTENTION, GATE }; /* as in build.py */
+    for (int64_t i = 0; i < o->count; i++)
+        switch (o->kind) {
+            case NORM: norm((const Norm *)o->calls + i); break;
+            case PRODUCT: products(o->calls, o->count); return; /* all at once */
+            case ROTATION: rotation((const Rotation *)o->calls + i); break;
+            case ATTENTION: attention((const Attention *)o->calls + i, failed); break;
+            case GATE: gate((const Gate *)o->calls + i); break;
+        }
+}
+
+/* Runs operations, one after another. Returns 1 if memory runs out, else 0. */
+int tinker_run(const Operation *list, int64_t count, int64_t threads) {
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t i = 0; i < count; i++) {
-        const Operation *o = &list[i];
-        if (o->kind == PRODUCT) products_of(o->calls, o->count);
-        else
-            for (int64_t j = 0; j < o->count; j++)
-                switch (o->kind) {
-                    case NORM: norms((const Norm *)o->calls + j); break;
-                    case ROTATION: rotations((const Rotation *)o->calls + j); break;
-                    case ATTENTION: attention((const Attention *)o->calls + j, &failed); break;
-                    case GATE: gates((const Gate *)o->calls + j); break;
-                }
+        run(&list[i], &failed);
         /* The next operation reads the results of all threads. */
 #pragma omp barrier
     }

@@ -8,7 +8,7 @@ with the same kernels, so all results are the same to the bit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,20 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinker_cookbook.engine.kernels.cpu.attention import AttentionStruct, PagedAttention
-from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.kernels.cpu.elementwise import (
-    Gate,
-    GateStruct,
-    Norm,
-    NormStruct,
-    RotationStruct,
-)
+from tinker_cookbook.engine.kernels.cpu.attention import CallOfAttention, PagedAttention
+from tinker_cookbook.engine.kernels.cpu.build import KernelCall, Operation, run
+from tinker_cookbook.engine.kernels.cpu.elementwise import CallOfGate, CallOfNorm, CallOfRotation
 from tinker_cookbook.engine.kernels.cpu.linear import (
     ONE_THREAD,
+    CallOfProduct,
     FrozenWeight,
-    ProductStruct,
-    _Pairs,
     _Panels,
     packed_term,
 )
@@ -37,204 +30,35 @@ from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.attention_hook import AttentionCall
-    from tinker_cookbook.engine.sampling.paged_cache import Run
+    from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 
-_STRUCTS = (NormStruct, ProductStruct, RotationStruct, AttentionStruct, GateStruct)
-"""By the kind of an operation in step.c."""
-
-_NORMS = {"input_layernorm", "post_attention_layernorm"}
-_MORE_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_LENGTHENS = ("dynamic", "longrope")
-"""Rotary embeddings whose angles depend on the longest sequence."""
-
+_KINDS = (CallOfNorm, CallOfProduct, CallOfRotation, CallOfAttention, CallOfGate)
 _ROWS = 64
-_ANGLES = 512
-
-
-class _Unknown(Exception):  # noqa: N818
-    """Raised for a layer that the list cannot compute."""
-
-
-def _need(condition: bool) -> None:
-    if not condition:
-        raise _Unknown
-
-
-class _Operation(ctypes.Structure):
-    """Mirrors ``struct Operation`` of step.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "count")),
-        ("calls", ctypes.c_void_p),
-    )
-
-
-class _Calls:
-    """Calls of kernels in order, for up to ``rows`` tokens.
-
-    ``each`` has the rows (or numbers) of a call for one token.
-    """
-
-    def __init__(self, rows: int, dtype: torch.dtype) -> None:
-        self.rows, self.dtype = rows, dtype
-        self._operations: list[tuple[int, int, int]] = []
-        self._calls: dict[Any, list[Any]] = {kind: [] for kind in _STRUCTS}
-        self._each: dict[Any, list[int]] = {kind: [] for kind in _STRUCTS}
-        self.layers: list[Any] = []
-        """The linear layer of each product."""
-        self.slots: list[int] = []
-        """The index of each product among those of the same input."""
-        self.shared: dict[tuple[int, ...], list[Tensor]] = {}
-        """Memory for the results of layers, by its widths."""
-        self._kept: list[Tensor] = []
-
-    def buffer(self, width: int) -> Tensor:
-        """Returns memory [rows, width] that lives as long as the calls."""
-        self._kept.append(torch.zeros(self.rows, width, dtype=self.dtype))
-        return self._kept[-1]
-
-    def norms(
-        self,
-        *pairs: tuple[Any, Tensor],
-        added: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> None:
-        """Adds norms in one operation, in place or to ``out``; ``added`` is added to the input
-        first."""
-        calls, each = [], []
-        for module, x in pairs:
-            norm = getattr(module, "function", None)
-            if not isinstance(norm, Norm):
-                raise _Unknown
-            width = len(norm.weight)
-            call = NormStruct(width=width, eps=norm.eps, rounds=norm.rounds, half=self._half)
-            call.x, call.weight = x.data_ptr(), norm.weight.data_ptr()
-            call.added = None if added is None else added.data_ptr()
-            call.out = (x if out is None else out).data_ptr()
-            calls.append(call)
-            each.append(x.shape[1] // width)
-        self._add(calls, each)
-
-    def products(self, x: Tensor, outputs: Sequence[tuple[Any, Tensor]]) -> None:
-        """Adds products of ``x`` with the matrices of linear layers."""
-        calls = []
-        for slot, (layer, out) in enumerate(outputs):
-            frozen = getattr(layer, "frozen", None)
-            matrix = frozen.forward if isinstance(frozen, FrozenWeight) else None
-            kind = _Pairs if self._half else _Panels
-            _need(isinstance(matrix, kind) and matrix.dtype == self.dtype)
-            assert isinstance(matrix, _Panels)
-            _need(matrix.inputs == x.shape[1] and matrix.outputs == out.shape[1])
-            call = ProductStruct(inputs=matrix.inputs, x_stride=x.stride(0), kind=matrix.kind)
-            call.outputs, call.half, call.codes = matrix.outputs, self._half, matrix.codes
-            call.x, call.out = x.data_ptr(), out.data_ptr()
-            call.panels = matrix.panels.data_ptr()
-            if layer.bias is not None:
-                self._kept.append(layer.bias.float().contiguous())
-                call.bias = self._kept[-1].data_ptr()
-            calls.append(call)
-            self.layers.append(layer)
-            self.slots.append(slot)
-        self._add(calls, [1] * len(calls))
-
-    def rotations(self, xs: Sequence[Tensor], angles: tuple[Tensor, Tensor]) -> None:
-        """Adds rotary embeddings, in place."""
-        calls, width = [], angles[0].shape[1]
-        for x in xs:
-            call = RotationStruct(heads=x.shape[1] // width, width=width, half=self._half)
-            call.stride[:] = (x.shape[1], width)
-            call.x = call.out = x.data_ptr()
-            call.cosine, call.sine = (side.data_ptr() for side in angles)
-            calls.append(call)
-        self._add(calls, [1] * len(calls))
-
-    def attention(self, of: AttentionCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Adds the attention of one layer."""
-        (_, heads, width), (_, kv_heads, value_width) = of.query.shape, of.value.shape
-        call = AttentionStruct(heads=heads, width=width, kv_heads=kv_heads)
-        call.value_width, call.window, call.scale = value_width, of.window or 0, of.scale
-        call.half, call.out = self._half, out.data_ptr()
-        call.query, call.key, call.value = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        call.query_stride[:] = (heads * width, width)
-        call.key_stride[:] = (kv_heads * width, width)
-        call.value_stride[:] = (kv_heads * value_width, value_width)
-        self._add([call], [1])
-
-    def gate(self, mlp: Any, gate: Tensor, up: Tensor) -> None:
-        """Adds the gate of an MLP, to ``gate``."""
-        function = next(iter(getattr(mlp.forward, "args", ())), None)
-        if not isinstance(function, Gate):
-            raise _Unknown
-        call = GateStruct(gelu=function.gelu, half=self._half)
-        call.gate, call.up, call.out = gate.data_ptr(), up.data_ptr(), gate.data_ptr()
-        self._add([call], [gate.shape[1]])
-
-    @property
-    def _half(self) -> bool:
-        return self.dtype == torch.bfloat16
-
-    def _add(self, calls: Sequence[Any], each: Sequence[int]) -> None:
-        kind = type(calls[0])
-        self._operations.append((_STRUCTS.index(kind), len(calls), len(self._calls[kind])))
-        self._calls[kind] += calls
-        self._each[kind] += each
-
-    def finish(self) -> None:
-        """Lays the calls out for C; afterwards none can be added."""
-        arrays = {kind: (kind * len(calls))(*calls) for kind, calls in self._calls.items()}
-        self.operations = (_Operation * len(self._operations))(
-            *(
-                (kind, count, ctypes.addressof(arrays[_STRUCTS[kind]][first]))
-                for kind, count, first in self._operations
-            )
-        )
-        # Views of the same memory, to set a field of all calls at once.
-        views: dict[type, Any] = {
-            kind: np.frombuffer(array, np.dtype(kind)) for kind, array in arrays.items()
-        }
-        self.norm_calls, self.product_calls = views[NormStruct], views[ProductStruct]
-        self.rotation_calls, self.gate_calls = views[RotationStruct], views[GateStruct]
-        self.attention_calls = views[AttentionStruct]
-        self.norm_rows, self.gate_numbers = (
-            np.array(self._each[kind]) for kind in (NormStruct, GateStruct)
-        )
+"""Tokens for which a list is made first."""
 
 
 class StepList:
     """Computes the hidden states of a step for a decoder whose layers it knows.
 
     ``attentions`` are the attention inputs of each layer, for their shapes and settings.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: a layer of another kind.
     """
 
     def __init__(
         self, decoder: Any, attentions: Sequence[AttentionCall], dtype: torch.dtype
     ) -> None:
         self._decoder, self._attentions, self._dtype = decoder, attentions, dtype
-        self._known: WeakKeyDictionary[LowRank, tuple[np.ndarray, int, list[Any]]]
-        self._known = WeakKeyDictionary()
-        self._rotary = decoder.rotary_emb
-        types = getattr(self._rotary, "rope_type", "default")
-        types = types.values() if isinstance(types, Mapping) else [types]
-        _need(not any(one in _LENGTHENS for one in types))
-        self._kinds: list[str | None] = list(getattr(self._rotary, "layer_types", [None]))
-        self._tables = self._made_tables(_ANGLES)
+        self._half = dtype == torch.bfloat16
+        # Gemma 3 has other angles in layers with a window.
+        kinds: list[str] = getattr(decoder.rotary_emb, "layer_types", [])
+        self._kinds = [(kind,) for kind in dict.fromkeys(kinds)] or [()]
+        self._packed: WeakKeyDictionary[LowRank, tuple[Any, ...]] = WeakKeyDictionary()
         self._build(_ROWS)
-        weights = self._calls.product_calls
-        self._average = int((weights["inputs"] * weights["outputs"]).mean())
-
-    @classmethod
-    def of(
-        cls, decoder: Any, attentions: Sequence[AttentionCall], dtype: torch.dtype
-    ) -> StepList | None:
-        """Returns the list of a decoder; ``None`` if it has a layer of another kind."""
-        try:
-            return cls(decoder, attentions, dtype)
-        except (_Unknown, AttributeError, TypeError):  # another architecture's attributes
-            return None
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, runs: Sequence[Run], segments: Segments
+        self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
     ) -> Tensor:
         """Returns the last hidden states [T, H] of ``tokens`` [T] at ``positions`` [T].
 
@@ -242,133 +66,195 @@ class StepList:
             RuntimeError: out of memory.
         """
         count = len(tokens)
-        if count > self._calls.rows:
-            self._build(max(count, 2 * self._calls.rows))
+        if count > self._rows:
+            self._build(max(count, 2 * self._rows))
+        norms, products, rotations, attentions, gates = self._calls
         self._hidden[:count].copy_(self._decoder.embed_tokens(tokens))
-        longest = int(positions.max()) + 1
-        if longest > len(self._tables[0][0]):
-            self._tables = self._made_tables(max(longest, 2 * len(self._tables[0][0])))
-        for table, angles in zip(self._tables, self._angles, strict=True):
-            for all_, some in zip(table, angles, strict=True):
-                torch.index_select(all_, 0, positions, out=some[:count])
-        calls, out = self._calls, torch.empty(count, self._hidden.shape[1], dtype=self._dtype)
-        calls.norm_calls["rows"] = count * calls.norm_rows
-        calls.norm_calls["out"][-1] = out.data_ptr()
-        calls.gate_calls["count"] = count * calls.gate_numbers
-        calls.rotation_calls["tokens"] = calls.rotation_calls["angles"] = count
-        step, cache = PagedAttention(runs), runs[0].table.cache
+        out = torch.empty(count, self._hidden.shape[1], dtype=self._dtype)
+        norms["rows"] = count * self._norm_rows
+        norms["out"][-1] = out.data_ptr()
+        gates["count"] = count * self._gate_widths
+        angles = self._angles(positions)
+        rotations["tokens"] = rotations["angles"] = count
+        for field, tensors in zip(("cosine", "sine"), zip(*angles, strict=True), strict=True):
+            rotations[field] = np.array([one.data_ptr() for one in tensors])[self._angles_of]
+        step, cache = PagedAttention(layout.runs), layout.runs[0].table.cache
         for field in ("runs", "run_first", "run_count", "position", "first_page", "pages"):
-            calls.attention_calls[field] = getattr(step.call, field)
-        calls.attention_calls["keys"] = [pool.data_ptr() for pool in cache.keys]
-        calls.attention_calls["values"] = [pool.data_ptr() for pool in cache.values]
-        threads = torch.get_num_threads() if count * self._average > ONE_THREAD else 1
-        calls.product_calls["rows"], calls.product_calls["threads"] = count, threads
+            attentions[field] = getattr(step.call, field)
+        attentions["keys"] = [pool.data_ptr() for pool in cache.keys]
+        attentions["values"] = [pool.data_ptr() for pool in cache.values]
+        multiplications = int(products["inputs"] @ products["outputs"]) * count // len(products)
+        threads = torch.get_num_threads() if multiplications > ONE_THREAD else 1
+        products["rows"], products["threads"] = count, threads
         kept = self._set_terms(segments, count)
-        numbers = (ctypes.c_int64(len(calls.operations)), ctypes.c_int64(threads))
-        if library().tinker_step(calls.operations, *numbers):  # type: ignore[union-attr]
-            raise RuntimeError("out of memory: the sums of attention did not fit")
+        run(self._operations, threads)
         del kept  # C had only its address
         return out
 
+    def _angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns cosines and sines [T, D] of each kind of layer."""
+        both = [self._decoder.rotary_emb(self._hidden, positions[None], *k) for k in self._kinds]
+        return [(cosine[0].contiguous(), sine[0].contiguous()) for cosine, sine in both]
+
     def _set_terms(self, segments: Segments, count: int) -> Any:
         """Sets the adapter terms of all products; returns the memory that the calls point to."""
-        calls = self._calls.product_calls
-        found = [
-            (self._packed(terms), first, min(end, count))
+        products = self._calls[1]
+        parts = [
+            (self._terms_of(terms), first, min(end, count))
             for terms, first, end in segments.stretches
             if terms and first < count
         ]
-        calls["parts"] = len(found)
-        if not found:
+        products["parts"] = len(parts)
+        if not parts:
             return None
-        where = np.array([[first, end] for _, first, end in found])
-        terms = np.stack([packed[0] for packed, _, _ in found], 1)  # [products, parts, 3]
-        width = max(packed[1] for packed, _, _ in found)
-        low = torch.empty(max(self._calls.slots) + 1, count, width, dtype=self._dtype)
-        slots = np.array(self._calls.slots)
-        calls["low_width"], calls["part"] = width, where.ctypes.data
-        calls["low"] = low.data_ptr() + slots * low.stride(0) * low.itemsize
-        calls["term"] = terms.ctypes.data + np.arange(len(terms)) * terms.strides[0]
+        where = np.array([[first, end] for _, first, end in parts])
+        terms = np.stack([packed[0] for packed, _, _ in parts], 1)  # [products, parts, 3]
+        width = max(packed[1] for packed, _, _ in parts)
+        low = torch.empty(self._slots.max() + 1, count, width, dtype=self._dtype)
+        products["low_width"], products["part"] = width, where.ctypes.data
+        products["low"] = low.data_ptr() + self._slots * (low.stride(0) * low.itemsize)
+        products["term"] = terms.ctypes.data + np.arange(len(terms)) * terms.strides[0]
         return where, terms, low
 
-    def _packed(self, terms: Terms) -> tuple[np.ndarray, int, list[Any]]:
-        """Returns ``struct LowRank`` of each product [products, 3], and the largest width."""
+    def _terms_of(self, terms: Terms) -> tuple[Any, ...]:
+        """Returns ``struct LowRank`` of each product [products, 3], the largest width, and what
+        they point to."""
         key = next(iter(terms.values()))
-        if key not in self._known:
-            names = [layer.name for layer in self._calls.layers]
-            pairs = self._dtype == torch.bfloat16
-            found = [packed_term(terms[n], pairs) if n in terms else None for n in names]
+        if key not in self._packed:
+            found = [packed_term(terms[n], self._half) if n in terms else None for n in self._names]
             rows = np.array([(0, 0, 0) if one is None else one[:3] for one in found])
-            width = max((one.width for one in found if one is not None), default=0)
-            self._known[key] = rows, width, found
-        return self._known[key]
+            self._packed[key] = (
+                rows,
+                max((one.width for one in found if one is not None), default=0),
+            )
+        return self._packed[key]
 
     @torch.inference_mode(False)  # tensors of inference mode cannot be changed outside of it
-    def _made_tables(self, length: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns cosines and sines [length, D] of each kind of layer."""
-        at, like = torch.arange(length)[None], torch.zeros(1, dtype=self._dtype)
-        angles = [self._rotary(like, at, *([] if kind is None else [kind])) for kind in self._kinds]
-        return [(cos[0].contiguous(), sin[0].contiguous()) for cos, sin in angles]
-
-    @torch.inference_mode(False)
     def _build(self, rows: int) -> None:
-        """Makes the calls for up to ``rows`` tokens."""
-        decoder, calls = self._decoder, _Calls(rows, self._dtype)
-        children = {"embed_tokens", "layers", "norm", "rotary_emb"}
-        _need(set(dict(decoder.named_children())) == children)
-        self._angles = [
-            (calls.buffer(cosine.shape[1]), calls.buffer(cosine.shape[1]))
-            for cosine, _ in self._tables
-        ]
-        self._hidden = calls.buffer(decoder.embed_tokens.weight.shape[1])
-        states, added = calls.buffer(self._hidden.shape[1]), None
-        _need(len(decoder.layers) == len(self._attentions))
+        """Makes the list for up to ``rows`` tokens."""
+        self._rows = rows
+        self._kept: list[Tensor] = []
+        self._shared: dict[tuple[int, ...], list[Tensor]] = {}
+        self._groups: list[list[KernelCall]] = []
+        self._names: list[str] = []
+        self._angles_of: list[int] = []
+        decoder = self._decoder
+        self._hidden = self._buffer(decoder.embed_tokens.weight.shape[1])
+        self._widths = [cosine.shape[1] for cosine, _ in self._angles(torch.zeros(1).long())]
+        states, added = self._buffer(self._hidden.shape[1]), None
         for layer, attention in zip(decoder.layers, self._attentions, strict=True):
-            added = self._add_layer(calls, layer, attention, states, added)
-        calls.norms((decoder.norm, self._hidden), added=added, out=states)
-        calls.finish()
-        self._calls = calls
+            added = self._add_layer(layer, attention, states, added)
+        self._groups.append([self._norm(decoder.norm, self._hidden, states, added)])
+        # Kernels read arrays of calls of one kind; a view in numpy sets a field of all of them.
+        self._calls: list[Any] = []
+        operations = (Operation * len(self._groups))()
+        for kind in _KINDS:
+            calls = [call for group in self._groups for call in group if type(call) is kind]
+            array, first = (kind * len(calls))(*calls), 0
+            self._calls.append(np.frombuffer(array, np.dtype(kind)))
+            for operation, group in zip(operations, self._groups, strict=True):
+                if type(group[0]) is kind:
+                    operation.kernel, operation.count = kind.kernel, len(group)
+                    operation.calls = ctypes.addressof(array[first])
+                    first += len(group)
+        self._operations = operations
+        # Products of one input have their ``x A^T`` at the same time.
+        self._slots = np.array(
+            [i for group in self._groups for i, call in enumerate(group) if call.kernel == 1]
+        )
+        norms, *_, gates = self._calls
+        self._norm_rows, self._gate_widths = norms["rows"].copy(), gates["count"].copy()
 
     def _add_layer(
-        self, calls: _Calls, layer: Any, of: AttentionCall, states: Tensor, added: Tensor | None
+        self, layer: Any, of: AttentionCall, states: Tensor, added: Tensor | None
     ) -> Tensor:
         """Adds one layer, whose input is the hidden states plus ``added``; returns what is to be
         added to them after it."""
-        parts, attention, mlp = set(dict(layer.named_children())), layer.self_attn, layer.mlp
-        _need(parts - _MORE_NORMS == {"self_attn", "mlp"} | _NORMS)
-        more = parts > {"self_attn", "mlp"} | _NORMS
-        normed = set(dict(attention.named_children())) - _ATTENTION
-        _need(normed in (set(), {"q_norm", "k_norm"}))
-        buffers = self._buffers(calls, of, mlp.gate_proj.out_features)
-        q, k, v, attended, out, gate, up, down = buffers
-        calls.norms((layer.input_layernorm, self._hidden), added=added, out=states)
-        linear = (attention.q_proj, attention.k_proj, attention.v_proj)
-        calls.products(states, list(zip(linear, (q, k, v), strict=True)))
-        if normed:
-            calls.norms((attention.q_norm, q), (attention.k_norm, k))
-        kind = getattr(attention, "layer_type", None) if len(self._kinds) > 1 else self._kinds[0]
-        angles = self._angles[self._kinds.index(kind)]
-        _need(angles[0].shape[1] == of.query.shape[2])
-        calls.rotations([q, k], angles)
-        calls.attention(of, q, k, v, attended)
-        calls.products(attended, [(attention.o_proj, out)])
-        before = layer.pre_feedforward_layernorm if more else layer.post_attention_layernorm
+        attention, mlp, hidden = layer.self_attn, layer.mlp, self._hidden
+        (_, heads, width), (_, kv_heads, value_width) = of.query.shape, of.value.shape
+        widths = (heads * width, kv_heads * width, kv_heads * value_width, heads * value_width)
+        widths += (hidden.shape[1], *2 * (mlp.gate_proj.out_features,))
+        if widths not in self._shared:  # all layers of one shape use the same memory
+            self._shared[widths] = [self._buffer(one) for one in (*widths, hidden.shape[1])]
+        q, k, v, attended, out, gate, up, down = self._shared[widths]
+        add = self._groups.append
+        add([self._norm(layer.input_layernorm, hidden, states, added)])
+        linear = ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v))
+        add([self._product(one, states, result) for one, result in linear])
+        if hasattr(attention, "q_norm"):
+            add([self._norm(attention.q_norm, q, q), self._norm(attention.k_norm, k, k)])
+        add([self._rotation(x, width) for x in (q, k)])
+        kind = self._kinds.index((attention.layer_type,)) if self._kinds[0] else 0
+        _require(self._widths[kind] == width)
+        self._angles_of += [kind, kind]
+        add([self._attend(of, q, k, v, attended)])
+        add([self._product(attention.o_proj, attended, out)])
+        before = layer.post_attention_layernorm
+        more = hasattr(layer, "pre_feedforward_layernorm")
+        if more:  # as Gemma
+            add([self._norm(before, out, out)])
+            before = layer.pre_feedforward_layernorm
+        add([self._norm(before, hidden, states, out)])
+        add([self._product(mlp.gate_proj, states, gate), self._product(mlp.up_proj, states, up)])
+        add([self._gate(mlp, gate, up)])
+        add([self._product(mlp.down_proj, gate, down)])
         if more:
-            calls.norms((layer.post_attention_layernorm, out))
-        calls.norms((before, self._hidden), added=out, out=states)
-        calls.products(states, [(mlp.gate_proj, gate), (mlp.up_proj, up)])
-        calls.gate(mlp, gate, up)
-        calls.products(gate, [(mlp.down_proj, down)])
-        if more:
-            calls.norms((layer.post_feedforward_layernorm, down))
+            add([self._norm(layer.post_feedforward_layernorm, down, down)])
         return down
 
-    def _buffers(self, calls: _Calls, of: AttentionCall, inner: int) -> list[Tensor]:
-        """Returns memory for the results of a layer; all layers of one shape share it."""
+    def _buffer(self, width: int) -> Tensor:
+        self._kept.append(torch.zeros(self._rows, width, dtype=self._dtype))
+        return self._kept[-1]
+
+    def _norm(self, module: Any, x: Tensor, out: Tensor, added: Tensor | None = None) -> KernelCall:
+        """``added`` is added to ``x`` first, in place."""
+        weight, eps, rounds = module.function.args  # see ``elementwise``
+        rows, rest = divmod(x.shape[1], len(weight))  # of one token
+        _require(rest == 0)
+        call = CallOfNorm(rows, len(weight), eps=eps, rounds=rounds, half=self._half)
+        call.x, call.weight, call.out = x.data_ptr(), weight.data_ptr(), out.data_ptr()
+        call.added = None if added is None else added.data_ptr()
+        return call
+
+    def _product(self, layer: Any, x: Tensor, out: Tensor) -> KernelCall:
+        matrix = layer.frozen.forward if isinstance(layer.frozen, FrozenWeight) else None
+        _require(isinstance(matrix, _Panels) and matrix.dtype == self._dtype)
+        _require((matrix.inputs, matrix.outputs) == (x.shape[1], out.shape[1]))
+        _require(matrix.pairs is self._half)  # other panels have inputs in float32
+        call = CallOfProduct(**matrix.fields, half=self._half)
+        call.x, call.x_stride, call.out = x.data_ptr(), call.inputs, out.data_ptr()
+        if layer.bias is not None:
+            self._kept.append(layer.bias.float().contiguous())
+            call.bias = self._kept[-1].data_ptr()
+        self._names.append(layer.name)
+        return call
+
+    def _rotation(self, x: Tensor, width: int) -> KernelCall:
+        call = CallOfRotation(heads=x.shape[1] // width, width=width, half=self._half)
+        call.stride[:] = (x.shape[1], width)
+        call.x = call.out = x.data_ptr()
+        return call
+
+    def _attend(
+        self, of: AttentionCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> KernelCall:
         (_, heads, width), (_, kv_heads, value_width) = of.query.shape, of.value.shape
-        hidden = self._hidden.shape[1]
-        widths = (heads * width, kv_heads * width, kv_heads * value_width, heads * value_width)
-        widths += (hidden, inner, inner, hidden)
-        if widths not in calls.shared:
-            calls.shared[widths] = [calls.buffer(one) for one in widths]
-        return calls.shared[widths]
+        call = CallOfAttention(heads=heads, width=width, kv_heads=kv_heads, half=self._half)
+        call.value_width, call.window, call.scale = value_width, of.window or 0, of.scale
+        call.query, call.key, call.value = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        call.query_stride[:] = (heads * width, width)
+        call.key_stride[:] = (kv_heads * width, width)
+        call.value_stride[:] = (kv_heads * value_width, value_width)
+        call.out = out.data_ptr()
+        return call
+
+    def _gate(self, mlp: Any, gate: Tensor, up: Tensor) -> KernelCall:
+        (gelu,) = mlp.forward.args[0].args  # see ``fusing`` and ``elementwise``
+        call = CallOfGate(gate.shape[1], gelu=gelu, half=self._half)  # of one token
+        call.gate, call.up, call.out = gate.data_ptr(), up.data_ptr(), gate.data_ptr()
+        return call
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError("a layer of another kind")

@@ -8,10 +8,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A loop that all threads of a region share. It is compiled once, so that a call of its own and the
-   list of a step (step.c) give the same bits: compilers choose multiply-adds by the code around. */
-#define SHARED static __attribute__((noinline))
-
 /* The compiler splits wider vectors through memory, which is ten times as slow. */
 #if defined __AVX512F__
 enum { LANES = 16, REGISTERS = 32 };
@@ -108,7 +104,12 @@ INLINE Floats rounded(Floats x, int half) {
 }
 
 INLINE Floats broadcast(float x) {
-    return x - (Floats){0}; /* a vector minus zeros keeps every bit of x */
+    int32_t bits; /* x may be two numbers of 16 bits, of which arithmetic would change some */
+    memcpy(&bits, &x, 4);
+    const Ints all = bits - (Ints){0};
+    Floats out;
+    memcpy(&out, &all, sizeof out);
+    return out;
 }
 
 INLINE Floats blend(Ints where, Floats yes, Floats no) {
