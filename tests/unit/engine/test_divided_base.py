@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
 from tinker_cookbook.engine.model.loading import weights_bytes
@@ -31,8 +32,10 @@ def divided(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen2_bias", "gemma3", "qwen3_next", "qwen3_vl", *ref.ROUTED]
 )
-def test_a_divided_base_trains_as_the_whole_one(group, tiny_base, kind):
-    whole = tiny_base(kind)
+def test_a_divided_base_trains_as_the_whole_one(group, tmp_path, kind, monkeypatch):
+    # The same products in both: the layers of Qwen3-Next turn a last bit into 3e-5.
+    monkeypatch.setattr(linear, "SMALLEST", 1 << 16)
+    whole = ref.load_base(ref.make_model(kind, tmp_path))
     base = divided(whole.folder)
     # Of a hybrid model too: the trials of attention end in the middle of its layers.
     assert base.kv_shapes == whole.kv_shapes

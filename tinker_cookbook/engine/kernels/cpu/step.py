@@ -53,7 +53,7 @@ class StepList:
         self._half = dtype == torch.bfloat16
         # Gemma 3 has other angles in layers with a window.
         kinds: list[str] = getattr(decoder.rotary_emb, "layer_types", [])
-        self._kinds = [(kind,) for kind in dict.fromkeys(kinds)] or [()]
+        self._kinds: list[tuple[str, ...]] = [(kind,) for kind in dict.fromkeys(kinds)] or [()]
         self._packed: WeakKeyDictionary[LowRank, tuple[Any, ...]] = WeakKeyDictionary()
         self._build(_ROWS)
 
@@ -150,7 +150,8 @@ class StepList:
         operations = (Operation * len(self._groups))()
         for kind in _KINDS:
             calls = [call for group in self._groups for call in group if type(call) is kind]
-            array, first = (kind * len(calls))(*calls), 0
+            array: Any = (kind * len(calls))(*calls)
+            first = 0
             self._calls.append(np.frombuffer(array, np.dtype(kind)))
             for operation, group in zip(operations, self._groups, strict=True):
                 if type(group[0]) is kind:
@@ -217,7 +218,7 @@ class StepList:
         return call
 
     def _product(self, layer: Any, x: Tensor, out: Tensor) -> KernelCall:
-        matrix = layer.frozen.forward if isinstance(layer.frozen, FrozenWeight) else None
+        matrix: Any = layer.frozen.forward if isinstance(layer.frozen, FrozenWeight) else None
         _require(isinstance(matrix, _Panels) and matrix.dtype == self._dtype)
         _require((matrix.inputs, matrix.outputs) == (x.shape[1], out.shape[1]))
         _require(matrix.pairs is self._half)  # other panels have inputs in float32
