@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.devices import cpu_bfloat16
+from tinker_cookbook.engine.kernels.cpu import huge_pages
 from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.linear import (
@@ -228,3 +229,17 @@ def test_the_choice(monkeypatch):
     assert chosen(torch.float32) in (_OneDnn, _Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
     assert chosen(torch.float32) is _Plain
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_copies_in_huge_pages(huge, monkeypatch):
+    if not huge:
+        monkeypatch.delattr(huge_pages.mmap, "MADV_HUGEPAGE", raising=False)
+    monkeypatch.setattr(huge_pages, "_rest", torch.empty(0, dtype=torch.uint8))
+    tensors = [torch.randn(size).to(dtype) for size in (1, 999, 1 << 24) for dtype in DTYPES]
+    with torch.inference_mode():
+        copies = [huge_pages.in_huge_pages(tensor) for tensor in (*tensors, tensors[1])]
+    for copy, tensor in zip(copies, (*tensors, tensors[1]), strict=True):
+        assert torch.equal(copy, tensor)
+        assert copy.data_ptr() % 64 == 0
+    copies[0] += 1  # outside of inference mode

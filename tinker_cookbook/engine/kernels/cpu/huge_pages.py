@@ -20,6 +20,7 @@ _rest = torch.empty(0, dtype=torch.uint8)
 """What is left of the last region. Each tensor in a region keeps the whole of it."""
 
 
+@torch.inference_mode(False)  # tensors of inference mode cannot be changed outside of it
 def in_huge_pages(tensor: Tensor) -> Tensor:
     """Returns a contiguous copy of a tensor on the CPU, in huge pages where the system has them."""
     global _rest
@@ -32,7 +33,6 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-@torch.inference_mode(False)  # tensors of inference mode cannot be changed outside of it
 def _region(size: int) -> Tensor:
     # Private, because shared memory has huge pages only by another setting of the system.
     memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
