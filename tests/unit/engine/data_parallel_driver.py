@@ -113,7 +113,7 @@ def break_marked_passes() -> None:
 
     def product_or_fail(self: Any, x: torch.Tensor) -> torch.Tensor:
         out = product(self, x)
-        if "layers.1." in self._name and "o_proj" in self._name:
+        if "layers.1." in self.name and "o_proj" in self.name:
             if breaking[0] == "in a layer":
                 fail()
             if breaking[0] == "in a layer's backward pass" and out.requires_grad:
