@@ -56,7 +56,17 @@ class ImageTextProcessor:
                 f"its mark of an image, {self.mark!r}, is token {self.mark_id}, but the model's "
                 f"own is {own}"
             )
-        self._count(64, 48)  # only an image shows that a setting is missing
+        # Only images show that a setting is missing, or that they depend on each other.
+        sizes = (64, 48), (40, 96)
+        alone = sum(self._count(*size) for size in sizes)
+        blanks = [pillow().new("RGB", size) for size in sizes]
+        options = {"add_special_tokens": False, "return_tensors": "np"}
+        both = self.of_prompt([self.mark, self.mark], blanks, **options)["input_ids"].size
+        if both != alone:
+            raise ConfigurationError(
+                f"it writes {both} tokens for two images in one prompt, but {alone} if each is "
+                "alone; expected as many"
+            )
 
     def __call__(self, images: Sequence[Any], **options: Any) -> dict[str, Any]:
         """Returns the arrays of one image for the vision tower, and ``input_ids`` [1, n]: its

@@ -290,8 +290,6 @@ def test_an_image_of_one_feature(base):
 @pytest.mark.parametrize(
     ("kind", "change", "why"),
     [
-        # One image is tiled, several are not.
-        ("llava_onevision", None, "in a prompt with two images, .* other tokens"),
         ("qwen3_vl", "family", "differ from the model's own"),  # positions on three axes
         ("llava", "settings", "the model fails for .* do not match"),
     ],

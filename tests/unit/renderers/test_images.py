@@ -270,6 +270,12 @@ def test_folders_whose_processor_cannot_read_images(tmp_path, file, change, why)
         get_image_text_processor(str(tmp_path))
 
 
+def test_images_that_depend_on_each_other_are_refused(tmp_path):
+    """LLaVA-OneVision tiles an image only if it is alone."""
+    with pytest.raises(ConfigurationError, match="tokens for two images in one prompt, but"):
+        get_image_text_processor(str(tiny_vlm(tmp_path, "llava_onevision")))
+
+
 def shown_part(part):
     return {key: value for key, value in part.items() if key != "image"}
 
