@@ -72,9 +72,12 @@ def executor_of(name: str) -> Iterator[Executor]:
 
         ray.shutdown()
         return
+    import dask.config
     from distributed import Client, LocalCluster
 
     with (
+        # Workers that other groups kill, or that are slow to start, count for each group of theirs.
+        dask.config.set({"distributed.scheduler.allowed-failures": 20}),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
