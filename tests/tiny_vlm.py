@@ -141,6 +141,16 @@ def _qwen3_vision() -> dict[str, Any]:
     }
 
 
+_VIT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
 def _smolvlm() -> tuple[Any, dict[str, Any]]:
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
@@ -154,17 +164,9 @@ def _idefics3() -> tuple[Any, dict[str, Any]]:
 
 
 def _idefics(config_class: Any, model_class: Any) -> tuple[Any, dict[str, Any]]:
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "image_size": 32,
-        "patch_size": 8,
-    }
     config = config_class(
         text_config={**_TEXT, "model_type": "llama"},
-        vision_config=vision,
+        vision_config=_VIT,
         image_token_id=IMAGE_TOKEN,
         scale_factor=2,
     )
@@ -235,14 +237,6 @@ _IMAGES_FIRST = (
     "{{ '<|im_end|>' if m.role == 'assistant' else ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
 )
-_VIT = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _GENERIC = {
     "llava": _Generic(

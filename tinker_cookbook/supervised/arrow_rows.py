@@ -8,7 +8,6 @@ are left out. Null cells, null entries of lists, and nulls inside JSON are value
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinker_cookbook.exceptions import DataFormatError
-from tinker_cookbook.renderers.core.image_parts import VALUES
-from tinker_cookbook.supervised.row_images import IMAGE_COLUMNS, resolve_paths
+from tinker_cookbook.supervised.row_images import resolve_paths
+from tinker_cookbook.utils.run_folder.digests import may_have_files
 
 if TYPE_CHECKING:
     import datasets
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _JSON = "json"
-_IMAGE_VALUE = re.compile(rf"\b({'|'.join(VALUES)}): (large_)?string\b")
-"""In the type of a column whose cells have image parts."""
 
 
 class RepeatedNameError(ValueError):
@@ -78,9 +75,9 @@ def _with_resolved_paths(table: pa.Table, folder: Path) -> pa.Table:
     import pyarrow as pa
 
     for at, field in enumerate(table.schema):
-        if field.name in IMAGE_COLUMNS or _IMAGE_VALUE.search(str(field.type)):
-            # In slices, because a column of images in the table itself can fill the memory.
-            column = table.column(at)
+        column = table.column(at)
+        if may_have_files(field.name, column):
+            # In slices, because some of the images may be in the table itself.
             slices = [column.slice(i, 256) for i in range(0, len(column), 256)]
             chunks = [_resolved(one, field, folder) for one in slices]
             table = table.set_column(at, field, pa.chunked_array(chunks, field.type))

@@ -40,7 +40,9 @@ from tinker_cookbook.engine.model.head import Head, LoraPair
 from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
+    eos_ids,
     files_digest,
+    leave_file,
     model_class,
     weights_digest,
 )
@@ -132,7 +134,7 @@ class BaseModel:
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         # Shrunken models often keep the original's ids, which no sample can reach.
-        self.eos_ids = tuple(one for one in _eos_ids(model) if 0 <= one < self.vocab_size)
+        self.eos_ids = tuple(one for one in eos_ids(model) if 0 <= one < self.vocab_size)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._steps: StepList | None = None
@@ -144,7 +146,7 @@ class BaseModel:
         if quantized:
             self.head = replace(self.head, weight=quantize_tables(model))
         if device.type == "cpu":
-            _leave_file(model)
+            leave_file(model, whole_parts(model).values())
         self.replay = self._made_replayable(text) if replay_router else None
         release_cached_memory(device)  # loading needs a second copy of the weights
 
@@ -452,15 +454,6 @@ def _move(model: Any, device: torch.device, *, whole: bool) -> None:
         part.data = part.to(device)
 
 
-def _eos_ids(model: Any) -> tuple[int, ...]:
-    # generation_config.json takes precedence, as in ``generate``.
-    text_config = getattr(model.config, "text_config", None)
-    configs = (getattr(model, "generation_config", None), model.config, text_config)
-    found = (getattr(config, "eos_token_id", None) for config in configs)
-    eos = next((ids for ids in found if ids is not None), ())
-    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-
-
 def _hook(model: Any, decoder: Any, active: ActiveTerms, placement: Placement) -> list[Target]:
     """Replaces every linear layer of decoder, vision tower and connector by one that supports
     adapters; the head, which ``Head`` applies in chunks, is only listed."""
@@ -500,13 +493,3 @@ def _group_of(name: str) -> str | None:
     if not _LAYER.search(name) or "vis" in name:
         return None
     return "attn" if _ATTN.search(name) else "mlp" if _MLP.search(name) else None
-
-
-def _leave_file(model: Any) -> None:
-    """Copies tensors that are still memory-mapped, to free the pages of the weight file."""
-    # The head and most matrices are packed by now, and their plain tensors are gone.
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head.weight is not embedding.weight:
-        head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
-    for parameter in whole_parts(model).values():
-        parameter.data = parameter.data.clone()

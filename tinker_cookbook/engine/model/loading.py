@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -257,3 +257,23 @@ def check_room(
 def size_text(count: int) -> str:
     """Formats bytes as MiB or GiB."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
+
+
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Returns the token ids that end an answer, by the model's configurations."""
+    # generation_config.json takes precedence, as in ``generate``.
+    text_config = getattr(model.config, "text_config", None)
+    configs = (getattr(model, "generation_config", None), model.config, text_config)
+    found = (getattr(config, "eos_token_id", None) for config in configs)
+    eos = next((ids for ids in found if ids is not None), ())
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+
+
+def leave_file(model: Any, parameters: Iterable[torch.Tensor]) -> None:
+    """Copies ``parameters`` that are still memory-mapped, to free the pages of the weight file."""
+    # The head and most matrices are packed by now, and their plain tensors are gone.
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is not embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.new_empty(0), requires_grad=False)
+    for parameter in parameters:
+        parameter.data = parameter.data.clone()

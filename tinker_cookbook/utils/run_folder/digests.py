@@ -74,7 +74,7 @@ def _table_blocks(rows: Any) -> Iterator[bytes]:
     for table in rows.with_format("arrow").iter(batch_size=_BLOCK):
         schema = table.schema
         yield repr([(name, str(schema.field(name).type)) for name in schema.names]).encode()
-        files = [name for name in schema.names if _may_have_files(name, table[name])]
+        files = [name for name in schema.names if may_have_files(name, table[name])]
         for start in range(0, len(table) if files else 0, _SHOWN):
             yield _encoded(table.select(files).slice(start, _SHOWN).to_pylist())
         # A copy, because bits between the values of a slice are those of its neighbours.
@@ -83,7 +83,7 @@ def _table_blocks(rows: Any) -> Iterator[bytes]:
             yield batch.serialize()
 
 
-def _may_have_files(name: str, column: Any) -> bool:
+def may_have_files(name: str, column: Any) -> bool:
     """Returns whether cells may have paths; not for an Arrow column with the images themselves."""
     kind = column.type
     names = [kind.field(i).name for i in range(kind.num_fields)]
