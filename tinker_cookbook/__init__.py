@@ -36,7 +36,9 @@ from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared
     WeightsMergeError,
 )
 from tinker_cookbook.model_lineup import LINEUP  # noqa: E402
+from tinker_cookbook.utils.imports import find_official_modules  # noqa: E402
 
+find_official_modules()
 register_model_names(LINEUP)
 register_packaged_model("HuggingFaceTB/SmolLM2-135M-Instruct", "tinker_cookbook.demo.model")
 

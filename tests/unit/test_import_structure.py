@@ -51,6 +51,27 @@ def test_the_package_imports_neither_recipes_nor_benchmarks():
     assert wrong == set()
 
 
+def test_the_core_imports_nothing_of_the_official_package():
+    """Neither anywhere in a file nor by a name in a text, except by the one lazy mechanism."""
+    official = PACKAGE / "official"
+    mechanism = PACKAGE / "utils" / "imports.py"
+    naming = {
+        _module(path)
+        for path in _files()
+        if official not in path.parents and path != mechanism
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and "tinker_cookbook.official" in str(node.value)
+    }
+    wrong = {
+        (name, used)
+        for name, imports in _graph().items()
+        if not name.startswith("tinker_cookbook.official")
+        for used in imports
+        if used.startswith("tinker_cookbook.official")
+    }
+    assert (naming, wrong) == (set(), set())
+
+
 def test_recipes_import_each_other_by_the_name_that_a_wheel_has():
     wrong = {
         (path.name, used)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 import numpy as np
-import numpy.typing as npt
 
 from tinker_cookbook import model_info
 from tinker_cookbook.distillation.datasets import (
@@ -30,7 +29,6 @@ from tinker_cookbook.distillation.on_policy_teachers import (
     Teacher,
     TeacherSignal,
     TopKSignal,
-    add_reverse_kl,
 )
 from tinker_cookbook.distillation.teacher_prompts import (
     AnswerEndings,
@@ -42,38 +40,21 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.config import PolicyTrainingConfig
-from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
-from tinker_cookbook.rl.loop.do_training import CallerSession, run_loop
-from tinker_cookbook.rl.loop.parts import print_group, train_on_data
-from tinker_cookbook.rl.loop.sources import BatchSource, RolloutWorker, problem_batches
-from tinker_cookbook.rl.metrics import check_penalty, trained_values
-from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.model_inputs import score_datums
+from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
-    import tinker
+    pass
 
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointManager
-    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
-    from tinker_cookbook.tokenizer_utils import Tokenizer
-    from tinker_cookbook.utils.ml_log import Logger
+__all__ = ["Config", "main"]
 
-__all__ = [
-    "Config",
-    "do_sync_training",
-    "do_train_step_and_get_sampling_client",
-    "incorporate_kl_penalty",
-    "main",
-    "prepare_minibatch",
-]
+__getattr__ = official_names(__name__)
 
 
 @chz.chz
@@ -234,40 +215,6 @@ def check_vocabularies(config: Config) -> None:
         )
 
 
-async def incorporate_kl_penalty(
-    data_D: list[tinker.Datum],
-    teacher_clients_D: Sequence[SamplingClient],
-    dataset_indices_D: Sequence[int],
-    kl_penalty_coef: float,
-    kl_discount_factor: float,
-) -> dict[str, float]:
-    """Adds ``-coef * mask * (student logprob - teacher logprob)`` to the advantages.
-
-    For custom loops in which teachers have the student's prompt. Changes ``data_D``; each datum has
-    a teacher and the index of a dataset.
-
-    Returns ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); empty if
-    no token is trained.
-    """
-    check_penalty(kl_penalty_coef, kl_discount_factor)
-    scores: dict[int, npt.NDArray[np.float64]] = {}
-
-    async def score(client: SamplingClient) -> None:
-        # Each teacher scores all its data in one call, so that the backend can batch them.
-        own = [i for i, other in enumerate(teacher_clients_D) if other is client]
-        scores.update(zip(own, await score_datums(client, [data_D[i] for i in own]), strict=True))
-
-    await asyncio.gather(*map(score, {id(client): client for client in teacher_clients_D}.values()))
-    means, _ = add_reverse_kl(
-        data_D,
-        trained_values(data_D, [scores[i] for i in range(len(data_D))], "teacher"),
-        dataset_indices_D,
-        kl_penalty_coef,
-        kl_discount_factor,
-    )
-    return {name: mean.mean for name, mean in means.items()}
-
-
 async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSignal:
     k, teachers = config.n_teacher_targets, []
     # Targets of a teacher with a larger vocabulary are limited to the student's ids.
@@ -303,20 +250,24 @@ class _TeacherDatasetBuilder(RLDatasetBuilder):
         )
         views = [_own_view(self.config, part)[0] for part in parts]
         tests = [test for _, test in built if test is not None]
-        return _TeacherDataset(composite, views), ChainedRLDataset(tests) if tests else None
+        return TeacherDataset(composite, views), ChainedRLDataset(tests) if tests else None
 
 
-class _TeacherDataset(RLDataset):
+class TeacherDataset(RLDataset):
+    """Groups of several datasets, each with the view of its teacher."""
+
     def __init__(self, inner: CompositeDataset, views: Sequence[TeacherView | None]) -> None:
         self._inner, self._views = inner, list(views)
 
     def data_sources(self) -> dict[str, Any]:
+        """Returns the datasets."""
         return {"": self._inner}
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Returns the groups of all datasets, with their views."""
         return [
             TeacherGroupBuilder(group, number, self._views[number])
             for number, groups in enumerate(self._inner.get_parts(index))
@@ -324,108 +275,8 @@ class _TeacherDataset(RLDataset):
         ]
 
     def set_epoch(self, seed: int) -> None:
+        """Shuffles the datasets for another epoch."""
         self._inner.set_epoch(seed)
-
-
-async def prepare_minibatch(
-    env_group_builders_P: Sequence[EnvGroupBuilder],
-    trajectory_groups_P: list[TrajectoryGroup],
-    tokenizer: Tokenizer,
-    dataset_indices_P: list[int],
-    teacher_clients: list[SamplingClient],
-    kl_penalty_coef: float,
-    kl_discount_factor: float,
-) -> tuple[list[tinker.Datum], dict[str, Any]]:
-    """Returns data of finished groups with advantages from the teachers, and metrics.
-
-    For custom loops with one teacher per dataset that has the student's prompt. Prints the
-    first group of each dataset. ``kl_penalty_coef=0`` ignores the teachers.
-    """
-    tags_P = [builder.logging_tags() for builder in env_group_builders_P]
-    metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
-    # Print one group of each dataset as an example.
-    for number in sorted(set(dataset_indices_P)):
-        print_group(trajectory_groups_P[dataset_indices_P.index(number)], tokenizer)
-    data_D, origins_D = assemble_training_data(
-        trajectory_groups_P, compute_advantages(trajectory_groups_P)
-    )
-    if kl_penalty_coef > 0:
-        numbers_D = [dataset_indices_P[origin.group] for origin in origins_D]
-        clients_D = [teacher_clients[number] for number in numbers_D]
-        metrics |= await incorporate_kl_penalty(
-            data_D, clients_D, numbers_D, kl_penalty_coef, kl_discount_factor
-        )
-    return data_D, metrics
-
-
-async def do_train_step_and_get_sampling_client(
-    config: Config,
-    i_batch: int,
-    training_client: TrainingClient,
-    checkpoint_mgr: CheckpointManager,
-    service_client: Any,
-    tokenizer: Tokenizer,
-    env_group_builders_P: Sequence[EnvGroupBuilder],
-    trajectory_groups_P: list[TrajectoryGroup],
-    dataset_indices_P: list[int],
-    teacher_clients: list[SamplingClient],
-    store: Any = None,
-) -> tuple[SamplingClient, dict[str, Any]]:
-    """Trains on the groups of batch ``i_batch``; returns a client of the new weights and metrics.
-
-    ``service_client`` and ``store`` have no effect; for other arguments see
-    :func:`prepare_minibatch` and of ``rl.train.do_train_step_and_get_sampling_client``.
-    """
-    data_D, metrics = await prepare_minibatch(
-        env_group_builders_P,
-        trajectory_groups_P,
-        tokenizer,
-        dataset_indices_P,
-        teacher_clients,
-        config.kl_penalty_coef,
-        config.kl_discount_factor,
-    )
-    client, trained = await train_on_data(config, i_batch, training_client, checkpoint_mgr, data_D)
-    return client, metrics | trained
-
-
-async def do_sync_training(
-    start_batch: int,
-    end_batch: int,
-    num_batches: int,
-    config: Config,
-    training_client: TrainingClient,
-    checkpoint_mgr: CheckpointManager,
-    service_client: Any,
-    evaluators: list[SamplingClientEvaluator],
-    dataset: CompositeDataset,
-    teacher_clients: list[SamplingClient],
-    ml_logger: Logger,
-    tokenizer: Tokenizer,
-) -> None:
-    """Trains with a client, datasets and teachers created by the caller.
-
-    ``teacher_clients`` has one teacher for each dataset in ``dataset``, and ``service_client`` has
-    no effect; for the other arguments and the rows see ``rl.train.do_sync_training``.
-    """
-    session = CallerSession(
-        config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
-    )
-    # The caller's teachers read the student's tokens, so no other prompt is rendered.
-    tagged = _TeacherDataset(dataset, [None] * len(teacher_clients))
-    source = BatchSource(
-        problem_batches(tagged, config.seed, start_batch, end_batch),
-        RolloutWorker(config, session.progress.sampling, separate=True),
-        config.num_substeps,
-    )
-    teachers = TeacherSignal(
-        [Teacher(client) for client in teacher_clients],
-        config.kl_penalty_coef,
-        config.kl_discount_factor,
-        config.reward_coef,
-        config.center_teacher_kl,
-    )
-    await run_loop(session, source, teachers, tokenizer, num_batches)
 
 
 if __name__ == "__main__":

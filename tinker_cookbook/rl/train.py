@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.config import (
@@ -31,35 +30,9 @@ from tinker_cookbook.rl.config import (
     StreamMinibatchConfig,
     check_substeps,
 )
-from tinker_cookbook.rl.data_processing import data_for_loss
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
-from tinker_cookbook.rl.loop.do_training import (
-    DISCARDED_WORK_LOG_INTERVAL_SECONDS,
-    DiscardedWorkLog,
-    count_discarded_rollout,
-    do_async_training,
-    do_sync_training,
-    do_sync_training_with_stream_minibatch,
-    drop_constant_reward_group,
-)
 from tinker_cookbook.rl.loop.iteration import Loop
-from tinker_cookbook.rl.loop.parts import (
-    SamplingClientReuse,
-    WrappedTrajectoryGroup,
-    compute_full_batch_metrics_and_get_sampling_client,
-    do_train_step_and_get_sampling_client,
-    do_train_step_streaming_and_get_sampling_client,
-    gather_with_progress,
-    prepare_minibatch,
-    print_group,
-    rollout_usage,
-    run_evaluations_parallel,
-    run_single_evaluation,
-    save_checkpoint_and_get_sampling_client,
-    train_step,
-    training_usage,
-)
 from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, RolloutWorker, problem_batches
 from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
@@ -75,48 +48,21 @@ from tinker_cookbook.training.session import (
 )
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.heartbeat import reporting_activity
+from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.utils.run_folder.paths import local_path
 
-if TYPE_CHECKING:
-    import tinker
-
 __all__ = [
-    "DISCARDED_WORK_LOG_INTERVAL_SECONDS",
     "AsyncConfig",
     "Config",
-    "DiscardedWorkLog",
     "KLReferenceConfig",
-    "SamplingClientReuse",
     "StreamMinibatchConfig",
-    "WrappedTrajectoryGroup",
-    "compute_full_batch_metrics_and_get_sampling_client",
-    "count_discarded_rollout",
-    "do_async_training",
-    "do_sync_training",
-    "do_sync_training_with_stream_minibatch",
-    "do_train_step_and_get_sampling_client",
-    "do_train_step_streaming_and_get_sampling_client",
-    "drop_constant_reward_group",
-    "gather_with_progress",
     "main",
-    "prepare_minibatch",
-    "print_group",
-    "rollout_usage",
     "run",
-    "run_evaluations_parallel",
-    "run_single_evaluation",
-    "save_checkpoint_and_get_sampling_client",
-    "train_step",
-    "training_usage",
 ]
 
+__getattr__ = official_names(__name__)
+
 logger = logging.getLogger(__name__)
-
-
-def _remove_mask(datum: tinker.Datum) -> tinker.Datum:
-    """Returns the datum without the fields that no loss reads; scripts of the official cookbook
-    call it before ``forward_backward``."""
-    return data_for_loss([datum], "importance_sampling")[0]
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command
 
+OFFICIAL = "tinker_cookbook.official"
+
 
 class _LazyModule(ModuleType):
     def __getattr__(self, attribute: str) -> Any:
@@ -48,12 +50,14 @@ def lazy_exports(module: str, sources: Mapping[str, str]) -> Callable[[str], Any
         sources: Name -> module that defines it. A name that maps to ``module.name``, or to
             itself, is that submodule, or library.
 
+    A name that is in no source may be one of the official cookbook (``tinker_cookbook.official``).
+
     Raises:
-        AttributeError: From the returned function, for a name that is not in ``sources``.
+        AttributeError: From the returned function, for a name that is nowhere.
     """
 
     def __getattr__(name: str) -> Any:  # noqa: N807
-        source = sources.get(name)
+        source = sources.get(name) or _official_source(module, name)
         if source is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         loaded = importlib.import_module(source)
@@ -63,6 +67,28 @@ def lazy_exports(module: str, sources: Mapping[str, str]) -> Callable[[str], Any
         return value
 
     return __getattr__
+
+
+def official_names(module: str) -> Callable[[str], Any]:
+    """Returns the ``__getattr__`` of a module whose official names are in the official package.
+
+    The package is loaded when one of these names is first used, so that the core needs none of it.
+    """
+    return lazy_exports(module, {})
+
+
+def _official_source(module: str, name: str) -> str | None:
+    # Python asks each module for names such as ``__path__``.
+    if name.startswith("__"):
+        return None
+    table: dict[str, dict[str, str]] = importlib.import_module(OFFICIAL).NAMES
+    return table.get(module, {}).get(name)
+
+
+def find_official_modules() -> None:
+    """Lets modules be imported by their official paths (``MODULES`` of the official package)."""
+    # The last finder, so that it is asked only for modules that have no file.
+    sys.meta_path.append(_OfficialFinder({}))
 
 
 def alias_package(alias: str, target: str) -> None:
@@ -101,6 +127,14 @@ class _AliasFinder(MetaPathFinder):
         # Makes the alias of a package a package too, whose submodules can be imported.
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
+
+
+class _OfficialFinder(_AliasFinder):
+    def _target(self, name: str) -> str | None:
+        if not name.startswith("tinker_cookbook.") or name == OFFICIAL:
+            return None
+        self._targets = importlib.import_module(OFFICIAL).MODULES
+        return super()._target(name)
 
 
 class _AliasLoader(Loader):

@@ -31,7 +31,7 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
-from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
+from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait
 from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
 from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
@@ -122,9 +122,6 @@ class SnapshotPolicy(TinkerTokenCompleter):
     """Policy that samples from a snapshot; errors of the backend name the snapshot."""
 
     step: int = 0
-    separate: bool = False
-    """Make each sample one request, which clients of user code may rely on. Otherwise the first
-    responses of a group are one request, so its prompt is prefilled once."""
 
     async def sample_many(
         self,
@@ -136,13 +133,6 @@ class SnapshotPolicy(TinkerTokenCompleter):
     ) -> list[TokensWithLogprobs]:
         """Returns samples; raises ``BackendError`` if the weights can no longer be sampled from."""
         try:
-            if self.separate and num_samples > 1:
-                requests = (
-                    # Requests with equal seeds would return equal samples.
-                    self.derived(i).sample_many(model_input, stop, 1, max_tokens=max_tokens)
-                    for i in range(num_samples)
-                )
-                return [samples[0] for samples in await gather_or_cancel(requests)]
             return await super().sample_many(model_input, stop, num_samples, max_tokens=max_tokens)
         except TinkerCookbookError:
             raise
@@ -171,16 +161,17 @@ class RolloutWorker:
     ``strategy`` replaces the config's handling of failed rollouts.
     """
 
+    policy_type = SnapshotPolicy
+
     def __init__(
         self,
         config: PolicyTrainingConfig,
         on_done: Callable[[int, int], None] | None = None,
         strategy: RolloutStrategy | None = None,
-        separate: bool = False,
     ) -> None:
         self._config, self._rollout_config = config, config.rollouts()
         self._strategy = config.effective_rollout_strategy() if strategy is None else strategy
-        self._on_done, self._separate = on_done, separate
+        self._on_done = on_done
         # An episode ends where its next prompt would fill the context.
         self._context = resolve_max_length(config.model_name, None)
         self._errors: list[RolloutError] = []
@@ -213,7 +204,7 @@ class RolloutWorker:
         config, began = self._config, time.monotonic()
         # Random numbers depend only on the seed and the position in the data, so that neither the
         # order of the rollouts nor a resumed run changes a sample.
-        policy = SnapshotPolicy(
+        policy = self.policy_type(
             snapshot.client,
             max_tokens=config.max_tokens,
             temperature=config.temperature,
@@ -222,7 +213,6 @@ class RolloutWorker:
             seed=config.seed,
             context_window=self._context,
             step=snapshot.step,
-            separate=self._separate,
         ).derived(*group.position)
         try:
             place = RolloutPlace(config.log_path, ("train", *group.position))

@@ -1,30 +1,29 @@
-"""RL loops over a client, a dataset, a logger and a checkpoint manager of the caller.
+"""Loops of ``rl.train`` over a client, a dataset, a logger and a checkpoint manager of the caller.
 
-Names and arguments match the official cookbook; the iterations are the same as in ``rl.train``. As
-in the official loops the row of batch ``i`` is step ``i``, evaluations before a batch are in its
-row, and the last weights are evaluated in a separate row. The dataset is read once.
+The iterations are the same as in ``rl.train.main``. As in the official loops the row of batch ``i``
+is step ``i``, evaluations before a batch are in its row, and the last weights are evaluated in a
+separate row. The dataset is read once.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.loop.async_source import AsyncSource
-from tinker_cookbook.rl.loop.iteration import Loop, Update
-from tinker_cookbook.rl.loop.parts import (
+from tinker_cookbook.official.rl_steps import (
     loop_state,
     rollout_usage,
     run_evaluations_parallel,
     save_checkpoint_and_get_sampling_client,
     training_usage,
 )
+from tinker_cookbook.rl.advantages import is_constant
+from tinker_cookbook.rl.loop.async_source import AsyncSource
+from tinker_cookbook.rl.loop.iteration import Loop, Update
 from tinker_cookbook.rl.loop.sources import (
     BatchSource,
     GroupSource,
@@ -32,19 +31,24 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutBatch,
     RolloutGroup,
     RolloutWorker,
+    SnapshotPolicy,
     problem_batches,
 )
 from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
+from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
+    import tinker
+
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.checkpoint_utils import CheckpointManager
+    from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
     from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
     from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
@@ -53,8 +57,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.cost_estimation import CostTracker
     from tinker_cookbook.utils.ml_log import Logger
-
-P = ParamSpec("P")
 
 
 async def do_sync_training(
@@ -75,70 +77,32 @@ async def do_sync_training(
 ) -> None:
     """Trains on the dataset's batches, each sampled with the newest weights.
 
-    Args:
-        start_batch: First batch, which equals the number of earlier updates.
-        end_batch: Batch to stop before.
-        num_batches: Batches of the whole run, for ``progress/done_frac``.
-        config: Settings of sampling, training and evaluation.
-        training_client: Client of any backend.
-        kl_reference_client: Reference policy of the KL penalty; ``None``: no penalty.
-        evaluators: Run every ``config.eval_every`` batches and after the last one.
-        dataset: RL dataset.
-        ml_logger: Receives a row for each batch.
-        tokenizer: Decodes transcripts.
-        error_counter: Counts failed rollouts.
-        strategy: Handles failed rollouts; default: the strategy of ``config``.
-        checkpoint_mgr: Saves periodic and rolling checkpoints, if any.
-        cost_tracker: Counts tokens and cost.
+    ``start_batch`` equals the number of earlier updates, and ``num_batches`` is of the whole run.
+    Without a ``kl_reference_client`` there is no KL penalty; without a ``strategy`` that of the
+    config handles failed rollouts.
     """
-    session = CallerSession(
-        config,
-        training_client,
-        ml_logger,
-        start_batch,
-        end_batch,
-        evaluators,
-        checkpoint_mgr,
-        cost_tracker,
-        error_counter,
-    )
-    # The caller's client may rely on one request for each sample (``SnapshotPolicy.separate``).
-    worker = RolloutWorker(config, session.progress.sampling, strategy, separate=True)
+    clients = training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
+    session = CallerSession(config, *clients, cost_tracker, error_counter)
     batches = problem_batches(dataset, config.seed, start_batch, end_batch)
+    worker = CallerWorker(config, session.progress.sampling, strategy)
     source = BatchSource(batches, worker, config.num_substeps, config.stream_minibatch_config)
     await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
 
-def _requires(
-    setting: str, example: str
-) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, Coroutine[Any, Any, None]]]:
-    """Returns a decorator of a loop that raises ``ConfigurationError`` without this setting."""
-
-    def decorate(
-        loop: Callable[P, Coroutine[Any, Any, None]],
-    ) -> Callable[P, Coroutine[Any, Any, None]]:
-        @functools.wraps(loop)
-        async def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-            # Callers pass the config by position or by name.
-            config = inspect.signature(loop).bind(*args, **kwargs).arguments["config"]
-            if getattr(config, setting) is None:
-                raise ConfigurationError(
-                    f"{setting}: got None, expected {example}; or call do_sync_training"
-                )
-            await loop(*args, **kwargs)
-
-        return checked
-
-    return decorate
+@functools.wraps(do_sync_training)
+async def do_sync_training_with_stream_minibatch(*args: Any, **kwargs: Any) -> None:
+    """As :func:`do_sync_training`; trains on parts of a batch as soon as they are sampled."""
+    _require(kwargs.get("config") or args[3], "stream_minibatch_config", "StreamMinibatchConfig")
+    await do_sync_training(*args, **kwargs)
 
 
-# Trains on parts of a batch as soon as they are sampled.
-do_sync_training_with_stream_minibatch = _requires(
-    "stream_minibatch_config", "StreamMinibatchConfig(groups_per_batch=…, num_minibatches=…)"
-)(do_sync_training)
+def _require(config: Config, setting: str, expected: str) -> None:
+    if getattr(config, setting) is None:
+        raise ConfigurationError(
+            f"{setting}: got None, expected {expected}(…); or call do_sync_training"
+        )
 
 
-@_requires("async_config", "AsyncConfig(max_steps_off_policy=…, groups_per_batch=…)")
 async def do_async_training(
     start_batch: int,
     end_batch: int,
@@ -162,28 +126,19 @@ async def do_async_training(
     the remaining groups make a last, smaller update. Rollouts that still run after it are
     cancelled.
     """
-    session = CallerSession(
-        config,
-        training_client,
-        ml_logger,
-        start_batch,
-        end_batch,
-        evaluators,
-        checkpoint_mgr,
-        cost_tracker,
-        error_counter,
-    )
+    _require(config, "async_config", "AsyncConfig")
+    clients = training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
+    session = CallerSession(config, *clients, cost_tracker, error_counter)
     source = AsyncSource(
         dataset,
-        RolloutWorker(config, session.progress.sampling, strategy, separate=True),
+        CallerWorker(config, session.progress.sampling, strategy),
         config,
         end_batch,
         local_path(config.log_path),
         start_batch,
         stop_batch=end_batch,
         drop=session.drops,
-        # As in the official cookbook.
-        stale_groups="train",
+        stale_groups="train",  # as in the official cookbook
     )
     await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
@@ -192,6 +147,34 @@ def _penalty(config: Config, reference: SamplingClient | None) -> KLPenalty | No
     if reference is None or config.kl_penalty_coef == 0:
         return None
     return KLPenalty(reference, config.kl_penalty_coef, config.kl_discount_factor)
+
+
+class _SeparatePolicy(SnapshotPolicy):
+    """Makes each sample one request, which clients of user code may rely on."""
+
+    async def sample_many(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[TokensWithLogprobs]:
+        """Returns samples; see ``SnapshotPolicy``."""
+        if num_samples == 1:
+            return await super().sample_many(model_input, stop, 1, max_tokens=max_tokens)
+        requests = (
+            # Requests with equal seeds would return equal samples.
+            self.derived(i).sample_many(model_input, stop, 1, max_tokens=max_tokens)
+            for i in range(num_samples)
+        )
+        return [samples[0] for samples in await gather_or_cancel(requests)]
+
+
+class CallerWorker(RolloutWorker):
+    """Worker with a client of the caller."""
+
+    policy_type = _SeparatePolicy
 
 
 async def run_loop(
@@ -273,13 +256,9 @@ class CallerSession:
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
         """Saves the checkpoint that is due, and returns a client of the current weights."""
+        steps = self._step, self.start_step
         self._newest, _ = await save_checkpoint_and_get_sampling_client(
-            self.client,
-            self.checkpoint_mgr,
-            self._step,
-            self.start_step,
-            record_stability_info,
-            self.cost,
+            self.client, self.checkpoint_mgr, *steps, record_stability_info, self.cost
         )
         # The first client also serves the evaluation before the first batch, whose metrics are in
         # the first row.
@@ -378,11 +357,10 @@ class DiscardedWorkLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cost_tracker, self.ml_logger, self.clock = cost_tracker, ml_logger, clock
-        if interval_seconds is None:
-            from tinker_cookbook.rl import train  # a user may have set the interval there
+        from tinker_cookbook.rl import train  # a user may have set the interval there
 
-            interval_seconds = train.DISCARDED_WORK_LOG_INTERVAL_SECONDS
-        self.interval_seconds = interval_seconds
+        default: float = train.DISCARDED_WORK_LOG_INTERVAL_SECONDS
+        self.interval_seconds = default if interval_seconds is None else interval_seconds
         self._logged_at = clock()
 
     def step_logged(self) -> None:

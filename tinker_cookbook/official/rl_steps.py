@@ -1,8 +1,4 @@
-"""Parts of a training loop, and single training steps, for loops of user code.
-
-Names and arguments match the official cookbook's ``rl.train``. The loop of this package
-(``iteration.py``) overlaps more operations and does not use the training steps.
-"""
+"""Training steps of ``rl.train`` for loops of user code; the loop of this package needs none."""
 
 from __future__ import annotations
 
@@ -17,17 +13,15 @@ import numpy as np
 
 from tinker_cookbook.display import format_trajectory
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.rl_metrics import compute_post_kl, incorporate_kl_penalty
 from tinker_cookbook.rl.data_processing import (
     assemble_training_data,
     check_provenance,
     compute_advantages,
+    data_for_loss,
 )
 from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_loss
-from tinker_cookbook.rl.metrics import (
-    compute_kl_sample_train,
-    compute_post_kl,
-    incorporate_kl_penalty,
-)
+from tinker_cookbook.rl.metrics import compute_kl_sample_train
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage
@@ -51,6 +45,11 @@ else:
 T = TypeVar("T")
 
 _ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+
+
+def _remove_mask(datum: tinker.Datum) -> tinker.Datum:
+    """Returns the datum without the fields that no loss reads."""
+    return data_for_loss([datum], "importance_sampling")[0]
 
 
 def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
@@ -80,8 +79,7 @@ def print_group(traj_group: TrajectoryGroup, tokenizer: Tokenizer) -> None:
     rewards = np.asarray(traj_group.get_total_rewards())
     order = np.argsort(rewards, kind="stable")
     # Evenly spaced ranks, the lowest and the highest included.
-    chosen = order[np.linspace(0, len(order) - 1, min(4, len(order))).astype(int)]
-    for member in chosen:
+    for member in order[np.linspace(0, len(order) - 1, min(4, len(order))).astype(int)]:
         text = format_trajectory(traj_group.trajectories_G[member], tokenizer)
         title = f"trajectory {member}, reward {rewards[member]:.3g}"
         get_console().print(f"{title}\n{text}", markup=False, highlight=False, soft_wrap=True)
@@ -97,11 +95,9 @@ async def prepare_minibatch(
     kl_discount_factor: float,
     include_provenance: bool = True,
 ) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
-    """Returns the training data of groups, their metrics, and the tokens of rollouts and scoring.
+    """Returns the data of groups, their metrics, and the tokens of rollouts and scoring.
 
-    The first two groups are printed. Without a ``kl_reference_client`` or with
-    ``kl_penalty_coef=0`` there is no KL penalty (see ``rl.metrics.incorporate_kl_penalty``).
-    ``include_provenance`` is as in ``trajectory_to_data``.
+    The first two groups are printed. Without a reference or a coefficient there is no KL penalty.
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
@@ -115,9 +111,7 @@ async def prepare_minibatch(
         penalty, scored = await incorporate_kl_penalty(
             data_D, kl_reference_client, kl_penalty_coef, kl_discount_factor
         )
-        metrics.update(penalty)
-        # The tokens that the reference scored count as a cost of this step.
-        usage = usage + scored
+        metrics, usage = metrics | penalty, usage + scored
     return data_D, metrics, usage
 
 
@@ -133,9 +127,8 @@ async def train_step(
 ) -> list[torch.Tensor]:
     """Trains on data in ``num_substeps`` optimizer steps of about the same number of datums.
 
-    The optimizer is AdamW with beta1 0.9, beta2 0.95 and eps 1e-8. ``metrics`` receives the metrics
-    of the last optimizer step as ``optim/NAME``. Returns the learner's log-probabilities [T] of
-    each datum's targets.
+    ``metrics`` receives those of the last optimizer step as ``optim/NAME``. Returns the learner's
+    log-probabilities [T] of each datum's targets.
 
     Raises:
         ConfigurationError: ``num_substeps`` is below 1.
@@ -154,11 +147,15 @@ async def train_step(
     for part in split_list(data_D, min(num_substeps, len(data_D))):
         passes.append(submit_loss(training_client, part, loss_fn, loss_fn_config))
         steps.append(training_client.optim_step(adam))
-    logprobs = [each for done in passes for each in logprobs_of(await done)]
+    logprobs = [each.to_torch() for done in passes for each in logprobs_of(await done)]
     reports = [await step for step in steps]
     if metrics is not None:
-        metrics.update({f"optim/{k}": v for k, v in (reports[-1].metrics or {}).items()})
-    return [each.to_torch() for each in logprobs]
+        metrics.update(_optim_metrics(reports[-1]))
+    return logprobs
+
+
+def _optim_metrics(step: Any) -> dict[str, Any]:
+    return {f"optim/{name}": value for name, value in (step.metrics or {}).items()}
 
 
 async def save_checkpoint_and_get_sampling_client(
@@ -171,9 +168,8 @@ async def save_checkpoint_and_get_sampling_client(
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Saves a periodic checkpoint, if one is due, and returns a client of the current weights.
 
-    ``i_batch`` is the number of finished steps, ``start_batch`` that at the start of this process,
-    after which no checkpoint is due. ``record_stability_info`` records what ``stable_reinforce``
-    trains on. The checkpoint includes the totals of ``cost_tracker``. The metrics are empty.
+    ``i_batch`` is the number of finished steps, ``start_batch`` that at the start of this process.
+    ``record_stability_info`` records what ``stable_reinforce`` trains on. The metrics are empty.
     """
     # Omitted if it is the default: clients of other backends may not know it.
     options: dict[str, Any] = {"record_stability_info": True} if record_stability_info else {}
@@ -196,11 +192,13 @@ async def save_checkpoint_and_get_sampling_client(
 
 def loop_state(batch: int, cost_tracker: CostTracker | None) -> dict[str, Any]:
     """Returns the loop state of a checkpoint: the next batch, and the tracker's totals."""
-    state: dict[str, Any] = {"batch": batch}
-    if cost_tracker is not None:
-        state["cumulative_tokens"] = asdict(cost_tracker.cumulative)
-        state["discarded_tokens"] = asdict(cost_tracker.discarded)
-    return state
+    if cost_tracker is None:
+        return {"batch": batch}
+    return {
+        "batch": batch,
+        "cumulative_tokens": asdict(cost_tracker.cumulative),
+        "discarded_tokens": asdict(cost_tracker.discarded),
+    }
 
 
 @scope
@@ -228,11 +226,7 @@ async def run_evaluations_parallel(
         run_single_evaluation(evaluator, config, i_batch, sampling_client, str(number), store)
         for number, evaluator in enumerate(evaluators)
     )
-    metrics: dict[str, Any] = {}
-    # Later evaluators replace metrics of the same name, in whatever order they finish.
-    for found in await asyncio.gather(*work):
-        metrics.update(found)
-    return metrics
+    return {name: v for found in await asyncio.gather(*work) for name, v in found.items()}
 
 
 async def gather_with_progress(coroutines: Iterable[Coroutine[Any, Any, T]], desc: str) -> list[T]:
@@ -279,9 +273,8 @@ async def compute_full_batch_metrics_and_get_sampling_client(
 
     ``i_batch`` is the number of finished steps, ``training_logprobs_D`` has the learner's
     log-probabilities [T] of each datum, in nats, and ``usage`` the tokens of the step before
-    training. ``cost_tracker`` counts the step before its checkpoint is saved. The client of
-    ``sampling_client_reuse`` is returned if no more rollouts will start and neither a checkpoint
-    nor the KL of ``do_compute_post_kl`` needs the new weights.
+    training. The client of ``sampling_client_reuse`` is returned if neither rollouts nor a
+    checkpoint nor the KL of ``do_compute_post_kl`` need the new weights.
     """
     metrics: dict[str, Any] = dict(compute_kl_sample_train(data_D, training_logprobs_D))
     if cost_tracker is not None:
@@ -331,23 +324,13 @@ async def do_train_step_and_get_sampling_client(
 
     See :func:`prepare_minibatch` and :func:`compute_full_batch_metrics_and_get_sampling_client`.
     """
+    penalty = kl_reference_client, config.kl_penalty_coef, config.kl_discount_factor
     data_D, metrics, usage = await prepare_minibatch(
-        env_group_builders_P,
-        trajectory_groups_P,
-        tokenizer,
-        kl_reference_client,
-        config.kl_penalty_coef,
-        config.kl_discount_factor,
+        env_group_builders_P, trajectory_groups_P, tokenizer, *penalty
     )
+    clients = training_client, checkpoint_mgr
     client, trained = await train_on_data(
-        config,
-        i_batch,
-        training_client,
-        checkpoint_mgr,
-        data_D,
-        usage,
-        cost_tracker,
-        sampling_client_reuse,
+        config, i_batch, *clients, data_D, usage, cost_tracker, sampling_client_reuse
     )
     return client, metrics | trained
 
@@ -358,35 +341,19 @@ async def train_on_data(
     training_client: TrainingClient,
     checkpoint_mgr: CheckpointManager,
     data_D: list[tinker.Datum],
-    usage: TokenUsage = TokenUsage(),  # noqa: B008  (frozen)
-    cost_tracker: CostTracker | None = None,
-    sampling_client_reuse: SamplingClientReuse | None = None,
+    *counts: Any,
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Trains on the data of batch ``i_batch``; returns a client of the new weights, and metrics.
 
-    ``usage`` counts the tokens before training.
+    ``counts`` are ``usage``, ``cost_tracker`` and ``sampling_client_reuse``, all optional.
     """
     metrics: dict[str, Any] = {}
+    loss = config.training_loss_fn(), config.loss_fn_config
     logprobs_D = await train_step(
-        data_D,
-        training_client,
-        config.learning_rate,
-        config.num_substeps,
-        config.training_loss_fn(),
-        config.loss_fn_config,
-        metrics,
+        data_D, training_client, config.learning_rate, config.num_substeps, *loss, metrics
     )
-    client, after = await _finish_step(
-        config,
-        i_batch,
-        training_client,
-        checkpoint_mgr,
-        data_D,
-        logprobs_D,
-        usage,
-        cost_tracker,
-        sampling_client_reuse,
-    )
+    clients = training_client, checkpoint_mgr
+    client, after = await _finish_step(config, i_batch, *clients, data_D, logprobs_D, *counts)
     return client, metrics | after
 
 
@@ -397,22 +364,12 @@ async def _finish_step(
     checkpoint_mgr: CheckpointManager,
     data_D: list[tinker.Datum],
     logprobs_D: list[torch.Tensor],
-    usage: TokenUsage,
-    cost_tracker: CostTracker | None,
-    sampling_client_reuse: SamplingClientReuse | None = None,
+    *counts: Any,
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Returns a client of the weights after batch ``i_batch``, and the metrics of the batch."""
+    settings = config.compute_post_kl, config.records_stability_info()
     return await compute_full_batch_metrics_and_get_sampling_client(
-        training_client,
-        checkpoint_mgr,
-        i_batch + 1,
-        data_D,
-        logprobs_D,
-        config.compute_post_kl,
-        config.records_stability_info(),
-        usage,
-        cost_tracker,
-        sampling_client_reuse,
+        training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, *settings, *counts
     )
 
 
@@ -464,7 +421,7 @@ async def do_train_step_streaming_and_get_sampling_client(
     # Wait only now, when all operations are in the backend's queue.
     logprobs_D = [each.to_torch() for done in passes for each in logprobs_of(await done)]
     for step in optim_steps:
-        metrics.update({f"optim/{name}": v for name, v in ((await step).metrics or {}).items()})
+        metrics.update(_optim_metrics(await step))
     client, after = await _finish_step(
         config, i_batch, training_client, checkpoint_mgr, data_D, logprobs_D, usage, cost_tracker
     )
