@@ -23,8 +23,8 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.rubric.data import Rubric, RubricBasedDatapoint
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
-from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.run_folder.paths import write_atomically
 

@@ -160,8 +160,10 @@ def connect(
         from tinker_cookbook.backends.local import LocalServiceClient
         from tinker_cookbook.engine.checkpoints.store import CheckpointStore
         from tinker_cookbook.engine.engine import Engine
+        from tinker_cookbook.engine.parallel.join import join
         from tinker_cookbook.engine.vllm.choice import use_sampler
 
+        join()  # with torchrun, other ranks end here
         engine = Engine(
             device,
             dtype,

@@ -40,10 +40,11 @@ from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, re
 from tinker_cookbook.engine.parallel.launch import (
     Followers,
     in_step,
-    join,
     joined,
     local_device,
+    processes,
 )
+from tinker_cookbook.engine.parallel.run import DataParallelRun
 from tinker_cookbook.engine.sampling.fair_queue import owner_of
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
@@ -90,7 +91,7 @@ class Engine:
         *,
         shard_base: bool = False,
     ) -> None:
-        followers = join()  # before anything else: with torchrun other ranks end here
+        followers = processes.followers
         self.choice: DeviceChoice = choose_device(local_device(device), dtype)
         self.base_dtype = check_base_dtype_name(base_dtype)
         self.replay_router = replay_router
@@ -315,8 +316,6 @@ class Engine:
         budget = measure()
         if self._followers is None:
             return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
-        from tinker_cookbook.engine.parallel.run import DataParallelRun
-
         # Sampling in the middle of a pass would leave the ranks that are in step.
         pause = (lambda: None) if base.divided else self.pause
         return DataParallelRun(

@@ -45,8 +45,8 @@ from tinker_cookbook.sampling_model import (
 )
 from tinker_cookbook.stores.eval_store import EvalStore
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
-from tinker_cookbook.utils.command_line.console import program_command
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console

@@ -22,8 +22,7 @@ from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.training.data_record import read_data_record
 from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.command_line.config_file import program_of
-from tinker_cookbook.utils.command_line.console import program_command
-from tinker_cookbook.utils.command_line.programs import print_whole
+from tinker_cookbook.utils.command_line.programs import print_whole, program_command
 from tinker_cookbook.utils.run_folder.config_io import load_config
 from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
 from tinker_cookbook.utils.run_folder.scan import RunFolder

@@ -17,10 +17,11 @@ from pydantic import AwareDatetime, Field
 
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.server import bodies, metrics
+from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import OwnerDep, StateDep, key_of
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
+from tinker_cookbook.server.exposition import exposition
 from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
 from tinker_cookbook.server.state import ServerState, Session
 
@@ -377,7 +378,7 @@ async def own_key(owner: OwnerDep) -> Json:
 
 def server_metrics(owner: OwnerDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
-    return metrics.exposition(state)
+    return exposition(state)
 
 
 # Error messages by method and path, for routes of the hosted service that are not supported.

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -206,9 +207,10 @@ async def train_batches(
         # Callers may pass the data to ``main`` instead of a builder.
         builder, count = config.dataset_builder, config.show_samples
         prompts = builder.held_out_prompts(count) if builder is not None and count else []
+        answers = partial(show_answers, session, builder, config.sample_max_tokens, prompts)
         begun = time.monotonic()
         begins = f"after step {session.start_step}" if session.start_step else "before training"
-        await show_answers(session, config, prompts, begins)
+        await answers(begins)
         loop = _Loop(config, session, schedule, objective)
         loop.sample_seconds = time.monotonic() - begun
         if report is not None:
@@ -216,7 +218,7 @@ async def train_batches(
         await loop.run(client, train_set)
         # With max_steps=0 the weights are unchanged, and the answers would be the same.
         if schedule.total_steps:
-            await show_answers(session, config, prompts, "after training")
+            await answers("after training")
         session.print(*train_set.report(), *loop.report(), *session.summary())
 
 

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tinker_cookbook.renderers import format_content_as_string
-from tinker_cookbook.supervised.types import ChatDatasetBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDatasetBuilder
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.terminal import get_console
@@ -18,23 +18,26 @@ if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.renderers import Message
-    from tinker_cookbook.supervised.batch_loop import BatchConfig
     from tinker_cookbook.training.session import TrainingSession
 else:
     tinker = lazy_module("tinker")
 
 
 async def show_answers(
-    session: TrainingSession, config: BatchConfig, prompts: Sequence[list[Message]], when: str
+    session: TrainingSession,
+    builder: SupervisedDatasetBuilder | None,
+    max_tokens: int,
+    prompts: Sequence[list[Message]],
+    when: str,
 ) -> None:
     """Prints the last message of each prompt and the greedy answer of the current weights."""
-    if not prompts or not isinstance(config.dataset_builder, ChatDatasetBuilder):
+    if not prompts or not isinstance(builder, ChatDatasetBuilder):
         return
-    renderer = config.dataset_builder.renderer
+    renderer = builder.renderer
     client = await session.sampling_client()
     # Greedy, so that answers differ only through training.
     params = tinker.SamplingParams(
-        max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
+        max_tokens=max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
     )
     futures = [
         # All are submitted before the first is awaited, so that the backend batches them.
@@ -47,7 +50,7 @@ async def show_answers(
         answer, _ = renderer.parse_response(sampled.tokens)
         text = str(answer["content"]).strip() or "(nothing)"
         if sampled.stop_reason == "length":
-            text += f" … (cut off at {config.sample_max_tokens} tokens)"
+            text += f" … (cut off at {max_tokens} tokens)"
         asked = format_content_as_string(prompt[-1]["content"])
         body = Text.assemble((f"{asked}\n", "bold"), text)
         get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))

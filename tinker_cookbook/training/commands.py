@@ -9,8 +9,8 @@ from typing import Any
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
-from tinker_cookbook.utils.command_line.console import program_command, started_as
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
+from tinker_cookbook.utils.command_line.programs import program_command, started_as
 
 _BEHAVIOR = "behavior_if_log_dir_exists="
 

@@ -9,9 +9,10 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from torch import Tensor
 
@@ -20,7 +21,8 @@ from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
 from tinker_cookbook.exceptions import TinkerCookbookError, WeightsDownloadError
 from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
 from tinker_cookbook.utils.run_folder.paths import local_path
-from tinker_cookbook.weights._source import read_adapter
+
+Adapter: TypeAlias = tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]
 
 _TIMEOUT_SECONDS = 60.0
 _EXPORT_TTL_SECONDS = 3600
@@ -56,9 +58,12 @@ def download(*, tinker_path: str, output_dir: str, base_url: str | None = None) 
 
 
 def read_remote(
-    path: str, backend: str, base_url: str | None
+    path: str, backend: str, base_url: str | None, read_adapter: Callable[[Path], Adapter]
 ) -> tuple[dict[str, Any], dict[str, Tensor], str, dict[str, str]]:
-    """Returns config, tensors, base model and the run's metadata of a checkpoint on a server."""
+    """Returns config, tensors, base model and the run's metadata of a checkpoint on a server.
+
+    ``read_adapter`` returns config, tensors and metadata of a folder.
+    """
     with connect(backend, base_url=base_url) as connection:
         rest = connection.service.create_rest_client()
         stated = rest.get_weights_info_by_tinker_path(path).result().base_model

@@ -289,7 +289,7 @@ def _read_path(
         # Imported late for the same reason.
         from tinker_cookbook.weights._download import read_remote
 
-        return read_remote(path, backend, base_url)
+        return read_remote(path, backend, base_url, read_adapter)
     store = CheckpointStore()
     info, files = store.get_checkpoint(path), store.peft_files(path)
     run = store.get_run(parsed.run_id).info

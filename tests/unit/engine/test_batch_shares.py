@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.parallel import launch
+from tinker_cookbook.engine.parallel import join, launch
 from tinker_cookbook.engine.parallel.launch import Place
 from tinker_cookbook.engine.parallel.messages import Call, sendable
 from tinker_cookbook.engine.parallel.share import BatchLoss, GroupLoss, shares_of, stand_in
@@ -154,24 +154,25 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
 @pytest.fixture
 def fresh(monkeypatch):
     """As in a new process, with torchrun's variables."""
-    monkeypatch.setattr(launch, "_joined", launch._Joined())
+    monkeypatch.setattr(launch.processes, "place", None)
     given = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for name in launch._VARIABLES:
+    for name in join._VARIABLES:
         monkeypatch.setenv(name, given.get(name, "1"))
     return monkeypatch
 
 
 def test_one_process_of_torchrun_works_as_without_it(fresh):
-    assert launch.join() is None
+    join.join()
+    assert launch.processes.followers is None
     assert launch.local_device("cpu") == "cpu"
     # Children of this process are no ranks.
     import os
 
-    assert not set(launch._VARIABLES) & set(os.environ)
+    assert not set(join._VARIABLES) & set(os.environ)
 
 
 def test_several_machines_are_refused(fresh):
     fresh.setenv("WORLD_SIZE", "16")
     fresh.setenv("LOCAL_WORLD_SIZE", "8")
     with pytest.raises(ConfigurationError, match=r"16 processes on several machines.*backend=URL"):
-        launch.join()
+        join.join()

@@ -288,7 +288,7 @@ class BaseModel:
         sequences' cache, if it stores them.
         """
         if self._steps is not None:
-            return self._steps.hidden(tokens, positions, layout, segments)
+            return self._steps.hidden(tokens, positions, layout.runs, segments)
         cache = layout.runs[0].table.cache if layout.runs else None
         images = not all(run.decodes for run in layout.runs)  # sampled tokens are text
         with (

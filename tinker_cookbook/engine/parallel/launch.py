@@ -1,11 +1,10 @@
-"""Joins the processes that torchrun has started: rank 0 leads, the other ranks serve its engine.
+"""The processes that torchrun has started, as each of them sees the others (see ``join``).
 
 Imports neither torch nor torch.distributed unless torchrun has started this process.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import sys
@@ -31,10 +30,6 @@ _RESUME = (
     "Saved checkpoints are intact: start the same command again to resume from the last one, with "
     "any number of processes"
 )
-
-_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_VARIABLES += ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_VARIABLES += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
 
 
 @dataclass(frozen=True)
@@ -171,26 +166,25 @@ class Followers:
         )
 
 
-def join() -> Followers | None:
-    """Joins the processes of torchrun, once; returns the other ranks, in rank 0.
+@dataclass
+class Processes:
+    """Those of torchrun, once ``join`` has joined them."""
 
-    Returns ``None`` without torchrun. In other ranks it serves rank 0 and ends the process then
-    (``SystemExit``). Call it early: what a script does before, every rank does.
-    """
-    with _joining:
-        if _joined.place is None and "TORCHELASTIC_RUN_ID" in os.environ:
-            _join()
-        return _joined.followers
+    place: Place | None = None
+    followers: Followers | None = None
+
+
+processes = Processes()
 
 
 def joined() -> Place:
     """Returns the number of this process, and how many torchrun has started."""
-    return _joined.place or Place(0, 1)
+    return processes.place or Place(0, 1)
 
 
 def local_device(requested: str) -> str:
     """Returns the device of this process: with torchrun each rank has a GPU of its own."""
-    place = _joined.place
+    place = processes.place
     return requested if place is None or place.world == 1 else place.device(requested)
 
 
@@ -272,63 +266,3 @@ def end_process(message: str) -> NoReturn:
         sys.stdout.flush()
         print(f"\ntorchrun: {message}", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-@dataclass
-class _Joined:
-    place: Place | None = None
-    followers: Followers | None = None
-
-
-_joined = _Joined()
-_joining = threading.RLock()  # a rank that serves stays inside, and makes its engine there
-
-
-def _join() -> None:
-    place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
-    if 1 < place.world == here:
-        from torch.distributed.rendezvous import rendezvous
-
-        store, _, _ = next(rendezvous("env://"))
-    # The children of this process are no ranks.
-    for name in _VARIABLES:
-        os.environ.pop(name, None)
-    _joined.place = place
-    if here != place.world:
-        raise ConfigurationError(
-            f"torchrun: got {place.world} processes on several machines, expected those of one; "
-            "leave --nnodes out, or train on a cluster through backend=URL"
-        )
-    if place.world == 1:
-        return
-    if place.rank == 0:
-        _joined.followers = _accept(store, place)
-        atexit.register(_joined.followers.end)
-    else:
-        _follow(store, place)
-
-
-def _accept(store: Any, place: Place) -> Followers:
-    from multiprocessing.connection import Listener
-
-    channels, pids = dict[int, Channel](), dict[int, int]()
-    # A socket in a folder that only this user can enter.
-    with Listener(family="AF_UNIX", backlog=place.world) as listener:
-        store.set("address", f"{os.getpid()} {listener.address}")
-        for _ in range(place.world - 1):
-            channel = Channel(listener.accept())
-            rank, pid = channel.receive()
-            channels[rank], pids[rank] = channel, pid
-    return Followers(dict(sorted(channels.items())), pids, store)
-
-
-def _follow(store: Any, place: Place) -> NoReturn:
-    from multiprocessing.connection import Client
-
-    from tinker_cookbook.engine.parallel.follower import Follower
-
-    leader, _, address = store.get("address").decode().partition(" ")
-    channel = Channel(Client(address, family="AF_UNIX"))
-    channel.send(place.rank, os.getpid())
-    Follower(channel, int(leader), store, place).serve()

@@ -10,8 +10,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.command_line.console import program_command
-from tinker_cookbook.utils.command_line.programs import is_program
+from tinker_cookbook.utils.command_line.programs import is_program, program_command
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY, load_config
 
 CONFIG = "config"

@@ -17,9 +17,8 @@ import chz
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
-from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.keys import also_named
-from tinker_cookbook.utils.command_line.programs import alias_recipes, stdout_is_closed
+from tinker_cookbook.utils.command_line.programs import alias_recipes, as_started, stdout_is_closed
 from tinker_cookbook.utils.error_logs import where_raised
 
 __all__ = [
@@ -97,7 +96,7 @@ def run_program(program: Callable[[], Any]) -> None:
     try:
         _end_by_sigterm_as_by_ctrl_c()
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            from tinker_cookbook.engine.parallel.launch import join
+            from tinker_cookbook.engine.parallel.join import join
 
             join()
         alias_recipes()

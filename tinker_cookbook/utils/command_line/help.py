@@ -10,9 +10,9 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
 from tinker_cookbook.utils.command_line.programs import (
+    as_started,
     print_whole,
     running_command,
 )

@@ -10,8 +10,9 @@ import os
 import platform
 import re
 import select
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,13 @@ _RECIPE_NAME = re.compile(rf"(?<![\w./]){RECIPES}\.(?=[a-z…])")
 # Marks a program for users. Other files with a ``__main__`` block are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(\w+\)$", re.MULTILINE)
 _MAIN = "__main__"
+_MODULE = re.compile(rf"(?<![\w./])python -m ((?:{LIBRARY}|{RECIPES})\b[\w.]*\w)")
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
+
+typed: list[str] = []
+"""How the console command was typed; empty for ``python -m``."""
+given: list[str] = []
+"""The arguments of the program that the console command starts."""
 
 
 @dataclass(frozen=True)
@@ -222,3 +229,34 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def program_command(module: str, *words: str) -> str:
+    """Returns the command line that starts a module of this package or of the recipes."""
+    if typed:
+        return shlex.join([*typed, short_name(module), *words])
+    # The same interpreter: another "python" may not have the package.
+    python = getattr(sys, "orig_argv", ["python"])[0]
+    return with_recipes_of_folder(shlex.join([python, "-m", module, *words]))
+
+
+def started_as() -> tuple[list[str], list[str]] | None:
+    """Returns the words that start the running program, and its arguments; None for a script."""
+    if typed:
+        spec = sys.modules["__main__"].__spec__
+        return [*typed, *([short_name(spec.name)] if spec else [])], list(given)
+    program = list(getattr(sys, "orig_argv", sys.argv))
+    # The kernel of a notebook is started with -m too, but it is no program.
+    if "-m" not in program or "ipykernel_launcher" in program:
+        return None
+    at = program.index("-m") + 2
+    return program[:at], program[at:]
+
+
+def as_started(text: str) -> str:
+    """Returns a text in which the commands ``python -m MODULE`` have the form of this start."""
+    text = with_recipes_of_folder(text)
+    if not typed:
+        return text
+    replace: Callable[[re.Match[str]], str] = lambda found: program_command(found[1])  # noqa: E731
+    return _MODULE.sub(replace, text)

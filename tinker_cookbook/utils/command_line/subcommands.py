@@ -9,9 +9,8 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION, parse_arguments
-from tinker_cookbook.utils.command_line.console import as_started
 from tinker_cookbook.utils.command_line.help import help_text
-from tinker_cookbook.utils.command_line.programs import print_whole, version_line
+from tinker_cookbook.utils.command_line.programs import as_started, print_whole, version_line
 
 
 @dataclass(frozen=True)

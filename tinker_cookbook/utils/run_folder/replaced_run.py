@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.command_line.console import program_command
+from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
 from tinker_cookbook.utils.run_folder.jsonl import free_name
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock, lock_holder

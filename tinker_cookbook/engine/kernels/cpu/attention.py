@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,54 @@ from tinker_cookbook.engine.kernels.cpu.build import KernelCall, library
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.attention_hook import AttentionCall
-    from tinker_cookbook.engine.sampling.paged_cache import Run
 
 _TILE = 16
 """Prefill tokens that one thread processes at a time."""
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+# What the kernel reads of ``sampling.paged_cache``, which has the classes and imports this module.
+
+
+class _Page(Protocol):
+    """Page at ``index`` of each layer's pool."""
+
+    index: int
+
+
+class _Pools(Protocol):
+    """Keys and values of each layer [pages, kv heads, …]."""
+
+    dtype: torch.dtype
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+class _PageTable(Protocol):
+    """Pages of one sequence."""
+
+    @property
+    def blocks(self) -> Sequence[_Page]: ...
+
+    @property
+    def cache(self) -> _Pools: ...
+
+
+class _Run(Protocol):
+    """``count`` tokens at ``position`` of a sequence and ``first`` of the batch."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def table(self) -> _PageTable: ...
 
 
 class CallOfAttention(KernelCall):
@@ -56,7 +98,7 @@ class PagedAttention:
     The runs are consecutive in the batch.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[_Run]) -> None:
         # Split long runs into tiles, so that several threads share the prefill of one prompt.
         tiles = [
             (run.position + i, run.first + i, min(_TILE, run.count - i), number)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinker_cookbook.engine.kernels.cpu.attention import CallOfAttention, PagedAttention
+from tinker_cookbook.engine.kernels.cpu.attention import CallOfAttention, PagedAttention, _Run
 from tinker_cookbook.engine.kernels.cpu.build import KernelCall, Operation, run
 from tinker_cookbook.engine.kernels.cpu.elementwise import CallOfGate, CallOfNorm, CallOfRotation
 from tinker_cookbook.engine.kernels.cpu.linear import (
@@ -30,7 +30,6 @@ from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.model.attention_hook import AttentionCall
-    from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 
 _KINDS = (CallOfNorm, CallOfProduct, CallOfRotation, CallOfAttention, CallOfGate)
 _ROWS = 64
@@ -58,9 +57,9 @@ class StepList:
         self._build(_ROWS)
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
+        self, tokens: Tensor, positions: Tensor, runs: Sequence[_Run], segments: Segments
     ) -> Tensor:
-        """Returns the last hidden states [T, H] of ``tokens`` [T] at ``positions`` [T].
+        """Returns the last hidden states [T, H] of the runs' ``tokens`` [T] at ``positions`` [T].
 
         Raises:
             RuntimeError: out of memory.
@@ -78,7 +77,7 @@ class StepList:
         rotations["tokens"] = rotations["angles"] = count
         for field, tensors in zip(("cosine", "sine"), zip(*angles, strict=True), strict=True):
             rotations[field] = np.array([one.data_ptr() for one in tensors])[self._angles_of]
-        step, cache = PagedAttention(layout.runs), layout.runs[0].table.cache
+        step, cache = PagedAttention(runs), runs[0].table.cache
         for field in ("runs", "run_first", "run_count", "position", "first_page", "pages"):
             attentions[field] = getattr(step.call, field)
         attentions["keys"] = [pool.data_ptr() for pool in cache.keys]

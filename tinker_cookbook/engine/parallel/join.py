@@ -1,0 +1,81 @@
+"""Joins the processes that torchrun has started: rank 0 leads, the other ranks serve its engine.
+
+Imports neither torch nor torch.distributed unless torchrun has started this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any, NoReturn
+
+from tinker_cookbook.engine.parallel.launch import Followers, Place, processes
+from tinker_cookbook.engine.parallel.messages import Channel
+from tinker_cookbook.exceptions import ConfigurationError
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_VARIABLES += ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_VARIABLES += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+_joining = threading.RLock()  # a rank that serves stays inside, and makes its engine there
+
+
+def join() -> None:
+    """Joins the processes of torchrun, once; does nothing without torchrun.
+
+    In other ranks it serves rank 0 and ends the process then (``SystemExit``). Call it early, and
+    before an engine is made: what a script does before, every rank does.
+    """
+    with _joining:
+        if processes.place is None and "TORCHELASTIC_RUN_ID" in os.environ:
+            _join()
+
+
+def _join() -> None:
+    place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
+    if 1 < place.world == here:
+        from torch.distributed.rendezvous import rendezvous
+
+        store, _, _ = next(rendezvous("env://"))
+    # The children of this process are no ranks.
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
+    processes.place = place
+    if here != place.world:
+        raise ConfigurationError(
+            f"torchrun: got {place.world} processes on several machines, expected those of one; "
+            "leave --nnodes out, or train on a cluster through backend=URL"
+        )
+    if place.world == 1:
+        return
+    if place.rank == 0:
+        processes.followers = _accept(store, place)
+        atexit.register(processes.followers.end)
+    else:
+        _follow(store, place)
+
+
+def _accept(store: Any, place: Place) -> Followers:
+    from multiprocessing.connection import Listener
+
+    channels, pids = dict[int, Channel](), dict[int, int]()
+    # A socket in a folder that only this user can enter.
+    with Listener(family="AF_UNIX", backlog=place.world) as listener:
+        store.set("address", f"{os.getpid()} {listener.address}")
+        for _ in range(place.world - 1):
+            channel = Channel(listener.accept())
+            rank, pid = channel.receive()
+            channels[rank], pids[rank] = channel, pid
+    return Followers(dict(sorted(channels.items())), pids, store)
+
+
+def _follow(store: Any, place: Place) -> NoReturn:
+    from multiprocessing.connection import Client
+
+    from tinker_cookbook.engine.parallel.follower import Follower
+
+    leader, _, address = store.get("address").decode().partition(" ")
+    channel = Channel(Client(address, family="AF_UNIX"))
+    channel.send(place.rank, os.getpid())
+    Follower(channel, int(leader), store, place).serve()
