@@ -40,6 +40,7 @@ from tinker_cookbook.model_lineup import (
     QWEN3_8,
     QWEN3_INSTRUCT,
     QWEN3_VL_INSTRUCT,
+    UNAVAILABLE,
     LineupModel,
 )
 
@@ -352,9 +353,6 @@ def _family(name: str) -> _Family | None:
 
 
 def _renderer_for_runs(attributes: ModelAttributes) -> str:
-    # Imported here, because looking up attributes should not load every renderer.
-    from tinker_cookbook.renderers import UNAVAILABLE
-
     name = attributes.recommended_renderers[0]
     if name in UNAVAILABLE:
         return TEMPLATE[0]

@@ -42,6 +42,9 @@ KIMI_K3_1 = (
     "kimi_k31_pro_disable_thinking",
     "kimi_k31_pro_no_reasoning_effort",
 )
+UNAVAILABLE = dict.fromkeys(KIMI_K3_1, "Kimi K3.1-Pro")
+"""Public names without a renderer, with their model, whose tokenizer only versions of tml-renderers
+have that are not on PyPI."""
 GLM_5_3 = ("glm5_3_max_reasoning", "glm5_3_low_reasoning", "glm5_3_high_reasoning")
 NEMOTRON3 = ("nemotron3", "nemotron3_disable_thinking", "nemotron3_preserve_thinking")
 NEMOTRON3_SUPER = (*NEMOTRON3, "nemotron3_low_thinking")

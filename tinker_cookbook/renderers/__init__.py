@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.model_info import other_renderer
+from tinker_cookbook.model_lineup import UNAVAILABLE
 from tinker_cookbook.renderers import base
 from tinker_cookbook.renderers.base import *  # noqa: F403
 from tinker_cookbook.renderers.base import Renderer
@@ -172,8 +174,6 @@ def get_renderer(
     try:
         renderer = factory(tokenizer, image_processor, **special)
     except MissingTokenError as error:
-        from tinker_cookbook.model_info import other_renderer  # which imports this module
-
         # A setting: the row of data that is rendered first is not the reason.
         raise ConfigurationError(
             f"renderer_name: got {base!r}, but {error}; {other_renderer(source, base)}"
@@ -334,10 +334,5 @@ BUILT_IN: dict[str, RendererFactory] = {
     "tml_v0": _make_tml_v0,
 }
 
-_LEVELS = ("max_reasoning", "high_reasoning", "low_reasoning")
-UNAVAILABLE: dict[str, str] = {
-    f"kimi_k31_pro_{kind}": "Kimi K3.1-Pro"
-    for kind in (*_LEVELS, "disable_thinking", "no_reasoning_effort")
-}
-"""Public names without a renderer, with their model, whose tokenizer only versions of tml-renderers
-have that are not on PyPI."""
+# For pickles, which have the name of their renderer.
+Renderer._by_name = get_renderer

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.model_info import other_renderer
 from tinker_cookbook.renderers.core.messages import Message, get_text_content
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -56,8 +57,6 @@ def check_parts(
         if part["type"] not in allowed:
             cure = _CURES.get(part["type"], "use the renderer of a model that takes it")
             if part["type"] == "image" and message["role"] in ("user", "tool"):
-                from tinker_cookbook.model_info import other_renderer  # which imports renderers
-
                 name = renderer.partition("?")[0]
                 cure = f"renderer_name: got {name!r}, {other_renderer(model, name, images=True)}"
             raise RendererError(

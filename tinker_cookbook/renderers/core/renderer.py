@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -110,6 +110,9 @@ class Renderer(ABC):
     # Whether prompts tell the model to answer without thinking, as an empty block does.
     disables_thinking = False
     supports_streaming = True  # of parse_response_streaming; official subclasses set it
+
+    # ``get_renderer``, which the package sets.
+    _by_name: ClassVar[Callable[..., Renderer]]
 
     # ``get_renderer`` sets these.
     _renderer_name: str | None = field(default=None, init=False)
@@ -490,7 +493,4 @@ class Renderer(ABC):
 
 
 def _restore(spec: str, source: str, image_processor: Any, model_name: str | None) -> Renderer:
-    # Imported here, because the table of renderers imports this module.
-    from tinker_cookbook.renderers import get_renderer
-
-    return get_renderer(spec, get_tokenizer(source), image_processor, model_name)
+    return Renderer._by_name(spec, get_tokenizer(source), image_processor, model_name)
