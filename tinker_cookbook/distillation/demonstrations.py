@@ -35,11 +35,11 @@ from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conv
 from tinker_cookbook.supervised.row_datasets import place_of
 from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.training.config import number
 
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.distillation.sdft import Config
 
 DEFAULT_DEMO_TEMPLATE = (
     "{question}\n\n"
@@ -193,6 +193,41 @@ class ProvidedEnvironments(RLDataset):
         return batch[0] if isinstance(batch, tuple) else batch
 
 
+@chz.chz
+class SDFTSettings:
+    """Settings of self-distillation, shared with recipes."""
+
+    on_policy: bool = chz.field(
+        default=True, doc="Train on the student's answers; False: on the demonstrations"
+    )
+    group_size: int = number(1, "Answers per question", low=1)
+    max_tokens: int = number(2048, "Maximum tokens of an answer", low=1)
+    temperature: float = chz.field(default=1.0, doc="Sampling temperature of the student")
+    topk: int = chz.field(
+        default=20, doc="Targets per position: the teacher's most probable tokens"
+    )
+    reverse: bool = chz.field(
+        default=False, doc="Use the reverse KL over the teacher's top K instead of cross-entropy"
+    )
+    demo_template: str = chz.field(
+        default=DEFAULT_DEMO_TEMPLATE, doc="Teacher's question, with {question} and {golden_answer}"
+    )
+    system_prompt: str | None = chz.field(
+        default=None, doc="Teacher's system message if the conversation has none"
+    )
+    skip_first_n_tokens: int = number(3, "Number of first tokens of an answer without training")
+    teacher_sync_every: int | None = chz.field(
+        default=None, doc="Steps after which the teacher gets the student's weights; None: never"
+    )
+    teacher_concurrency: int = number(64, "Answers that the teacher scores concurrently", low=1)
+    max_context_length: int = number(
+        32768, "Maximum tokens of teacher prompt and answer; at most the model's context", low=2
+    )
+    num_substeps: int = chz.field(
+        default=1, doc="Only 1 is supported: one optimizer step per batch"
+    )
+
+
 Texts: TypeAlias = tuple[list["tinker.Datum"], list["tinker.ModelInput"], dict[str, float]]
 """Answers as datums with a ``mask``, the teacher's prompt for each answer, and metrics."""
 
@@ -203,20 +238,19 @@ GetPolicy: TypeAlias = Callable[[], TokenCompleter]
 class DemonstrationTexts:
     """Texts to train on: the student's answers to the questions, or the demonstrations."""
 
-    def __init__(self, config: Config) -> None:
-        assert isinstance(config.dataset_builder, DemonstrationBuilder)
-        self._config, self._builder = config, config.dataset_builder
+    def __init__(self, builder: DemonstrationBuilder, settings: SDFTSettings, context: int) -> None:
+        self._builder, self._settings, self._context = builder, settings, context
 
     def teacher_prompt(self, row: int) -> tinker.ModelInput:
         """Returns the teacher's prompt: the question with the demonstration."""
         return self._builder.demonstrations[row].teacher_prompt(
-            self._builder.renderer, self._config.system_prompt, self._config.demo_template
+            self._builder.renderer, self._settings.system_prompt, self._settings.demo_template
         )
 
     def check(self) -> None:
         """Raises ``DataValidationError`` if a teacher's prompt leaves no room for an answer."""
         # The student's prompt has no demonstration, so it is never longer.
-        limit = self._config.context
+        limit = self._context
         lengths = [self.teacher_prompt(i).length for i in range(len(self._builder.demonstrations))]
         long = [row for row, length in enumerate(lengths) if length >= limit]
         if long:
@@ -230,7 +264,7 @@ class DemonstrationTexts:
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
         """Returns ``group_size`` answers per question; deterministic given seed and step."""
         rows = [number_of(datum) for datum in data]
-        if not self._config.on_policy:
+        if not self._settings.on_policy:
             # The demonstrations are the answers; their weights mark the answers' tokens.
             answers = [
                 masked_datum(
@@ -241,7 +275,7 @@ class DemonstrationTexts:
                 for datum in data
             ]
             return answers, [self.teacher_prompt(row) for row in rows], {}
-        student, size = policy(), self._config.group_size
+        student, size = policy(), self._settings.group_size
         renderer = self._builder.renderer
 
         async def one(place: int, row: int) -> list[tinker.Datum]:

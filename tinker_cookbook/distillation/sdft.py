@@ -31,6 +31,7 @@ from tinker_cookbook.distillation.demonstrations import (
     ProvidedEnvironments,
     ProvidedTexts,
     SDFTBatchProvider,
+    SDFTSettings,
     build_sdft_teacher_prompt,
     check_demo_template,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "Config",
     "DemonstrationBuilder",
     "SDFTBatchProvider",
+    "SDFTSettings",
     "build_reverse_kl_datums",
     "build_sdft_teacher_prompt",
     "build_topk_distillation_datums",
@@ -80,41 +82,6 @@ __all__ = [
     "main",
     "reverse_kl_custom_loss",
 ]
-
-
-@chz.chz
-class SDFTSettings:
-    """Settings of self-distillation, shared with recipes."""
-
-    on_policy: bool = chz.field(
-        default=True, doc="Train on the student's answers; False: on the demonstrations"
-    )
-    group_size: int = number(1, "Answers per question", low=1)
-    max_tokens: int = number(2048, "Maximum tokens of an answer", low=1)
-    temperature: float = chz.field(default=1.0, doc="Sampling temperature of the student")
-    topk: int = chz.field(
-        default=20, doc="Targets per position: the teacher's most probable tokens"
-    )
-    reverse: bool = chz.field(
-        default=False, doc="Use the reverse KL over the teacher's top K instead of cross-entropy"
-    )
-    demo_template: str = chz.field(
-        default=DEFAULT_DEMO_TEMPLATE, doc="Teacher's question, with {question} and {golden_answer}"
-    )
-    system_prompt: str | None = chz.field(
-        default=None, doc="Teacher's system message if the conversation has none"
-    )
-    skip_first_n_tokens: int = number(3, "Number of first tokens of an answer without training")
-    teacher_sync_every: int | None = chz.field(
-        default=None, doc="Steps after which the teacher gets the student's weights; None: never"
-    )
-    teacher_concurrency: int = number(64, "Answers that the teacher scores concurrently", low=1)
-    max_context_length: int = number(
-        32768, "Maximum tokens of teacher prompt and answer; at most the model's context", low=2
-    )
-    num_substeps: int = chz.field(
-        default=1, doc="Only 1 is supported: one optimizer step per batch"
-    )
 
 
 @chz.chz
@@ -201,7 +168,8 @@ async def main(
             "and golden answers"
         )
     if sdft_dataset is None:
-        source = DemonstrationTexts(cfg)
+        assert isinstance(cfg.dataset_builder, DemonstrationBuilder)
+        source = DemonstrationTexts(cfg.dataset_builder, cfg, cfg.context)
         await asyncio.to_thread(source.check)
         data = None
     else:
