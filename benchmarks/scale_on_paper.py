@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import chz
 
 from tinker_cookbook.doctor.fits import RANK
-from tinker_cookbook.model_shapes import SHAPE_BY_NAME, ModelShape
+from tinker_cookbook.model_shapes import ModelShape
+from tinker_cookbook.model_table import shape_of
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 MODELS = {"8B": "meta-llama/Llama-3.1-8B-Instruct", "70B": "meta-llama/Llama-3.3-70B-Instruct"}
@@ -154,7 +155,8 @@ def tables(parts: Parts) -> str:
     """Returns a table for each model, in Markdown."""
     lines: list[str] = []
     for size, name in MODELS.items():
-        shape = SHAPE_BY_NAME[name]
+        shape = shape_of(name)
+        assert shape is not None, name
         lines += [
             f"**{size}** ({name}): weights {shape.weights_bytes(_BYTES) / _GB:.0f} GB, adapter of "
             f"rank {RANK} in training {shape.adapter_bytes(RANK) / _GB:.1f} GB",

@@ -35,7 +35,7 @@ from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared
     WeightsError,
     WeightsMergeError,
 )
-from tinker_cookbook.model_lineup import LINEUP  # noqa: E402
+from tinker_cookbook.model_table import LINEUP  # noqa: E402
 from tinker_cookbook.utils.imports import find_official_modules  # noqa: E402
 
 find_official_modules()

@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, nearest
-from tinker_cookbook.model_lineup import hosted_shape
+from tinker_cookbook.model_shapes import ModelShape
+from tinker_cookbook.model_table import SHAPES, hosted_model, shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,53 +36,6 @@ _UNUSUAL_KEYS = (
     "shared_expert_intermediate_size",
     "mlp_only_layers",
 )
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Sizes of a decoder, named as in ``config.json``; ``experts`` is 0 for a dense MLP."""
-
-    family: str
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool = False
-    experts: int = 0
-    unusual: str = ""
-    """Configuration key of unusual layers, which are not counted."""
-
-
-def _llama(*sizes: int, tied: bool = False) -> _Shape:
-    return _Shape("llama", *sizes, vocabulary=128_256, tied=tied)
-
-
-def _qwen3(*sizes: int, tied: bool = False, experts: int = 0) -> _Shape:
-    return _Shape("qwen", *sizes, head_dim=128, vocabulary=151_936, tied=tied, experts=experts)
-
-
-# Hidden, intermediate, layers, heads, key-value heads(, head size). The longest prefix is used.
-_SHAPES = {
-    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, 64, tied=True),
-    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, 128, tied=True),
-    "meta-llama/Llama-3.1-8B": _llama(4096, 14336, 32, 32, 8, 128),
-    "meta-llama/Llama-3.1-70B": _llama(8192, 28672, 80, 64, 8, 128),
-    "meta-llama/Llama-3.3-70B": _llama(8192, 28672, 80, 64, 8, 128),
-    "Qwen/Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, 8, tied=True),
-    "Qwen/Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, 8, tied=True),
-    "Qwen/Qwen3-4B": _qwen3(2560, 9728, 36, 32, 8, tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 12288, 36, 32, 8),
-    "Qwen/Qwen3-14B": _qwen3(5120, 17408, 40, 40, 8),
-    "Qwen/Qwen3-32B": _qwen3(5120, 25600, 64, 64, 8),
-    "Qwen/Qwen3-30B-A3B": _qwen3(2048, 768, 48, 32, 4, experts=128),
-    "Qwen/Qwen3-235B-A22B": _qwen3(4096, 1536, 94, 64, 4, experts=128),
-    "HuggingFaceTB/SmolLM2-135M": _Shape("llama", 576, 1536, 30, 9, 3, 64, 49_152, tied=True),
-    "HuggingFaceTB/SmolLM2-360M": _Shape("llama", 960, 2560, 32, 15, 5, 64, 49_152, tied=True),
-    "HuggingFaceTB/SmolLM2-1.7B": _Shape("llama", 2048, 8192, 24, 32, 32, 64, 49_152, tied=True),
-}
 
 
 def get_lr(model_name: str, is_lora: bool = True) -> float:
@@ -171,7 +124,7 @@ def get_lora_param_count(
             "True: an adapter needs layers to train"
         )
     name = base_name(model_name)
-    known = hosted_shape(name)
+    known = hosted_model(name)
     # Sizes reported by the service take precedence over sizes computed from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
@@ -187,9 +140,7 @@ def _adapter_sizes(name: str) -> tuple[int, int, int]:
             f"{shape.unusual!r}), so the size of an adapter cannot be computed from its "
             "configuration; count the tensors of a saved adapter instead"
         )
-    mlp = 3 * (shape.hidden + max(1, shape.experts) * shape.intermediate)
-    attention = sum(map(sum, _attention_matrices(shape)))
-    return shape.layers * mlp, shape.layers * attention, shape.hidden + shape.vocabulary
+    return shape.lora_weights()
 
 
 def get_vision_lora_param_count(model_name: str, lora_rank: int = 32) -> int:
@@ -220,25 +171,13 @@ def get_vision_lora_param_count(model_name: str, lora_rank: int = 32) -> int:
 
 
 def _family_and_hidden_size(name: str) -> tuple[str, int]:
-    known = hosted_shape(name)
+    known = hosted_model(name)
     if known is None:
         shape = _shape(name)
         return shape.family, shape.hidden
-    family = next((family for family in _EXPONENTS if family in name.lower()), known.organization)
+    organization = known.name.partition("/")[0]
+    family = next((family for family in _EXPONENTS if family in name.lower()), organization)
     return family, known.hidden
-
-
-def _mlp_matrices(shape: _Shape) -> list[tuple[int, int]]:
-    """Returns (inputs, outputs) of gate, up and down projection."""
-    outwards = (shape.hidden, shape.intermediate)
-    return [outwards, outwards, (shape.intermediate, shape.hidden)]
-
-
-def _attention_matrices(shape: _Shape) -> list[tuple[int, int]]:
-    """Returns (inputs, outputs) of q, k, v and o projection."""
-    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    hidden = shape.hidden
-    return [(hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden)]
 
 
 def _parameter_count(name: str) -> int:
@@ -247,17 +186,7 @@ def _parameter_count(name: str) -> int:
     try:
         return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
     except ModelNotFoundError:
-        shape = _shape(name)
-    # One MLP for each expert, and a router; a dense layer has one MLP and no router.
-    mlp = sum(a * b for a, b in _mlp_matrices(shape)) * max(1, shape.experts)
-    router = shape.hidden * shape.experts
-    attention = sum(a * b for a, b in _attention_matrices(shape))
-    embeddings = shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
-    # Two norms per layer. The sum below adds the final norm, before the unembedding.
-    norms = 2 * shape.hidden
-    query_key_norms = 2 * shape.head_dim if shape.family == "qwen" else 0
-    per_layer = mlp + router + attention + norms + query_key_norms
-    return shape.layers * per_layer + embeddings + shape.hidden
+        return _shape(name).all_parameters
 
 
 def _stored_parameter_count(folder: Path) -> int:
@@ -272,23 +201,21 @@ def _stored_parameter_count(folder: Path) -> int:
     return total
 
 
-def _shape(name: str) -> _Shape:
+def _shape(name: str) -> ModelShape:
     """Returns the shape from the table, otherwise from the configuration of a local copy."""
-    # With the dash, Qwen3-4B-Base matches Qwen3-4B, but other sizes with the same prefix do not.
-    known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
-    if known:
-        return _SHAPES[max(known, key=len)]
+    if known := shape_of(name):
+        return known
     try:
         folder = resolve_model(name, allow_download=False, need="config").folder
     except ModelNotFoundError as error:
         raise ConfigurationError(
             f"model_name: the shape of {name!r} is not known and there is no copy of it on this "
-            "machine; set learning_rate yourself, or give a local folder" + nearest(name, _SHAPES)
+            "machine; set learning_rate yourself, or give a local folder" + nearest(name, SHAPES)
         ) from error
     return _shape_of_config(folder, model_config(folder))
 
 
-def _shape_of_config(folder: Path, config: dict[str, Any]) -> _Shape:
+def _shape_of_config(folder: Path, config: dict[str, Any]) -> ModelShape:
     config = {**config, **(config.get("text_config") or {})}  # multimodal models nest the decoder
     try:
         heads = int(config["num_attention_heads"])
@@ -299,17 +226,18 @@ def _shape_of_config(folder: Path, config: dict[str, Any]) -> _Shape:
         # Width of an expert; intermediate_size is the width of dense layers.
         is_wide = experts and "moe_intermediate_size" in config
         width = "moe_intermediate_size" if is_wide else "intermediate_size"
-        return _Shape(
+        return ModelShape(
+            name=str(folder),
             family=next(
                 (family for family in _EXPONENTS if model_type.startswith(family)), model_type
             ),
             hidden=hidden,
-            intermediate=int(config[width]),
+            inner=int(config[width]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or hidden // heads),
-            vocabulary=int(config["vocab_size"]),
+            vocab=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
             experts=experts,
             unusual=next((key for key in _UNUSUAL_KEYS if config.get(key)), ""),

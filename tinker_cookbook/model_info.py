@@ -1,48 +1,26 @@
 """Finds a model's family, size and renderers by its name.
 
-Models of the hosted service use the values of :mod:`tinker_cookbook.model_lineup`. Other names are
-matched with rules, which also recognise a fine-tune or a local folder that keeps the pattern of its
-family. For a model that no rule matches, the chat template of a local copy is inspected, and the
-log states what was assumed. If no renderer exists for a model, ``template`` is recommended, which
-derives the format from the model's own chat template.
+Names are looked up in :mod:`tinker_cookbook.model_table`. For a model that none of its rules
+matches, the chat template of a local copy is inspected, and the log states what was assumed. If no
+renderer exists for a model, ``template`` is recommended, which derives the format from the model's
+own chat template.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
-from tinker_cookbook.model_files import TEMPLATE, renderers_by_files
-from tinker_cookbook.model_lineup import (
-    BASE,
-    DEEPSEEK_V3,
-    DEEPSEEK_V4_1,
-    GLM_5_3,
-    GPT_OSS,
-    INKLING,
-    KIMI_K2,
-    KIMI_K2_5,
-    KIMI_K2_6,
-    KIMI_K3_1,
-    LINEUP,
-    LLAMA3,
-    NEMOTRON3_LIGHTNING,
-    NEMOTRON3_SUPER,
-    NEMOTRON3_ULTRA,
-    QWEN3,
-    QWEN3_5,
-    QWEN3_8,
-    QWEN3_INSTRUCT,
-    QWEN3_VL_INSTRUCT,
-    UNAVAILABLE,
-    LineupModel,
-)
+from tinker_cookbook.model_files import renderers_by_files
+from tinker_cookbook.model_table import BASE, FAMILIES, LINEUP, TEMPLATE, UNAVAILABLE, Family
 
 logger = logging.getLogger(__name__)
 
@@ -58,88 +36,6 @@ class ModelAttributes:
     recommended_renderers: tuple[str, ...]
     is_vl: bool = False
     is_audio_in: bool = False
-
-
-@dataclass(frozen=True)
-class _Family:
-    """A rule. ``pattern`` matches the last part of the name, in lower case, from its start."""
-
-    pattern: str
-    organization: str
-    version: str
-    renderers: tuple[str, ...]
-    is_chat: bool = True
-    is_vl: bool = False
-    is_audio_in: bool = False
-    size: str = ""
-
-
-_GPT_OSS_ALL = (*GPT_OSS, "gpt_oss_low_reasoning", "gpt_oss_high_reasoning")
-_DEEPSEEK_V31 = (*DEEPSEEK_V3, "deepseekv3_disable_thinking")
-_GLM46 = ("glm4_6", "glm4_6_disable_thinking")
-_MISTRAL = ("mistral", *TEMPLATE)
-
-# The first rule that matches is used, so special rules come before general ones.
-_FAMILIES = (
-    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", LLAMA3),
-    # Llama 3.3 was only released as a chat model, so the name without "Instruct" means the same.
-    _Family(r"(meta-)?llama-?3\.3-70b", "meta-llama", "3.3", LLAMA3),
-    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-", "meta-llama", "3", BASE, is_chat=False),
-    _Family(r"qwen3-vl-.*instruct", "Qwen", "3", QWEN3_VL_INSTRUCT, is_vl=True),
-    _Family(r"qwen3-vl-", "Qwen", "3", ("qwen3_vl",), is_vl=True),
-    _Family(r"qwen(?P<version>3\.\d)-.*base", "Qwen", "3.5", BASE, is_chat=False, is_vl=True),
-    _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", BASE, is_chat=False),
-    _Family(r"qwen3-coder", "Qwen", "3", TEMPLATE),
-    _Family(r"qwen3-.*instruct", "Qwen", "3", QWEN3_INSTRUCT),
-    # The prompt always opens the thinking block, which the qwen3 renderer leaves to the model.
-    _Family(r"qwen3-.*thinking", "Qwen", "3", TEMPLATE),
-    _Family(r"qwen3-", "Qwen", "3", QWEN3),
-    _Family(r"qwen3\.8-", "Qwen", "3.8", QWEN3_8, is_vl=True),
-    _Family(r"qwen3\.6-", "Qwen", "3.6", QWEN3_5, is_vl=True),
-    _Family(r"qwen3\.5-", "Qwen", "3.5", QWEN3_5, is_vl=True),
-    _Family(r"qwen2\.5-vl-", "Qwen", "2.5", ("qwen2_5_vl",), is_vl=True),
-    _Family(r"smolvlm2?-", "HuggingFaceTB", "", ("smolvlm",), is_vl=True),
-    _Family(r"idefics3-", "HuggingFaceM4", "3", ("idefics3",), is_vl=True),
-    # The default system prompt differs from that of the qwen2_5 renderer.
-    _Family(r"qwen2\.5-math-.*instruct", "Qwen", "2.5", TEMPLATE),
-    _Family(r"qwen2\.5-.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
-    _Family(r"qwen2\.5-", "Qwen", "2.5", BASE, is_chat=False),
-    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", DEEPSEEK_V4_1),
-    _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", BASE, is_chat=False),
-    # V3.2-Exp calls tools in the form of V3.1.
-    _Family(r"deepseek-v3\.2-exp", "deepseek-ai", "3.2", _DEEPSEEK_V31),
-    _Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", ("deepseekv3_2", "deepseekv3_2_thinking")),
-    _Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
-    _Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
-    _Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", ("deepseekv3_thinking?version=3",)),
-    _Family(r"deepseek-r1-distill", "deepseek-ai", "R1", TEMPLATE),
-    _Family(r"gpt-oss-", "openai", "1", _GPT_OSS_ALL),
-    _Family(r"kimi-k2\.5", "moonshotai", "K2.5", KIMI_K2_5, is_vl=True),
-    _Family(r"kimi-k2\.6", "moonshotai", "K2.6", KIMI_K2_6, is_vl=True),
-    _Family(r"kimi-k3\.1", "moonshotai", "K3.1", KIMI_K3_1, is_vl=True),
-    _Family(r"kimi-k2-base", "moonshotai", "K2", BASE, is_chat=False),
-    _Family(r"kimi-k2-instruct", "moonshotai", "K2", ("kimi_k2_instruct",), size="1T-A32B"),
-    _Family(r"kimi-k2", "moonshotai", "K2", KIMI_K2, size="1T-A32B"),
-    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", NEMOTRON3_ULTRA),
-    _Family(r"(nvidia-)?nemotron-3\.5-lightning", "nvidia", "3.5", NEMOTRON3_LIGHTNING),
-    _Family(r"(nvidia-)?nemotron-3\.5-", "nvidia", "3.5", NEMOTRON3_ULTRA),
-    _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", BASE, is_chat=False),
-    _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", NEMOTRON3_SUPER),
-    _Family(r"glm-5\.3", "zai-org", "5.3", GLM_5_3),
-    _Family(r"glm-4\.6", "zai-org", "4.6", _GLM46),
-    _Family(r"inkling", "thinkingmachines", "", INKLING, is_vl=True, is_audio_in=True),
-    _Family(r"gemma-3-(270m|1b)-it", "google", "3", ("gemma3",)),
-    _Family(r"gemma-3-.*-it", "google", "3", ("gemma3",), is_vl=True),
-    _Family(r"gemma-3-(270m|1b)", "google", "3", BASE, is_chat=False),
-    _Family(r"gemma-3-", "google", "3", BASE, is_chat=False, is_vl=True),
-    # Formats before v3 and after v7 have no renderer.
-    _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", TEMPLATE),
-    _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", TEMPLATE),
-    _Family(r"mistral-small-3\.1-.*instruct", "mistralai", "", _MISTRAL, is_vl=True),
-    _Family(r"mi[sx]tral-.*instruct|ministral-8b-instruct", "mistralai", "", _MISTRAL),
-    _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
-    _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
-)
 
 
 # Renderers that write the current date into prompts.
@@ -308,30 +204,30 @@ def other_renderer(model_name: str | None, renderer_name: str, images: bool = Fa
 
 @cache
 def _hosted(organization: str) -> dict[str, ModelAttributes]:
-    rows = [row for row in LINEUP.values() if row.organization == organization]
-    return {row.name.partition("/")[2]: _from_lineup(row) for row in rows}
+    names = [name for name in LINEUP if name.startswith(f"{organization}/")]
+    return {name.partition("/")[2]: _attributes(name)[0] for name in names}
 
 
 @cache
-def _lineup_by_last_part() -> dict[str, LineupModel]:
-    return {Path(row.name).name.lower(): row for row in LINEUP.values()}
+def _differing_facts() -> dict[str, Mapping[str, Any]]:
+    return {Path(row.name).name.lower(): row.differs for row in LINEUP.values()}
 
 
 def _attributes(name: str) -> tuple[ModelAttributes, str]:
     """Returns the attributes and, if no rule matches, a sentence about the assumptions."""
+    # The last part decides, so that a local folder of a known model is recognised.
     last = Path(name).name.lower()
-    # Match the last part, so that a local folder of a hosted model is recognised.
-    if row := _lineup_by_last_part().get(last):
-        return _from_lineup(row), ""
     if family := _family(name):
         # Some rules read the version from the name; the others have a fixed one.
         match = re.match(family.pattern, last)
         version = match.groupdict().get("version") if match else None
+        family = replace(family, version=version or family.version, size=family.size or _size(last))
+        family = replace(family, **_differing_facts().get(last, {}))
         attributes = ModelAttributes(
             family.organization,
-            version or family.version,
-            family.size or _size(last),
-            family.is_chat,
+            family.version,
+            family.size,
+            family.renderers != BASE,
             family.renderers,
             family.is_vl,
             family.is_audio_in,
@@ -347,9 +243,9 @@ def _attributes(name: str) -> tuple[ModelAttributes, str]:
     )
 
 
-def _family(name: str) -> _Family | None:
+def _family(name: str) -> Family | None:
     last = Path(name).name.lower()
-    return next((family for family in _FAMILIES if re.match(family.pattern, last)), None)
+    return next((family for family in FAMILIES if re.match(family.pattern, last)), None)
 
 
 def _renderer_for_runs(attributes: ModelAttributes) -> str:
@@ -373,18 +269,6 @@ def _with_date(name: str, log_path: str | Path | None) -> str:
     # Keep the date of the first start; a new run gets today's date.
     day = next((match[1] for match in found if match), date.today().isoformat())
     return f"{base}?{options}{'&' if options else ''}current_date={day}"
-
-
-def _from_lineup(row: LineupModel) -> ModelAttributes:
-    return ModelAttributes(
-        organization=row.organization,
-        version_str=row.version,
-        size_str=row.size,
-        is_chat=row.is_chat,
-        recommended_renderers=row.renderers,
-        is_vl=row.is_vl,
-        is_audio_in=row.is_audio_in,
-    )
 
 
 def _size(last: str) -> str:

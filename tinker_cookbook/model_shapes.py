@@ -1,8 +1,7 @@
-"""Published shapes of well-known models, and estimates of the memory that they need.
+"""The shape of a decoder, and what follows from it: numbers of weights, and the memory they need.
 
-A table, because the question "does this model fit?" must not need a download. Bytes follow the
-engine: a tied head is stored twice (its copy is reordered for products), adapters and both moments
-of AdamW are float32, and the KV cache has the dtype of the base model.
+Bytes follow the engine: a tied head is stored twice (its copy is reordered for products), adapters
+and both moments of AdamW are float32, and the KV cache has the dtype of the base model.
 """
 
 from __future__ import annotations
@@ -18,9 +17,14 @@ _ADAPTER_COPIES = 4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder; ``inner`` is the width of the MLP, or of one routed expert."""
+    """Sizes of a decoder; ``inner`` is the width of the MLP, or of one routed expert.
+
+    ``family`` is that of ``hyperparam_utils.get_lr``; ``unusual`` is a key of the configuration
+    that means layers which are not counted.
+    """
 
     name: str
+    family: str
     layers: int
     hidden: int
     inner: int
@@ -28,9 +32,10 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocab: int
-    tied: bool
+    tied: bool = False
     experts: int = 0
     experts_per_token: int = 0
+    unusual: str = ""
 
     @property
     def attention_weights(self) -> int:
@@ -68,6 +73,14 @@ class ModelShape:
         # Input embedding and head; a tied head has a copy of its own.
         return (matrices + 2 * tables) * itemsize
 
+    @property
+    def all_parameters(self) -> int:
+        """Number of weights of the model, with norms and routers."""
+        # Two norms per layer, and the final one.
+        norms = 2 * self.hidden + (2 * self.head_dim if self.family == "qwen" else 0)
+        routers = self.hidden * self.experts
+        return self.parameters + self.layers * (norms + routers) + self.hidden
+
     def lora_weights(self) -> tuple[int, int, int]:
         """Returns the sizes of a rank-1 adapter on (MLP, attention, unembedding)."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -100,25 +113,3 @@ class ModelShape:
             layer = activation_bytes_per_token(1, self.hidden, inner, itemsize)
             return self.layers * self.hidden * itemsize + layer
         return activation_bytes_per_token(self.layers, self.hidden, inner, itemsize)
-
-
-_S = ModelShape
-SHAPES: tuple[ModelShape, ...] = (
-    _S("HuggingFaceTB/SmolLM2-135M-Instruct", 30, 576, 1536, 9, 3, 64, 49_152, True),
-    _S("HuggingFaceTB/SmolLM2-360M-Instruct", 32, 960, 2560, 15, 5, 64, 49_152, True),
-    _S("Qwen/Qwen3-0.6B", 28, 1024, 3072, 16, 8, 128, 151_936, True),
-    _S("meta-llama/Llama-3.2-1B", 16, 2048, 8192, 32, 8, 64, 128_256, True),
-    _S("Qwen/Qwen3-1.7B", 28, 2048, 6144, 16, 8, 128, 151_936, True),
-    _S("meta-llama/Llama-3.2-3B", 28, 3072, 8192, 24, 8, 128, 128_256, True),
-    _S("Qwen/Qwen3-4B-Instruct-2507", 36, 2560, 9728, 32, 8, 128, 151_936, True),
-    _S("meta-llama/Llama-3.1-8B-Instruct", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
-    _S("Qwen/Qwen3-8B", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
-    _S("Qwen/Qwen3-14B", 40, 5120, 17_408, 40, 8, 128, 151_936, False),
-    _S("Qwen/Qwen3-30B-A3B", 48, 2048, 768, 32, 4, 128, 151_936, False, 128, 8),
-    _S("Qwen/Qwen3-32B", 64, 5120, 25_600, 64, 8, 128, 151_936, False),
-    _S("meta-llama/Llama-3.3-70B-Instruct", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
-    _S("Qwen/Qwen3-235B-A22B-Instruct-2507", 94, 4096, 1536, 64, 4, 128, 151_936, False, 128, 8),
-)
-"""From small to large."""
-
-SHAPE_BY_NAME: dict[str, ModelShape] = {shape.name: shape for shape in SHAPES}

@@ -10,7 +10,7 @@ import pytest
 
 from tinker_cookbook import hyperparam_utils as hp
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.model_lineup import LINEUP
+from tinker_cookbook.model_table import LINEUP, SHAPES
 
 _FLAGS = ("train_mlp", "train_attn", "train_unembed")
 
@@ -86,14 +86,6 @@ def test_adapter_size_of_a_vision_language_model_is_what_peft_makes(kind: str, t
 
 
 @pytest.mark.parametrize(
-    ("part", "size"), [("mlp", 1_769_472), ("attn", 958_464), ("unembed", 156_032)]
-)
-def test_adapter_size_of_a_named_model_is_the_published_one(part: str, size: int):
-    flags = {f"train_{name}": name == part for name in ("mlp", "attn", "unembed")}
-    assert hp.get_lora_param_count("Qwen/Qwen3-8B", lora_rank=1, **flags) == size
-
-
-@pytest.mark.parametrize(
     ("name", "billions"),  # as the model cards state them
     [
         ("meta-llama/Llama-3.1-8B", 8.03),
@@ -121,15 +113,15 @@ def test_the_table_agrees_with_transformers_models():
         ("HuggingFaceTB/SmolLM2-135M", LlamaConfig),
         ("Qwen/Qwen3-0.6B", Qwen3Config),
     ):
-        shape = hp._SHAPES[name]
+        shape = SHAPES[name]
         config = config_class(
             hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
+            intermediate_size=shape.inner,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            vocab_size=shape.vocabulary,
+            vocab_size=shape.vocab,
             tie_word_embeddings=shape.tied,
         )
         with torch.device("meta"):
@@ -147,12 +139,27 @@ def test_every_hosted_model_has_a_rate_and_sizes_without_a_copy(name: str):
         )
         for on in _FLAGS
     ]
+    assert tuple(sizes) == LINEUP[name].lora
     assert hp.get_lora_param_count(name, 4) == 4 * sum(sizes)
 
 
-@pytest.mark.parametrize("name", sorted(n for n in LINEUP if n.startswith(tuple(hp._SHAPES))))
+# Hidden size, and a rank-1 adapter on (MLP, attention, unembedding) as the service reports it.
+MEASURED = {
+    "meta-llama/Llama-3.1-8B-Instruct": (4096, (1_769_472, 851_968, 132_352)),
+    "meta-llama/Llama-3.1-70B": (8192, (8_847_360, 4_096_000, 136_448)),
+    "meta-llama/Llama-3.2-1B": (2048, (491_520, 212_992, 130_304)),
+    "meta-llama/Llama-3.2-3B": (3072, (946_176, 573_440, 131_328)),
+    "Qwen/Qwen3-4B-Instruct-2507": (2560, (1_327_104, 737_280, 154_496)),
+    "Qwen/Qwen3-8B": (4096, (1_769_472, 958_464, 156_032)),
+    "Qwen/Qwen3-32B": (5120, (5_898_240, 2_490_368, 157_056)),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": (2048, (14_450_688, 835_584, 153_984)),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": (4096, (56_598_528, 3_176_448, 156_032)),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_the_measured_adapter_sizes_follow_from_the_shape(name: str):
-    assert hp._adapter_sizes(name) == LINEUP[name].lora
+    assert (LINEUP[name].hidden, LINEUP[name].lora) == MEASURED[name]
 
 
 def test_refusals(stories_model: str, tmp_path: Path):

@@ -18,8 +18,8 @@ from tinker_cookbook.model_info import (
     resolve_renderer_name,
     warn_if_renderer_not_recommended,
 )
-from tinker_cookbook.model_lineup import LINEUP
-from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name, get_renderer
+from tinker_cookbook.model_table import LINEUP, UNAVAILABLE
+from tinker_cookbook.renderers import check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -112,7 +112,7 @@ thinkingmachines/Inkling-Small google/gemma-3-4b-it mistralai/Mistral-7B-Instruc
 """
 
 
-@pytest.mark.parametrize("name", NAMED.split())
+@pytest.mark.parametrize("name", sorted({*NAMED.split(), *LINEUP}))
 def test_every_recommended_renderer_exists(name: str):
     for renderer in get_recommended_renderer_names(name):
         if renderer not in UNAVAILABLE:
@@ -124,7 +124,7 @@ def test_every_recommended_renderer_exists(name: str):
 
 
 def test_hosted_models_have_their_recommended_renderer():
-    lacking = [name for name, row in LINEUP.items() if row.renderers[0] in UNAVAILABLE]
+    lacking = [name for name in LINEUP if get_recommended_renderer_name(name) in UNAVAILABLE]
     assert (len(LINEUP), lacking) == (46, ["moonshotai/Kimi-K3.1-Pro"])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinker_cookbook.model_shapes import SHAPES, ModelShape
+from tinker_cookbook.model_shapes import ModelShape
+from tinker_cookbook.model_table import shape_of
 
 ROW_TOKENS = 2048
 SEQUENCES = 16
@@ -14,6 +15,16 @@ CPU_MICRO_BATCH_BYTES = 384 << 20
 """Activations of a micro-batch on a CPU (the engine's own constant)."""
 LOGITS_BYTES = {"cpu": 32 << 20, "gpu": 512 << 20}
 """float32 logits of one chunk of the head; two such chunks exist at a time."""
+
+MODELS = (
+    *("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-360M-Instruct"),
+    *("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-3B"),
+    *("Qwen/Qwen3-4B-Instruct-2507", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B"),
+    *("Qwen/Qwen3-14B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B"),
+    *("meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-235B-A22B-Instruct-2507"),
+)
+"""Models that may fit, from small to large."""
+SHAPES = [shape for name in MODELS if (shape := shape_of(name))]
 
 RECOMPUTING = "SFT with recomputation"
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import other_renderer
-from tinker_cookbook.model_lineup import UNAVAILABLE
+from tinker_cookbook.model_table import UNAVAILABLE
 from tinker_cookbook.renderers import base
 from tinker_cookbook.renderers.base import *  # noqa: F403
 from tinker_cookbook.renderers.base import Renderer

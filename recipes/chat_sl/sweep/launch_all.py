@@ -4,7 +4,7 @@
     python -m recipes.chat_sl.sweep.launch_all --tier small --models-parallel 2 --jobs-per-model 2
     python -m recipes.chat_sl.sweep.launch_all --only Qwen/Qwen3-8B
 
-The models come from ``model_lineup``, in tiers by parameter count; larger models get smaller ranks.
+The models come from ``model_table``, in tiers by parameter count; larger models get smaller ranks.
 Running the same command again resumes an interrupted sweep.
 """
 
@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.model_lineup import LINEUP
+from tinker_cookbook.model_info import get_model_attributes
+from tinker_cookbook.model_table import LINEUP
 from tinker_cookbook.utils.command_line.entrypoint import run_program
 
 LR_ALL = [4e-05, 1e-4, 3e-4, 1e-3, 3e-3]
@@ -61,7 +62,9 @@ def _sweep_of(name: str, size: str) -> ModelSweepConfig:
 
 
 ALREADY_DONE: dict[str, ModelSweepConfig] = {}
-NEW_MODELS: list[ModelSweepConfig] = [_sweep_of(row.name, row.size) for row in LINEUP.values()]
+NEW_MODELS: list[ModelSweepConfig] = [
+    _sweep_of(name, get_model_attributes(name).size_str) for name in LINEUP
+]
 
 
 def build_sweep_command(

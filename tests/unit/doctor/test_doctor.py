@@ -12,26 +12,19 @@ from rich.console import Console
 
 from tinker_cookbook.doctor import __main__ as program
 from tinker_cookbook.doctor import packages, parity, report
-from tinker_cookbook.doctor.fits import largest_fits, needs_of
+from tinker_cookbook.doctor.fits import SHAPES, largest_fits, needs_of
 from tinker_cookbook.engine.training.optimizer import AdamW
 from tinker_cookbook.exceptions import ConfigurationError, install_command
-from tinker_cookbook.model_lineup import LINEUP
-from tinker_cookbook.model_shapes import SHAPE_BY_NAME, SHAPES
+from tinker_cookbook.model_table import shape_of
 
 GIB = 1 << 30
-
-
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s.name in LINEUP], ids=lambda s: s.name)
-def test_shapes_agree_with_the_adapter_sizes_that_the_service_measures(shape):
-    assert shape.lora_weights() == LINEUP[shape.name].lora
-    assert shape.hidden == LINEUP[shape.name].hidden
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"])
 def test_sizes_are_those_of_transformers_model(name):
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    shape = SHAPE_BY_NAME[name]
+    shape = shape_of(name)
     config = Qwen3Config(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -55,7 +48,7 @@ def test_more_memory_fits_larger_models_and_training_needs_more_than_sampling():
     for less, more in zip(small, large, strict=True):
         assert less.needs_bytes <= 4 * GIB
         assert more.needs_bytes <= 80 * GIB
-        assert SHAPE_BY_NAME[less.model].parameters < SHAPE_BY_NAME[more.model].parameters
+        assert shape_of(less.model).parameters < shape_of(more.model).parameters
     for shape in SHAPES:
         needs = needs_of(shape, 2, "cuda")
         assert needs.sft_recomputed < needs.sft < needs.rl
@@ -70,9 +63,7 @@ def test_more_memory_fits_larger_models_and_training_needs_more_than_sampling():
         assert needs_of(shape, 2, "cpu", "nf4").sft >= 2 * shape.parameters
     assert {fit.model for fit in largest_fits(1 << 20, 2, "cpu")} == {None}
     # 70B in bfloat16 is 131 GiB: no card of 80 GiB holds it.
-    assert (
-        needs_of(SHAPE_BY_NAME["meta-llama/Llama-3.3-70B-Instruct"], 2, "cuda").sampling > 131 * GIB
-    )
+    assert needs_of(shape_of("meta-llama/Llama-3.3-70B-Instruct"), 2, "cuda").sampling > 131 * GIB
 
 
 def test_extras_are_read_from_the_installed_package(monkeypatch):

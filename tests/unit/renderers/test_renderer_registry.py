@@ -14,6 +14,7 @@ import pytest
 
 from tinker_cookbook import renderers
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.model_table import UNAVAILABLE
 from tinker_cookbook.renderers import BUILT_IN, RoleColonRenderer, ToolCall, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -184,7 +185,7 @@ def test_tools_are_refused_where_there_are_none(make_renderer):
 
 
 def test_names_without_a_renderer_say_so():
-    for name in renderers.UNAVAILABLE:
+    for name in UNAVAILABLE:
         with pytest.raises(
             ConfigurationError, match=f"(?i)'{name}', the format of .* use 'template'"
         ):
