@@ -24,7 +24,7 @@ MODELS = (
     *("meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-235B-A22B-Instruct-2507"),
 )
 """Models that may fit, from small to large."""
-SHAPES = [shape for name in MODELS if (shape := shape_of(name))]
+SHAPES = {name: shape for name in MODELS if (shape := shape_of(name))}
 
 RECOMPUTING = "SFT with recomputation"
 
@@ -87,7 +87,7 @@ def largest_fits(free_bytes: int, itemsize: int, device_type: str) -> list[Fit]:
     def largest(work: str, bytes_of: Callable[[Needs], int], base_dtype: str = "auto") -> Fit:
         sizes = [
             (shape, bytes_of(needs_of(shape, itemsize, device_type, base_dtype)))
-            for shape in SHAPES
+            for shape in SHAPES.values()
         ]
         fitting = [(shape, size) for shape, size in sizes if size <= free_bytes]
         if not fitting:

@@ -15,7 +15,6 @@ from tinker_cookbook.doctor import packages, parity, report
 from tinker_cookbook.doctor.fits import SHAPES, largest_fits, needs_of
 from tinker_cookbook.engine.training.optimizer import AdamW
 from tinker_cookbook.exceptions import ConfigurationError, install_command
-from tinker_cookbook.model_table import shape_of
 
 GIB = 1 << 30
 
@@ -24,7 +23,7 @@ GIB = 1 << 30
 def test_sizes_are_those_of_transformers_model(name):
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    shape = shape_of(name)
+    shape = SHAPES[name]
     config = Qwen3Config(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -48,8 +47,8 @@ def test_more_memory_fits_larger_models_and_training_needs_more_than_sampling():
     for less, more in zip(small, large, strict=True):
         assert less.needs_bytes <= 4 * GIB
         assert more.needs_bytes <= 80 * GIB
-        assert shape_of(less.model).parameters < shape_of(more.model).parameters
-    for shape in SHAPES:
+        assert SHAPES[less.model or ""].parameters < SHAPES[more.model or ""].parameters
+    for shape in SHAPES.values():
         needs = needs_of(shape, 2, "cuda")
         assert needs.sft_recomputed < needs.sft < needs.rl
         assert needs.sampling < needs.rl
@@ -63,7 +62,7 @@ def test_more_memory_fits_larger_models_and_training_needs_more_than_sampling():
         assert needs_of(shape, 2, "cpu", "nf4").sft >= 2 * shape.parameters
     assert {fit.model for fit in largest_fits(1 << 20, 2, "cpu")} == {None}
     # 70B in bfloat16 is 131 GiB: no card of 80 GiB holds it.
-    assert needs_of(shape_of("meta-llama/Llama-3.3-70B-Instruct"), 2, "cuda").sampling > 131 * GIB
+    assert needs_of(SHAPES["meta-llama/Llama-3.3-70B-Instruct"], 2, "cuda").sampling > 131 * GIB
 
 
 def test_extras_are_read_from_the_installed_package(monkeypatch):

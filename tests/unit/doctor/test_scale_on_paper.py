@@ -18,11 +18,11 @@ from benchmarks.scale_on_paper import (
     row_of,
     tables,
 )
-from tinker_cookbook.model_table import shape_of
+from tinker_cookbook.doctor.fits import SHAPES
 
 PARTS = Parts()
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "scale.md"
-SMALL, LARGE = (shape_of(MODELS[size]) for size in ("8B", "70B"))
+SMALL, LARGE = (SHAPES[MODELS[size]] for size in ("8B", "70B"))
 
 
 def test_one_gpu_trains_at_its_share_of_the_peak():
