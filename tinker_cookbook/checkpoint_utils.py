@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from tinker_cookbook.utils.checkpoints.manager import (
     FINAL_NAME,
-    CheckpointManager,
     RunCheckpoints,
     SavePolicy,
     SaveReason,
@@ -43,6 +42,9 @@ from tinker_cookbook.utils.checkpoints.saving import (
     save_checkpoint_async,
     submit_checkpoint,
 )
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 CHECKPOINTS_BASE_NAME = CHECKPOINTS_FILE
 
@@ -52,7 +54,6 @@ __all__ = [
     "FINAL_NAME",
     "RENDERER_NAME_METADATA_KEY",
     "CheckpointKind",
-    "CheckpointManager",
     "CheckpointRecord",
     "PendingCheckpoint",
     "RunCheckpoints",

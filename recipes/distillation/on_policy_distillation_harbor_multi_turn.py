@@ -35,7 +35,7 @@ from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
-from tinker_cookbook.utils.misc_utils import lookup_func
+from tinker_cookbook.utils.imports import lookup_func
 
 
 @also_named(task_name="dataset")

@@ -28,7 +28,7 @@ from tinker_cookbook.recipes.forecasting.data import (
 )
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,

@@ -37,9 +37,7 @@ from tinker_cookbook.distillation.demonstrations import (
 )
 from tinker_cookbook.distillation.sdft_targets import (
     ReverseKL,
-    build_reverse_kl_datums,
     build_topk_distillation_datums,
-    compute_sdft_advantages,
     demonstrated_targets,
     reverse_kl_custom_loss,
 )
@@ -52,7 +50,7 @@ from tinker_cookbook.eval.evaluators import Evaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
@@ -62,6 +60,7 @@ from tinker_cookbook.training.config import number, peak_rate
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import official_names
 
 if TYPE_CHECKING:
     import tinker
@@ -75,13 +74,13 @@ __all__ = [
     "DemonstrationBuilder",
     "SDFTBatchProvider",
     "SDFTSettings",
-    "build_reverse_kl_datums",
     "build_sdft_teacher_prompt",
     "build_topk_distillation_datums",
-    "compute_sdft_advantages",
     "main",
     "reverse_kl_custom_loss",
 ]
+
+__getattr__ = official_names(__name__)
 
 
 @chz.chz

@@ -7,16 +7,45 @@ in ``NAMES``, and a module without a file is looked up in ``MODULES`` (``utils.i
 
 from __future__ import annotations
 
+_CORE = "tinker_cookbook"
+
 _PLACES = {
+    "checkpoint_utils": {"checkpoint_manager": "CheckpointManager"},
+    "distillation.sdft": {"sdft": "build_reverse_kl_datums compute_sdft_advantages"},
     "distillation.train_on_policy": {
         "distillation": """
             do_sync_training do_train_step_and_get_sampling_client incorporate_kl_penalty
             prepare_minibatch""",
     },
+    "eval.benchmarks._common": {
+        "benchmark_common": """
+            SandboxMixin decode_response extract_command get_sandbox_factory is_task_complete
+            limit_dataset load_benchmark_dataset""",
+    },
+    "eval.benchmarks.aime": {"benchmark_envs": "AIMEMessageEnv"},
+    "eval.benchmarks.ceval": {"benchmark_envs": "CEvalMessageEnv"},
+    "eval.benchmarks.gpqa": {"benchmark_envs": "GPQAMessageEnv"},
+    "eval.benchmarks.gsm8k": {"benchmark_envs": "GSM8KMessageEnv"},
+    "eval.benchmarks.ifbench": {"benchmark_envs": "IFBenchEnv"},
+    "eval.benchmarks.ifeval": {"benchmark_envs": "IFEvalMessageEnv"},
+    "eval.benchmarks.math500": {"benchmark_envs": "MATH500MessageEnv"},
+    "eval.benchmarks.mbpp": {"benchmark_envs": "MBPPMessageEnv"},
+    "eval.benchmarks.mmlu_pro": {"benchmark_envs": "MMLUProMessageEnv"},
+    "eval.benchmarks.mmlu_redux": {"benchmark_envs": "MMLUReduxMessageEnv"},
+    "eval.benchmarks.supergpqa": {"benchmark_envs": "SuperGPQAMessageEnv"},
+    "preference.train_dpo": {"preference": "compute_dpo_loss create_dpo_clients do_update"},
     "rl.metrics": {
         "rl_metrics": """
             compute_post_kl compute_sampling_client_metrics incorporate_kl_penalty
             score_sequences""",
+    },
+    "rl.report.rollout_logging": {
+        "rollout_logging": """
+            rollout_summaries_jsonl_path serialize_rollout_summaries write_rollout_summaries_jsonl
+            write_rollout_summaries_jsonl_from_groups""",
+    },
+    "rl.rollouts": {
+        "rl_rollouts": "RolloutErrorCounter do_group_rollout_and_filter_constant_reward"
     },
     "rl.train": {
         "rl_loops": """
@@ -31,15 +60,53 @@ _PLACES = {
             run_evaluations_parallel run_single_evaluation save_checkpoint_and_get_sampling_client
             train_step training_usage""",
     },
+    "stores": {
+        "stores_incremental": "IncrementalReader",
+        "stores_registry": "RunInfo RunRegistry",
+        "stores_storage": "AsyncStorage FsspecStorage storage_from_uri",
+        "stores_training_store": "TrainingRunStore",
+    },
+    "stores.storage": {"stores_storage": "AsyncStorage FsspecStorage storage_from_uri"},
+    "utils.cost_estimation": {"cost_tracker": "CostTracker"},
+}
+
+_FILES = {
+    "chat_app.tinker_chat_cli": "official.tinker_chat_cli",
+    "preference.train_dpo_cli": "official.train_dpo_cli",
+    "rl.interleaved": "official.rl_interleaved",
+    "rl.message_env": "rl.envs.message_env",
+    "rl.metric_util": "official.rl_metric_util",
+    "rl.play_w_env": "rl.envs.play_w_env",
+    "rl.preference_envs": "rl.envs.preference_envs",
+    "rl.problem_env": "rl.envs.problem_env",
+    "rl.rollout_limits": "rl.rollouts.limits",
+    "rl.rollout_logging": "rl.report.rollout_logging",
+    "rl.rollout_presets": "rl.rollouts.presets",
+    "rl.rollout_runner": "rl.rollouts.episode",
+    "rl.rollout_strategy": "rl.rollouts.strategy",
+    "scripts.": "official.scripts.",
+    "stores._incremental": "official.stores_incremental",
+    "stores.registry": "official.stores_registry",
+    "stores.training_store": "official.stores_training_store",
+    "supervised.train_cli": "supervised.train",
+    "utils.code_state": "utils.run_folder.code_state",
+    "utils.deprecation": "official.deprecation",
+    "utils.file_utils": "official.misc_utils",
+    "utils.format_colorized": "utils.terminal",
+    "utils.git_rev": "official.misc_utils",
+    "utils.logtree_formatters": "utils.logtree.formatters",
+    "utils.lr_scheduling": "training.lr_scheduling",
+    "utils.misc_utils": "official.misc_utils",
+    "utils.session_naming": "official.misc_utils",
 }
 
 NAMES: dict[str, dict[str, str]] = {
-    f"tinker_cookbook.{module}": {
+    f"{_CORE}.{module}": {
         name: f"{__name__}.{place}" for place, names in places.items() for name in names.split()
     }
     for module, places in _PLACES.items()
 }
 """Official module -> name -> module that defines it."""
 
-MODULES: dict[str, str] = {}
-"""Official module that has no file -> module with its content."""
+MODULES = {f"{_CORE}.{path}": f"{_CORE}.{file}" for path, file in _FILES.items()}
+"""Official path without a file -> module; ends with a dot: all modules of the package."""

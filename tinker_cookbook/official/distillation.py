@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointManager
     from tinker_cookbook.distillation.datasets import CompositeDataset
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
     from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.ml_log import Logger

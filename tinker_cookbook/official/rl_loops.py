@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.rl_rollouts import RolloutErrorCounter
 from tinker_cookbook.official.rl_steps import (
     loop_state,
     rollout_usage,
@@ -38,7 +39,6 @@ from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.run_folder.paths import local_path
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointManager
     from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.official.checkpoint_manager import CheckpointManager
+    from tinker_cookbook.official.cost_tracker import CostTracker
     from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
     from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
     from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
     from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
     from tinker_cookbook.tokenizer_utils import Tokenizer
-    from tinker_cookbook.utils.cost_estimation import CostTracker
     from tinker_cookbook.utils.ml_log import Logger
 
 

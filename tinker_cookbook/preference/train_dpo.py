@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
@@ -33,37 +32,31 @@ from tinker_cookbook.preference.dpo_loss import (
     PairObjective,
     answer_scores,
     pair_metrics,
-    reward_metrics,
 )
-from tinker_cookbook.preference.reference import create_reference_client, reference_client
+from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
-from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.config import peak_rate
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
-from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     import tinker
-    import torch
     from tinker import types
 
-    from tinker_cookbook.backends import Future, SamplingClient, ServiceClient, TrainingClient
-    from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
+    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
     from tinker_cookbook.tokenizer_utils import Tokenizer
-    from tinker_cookbook.utils.ml_log import Logger
-else:
-    torch = lazy_module("torch")
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = official_names(__name__)
 
 
 @chz.chz
@@ -150,95 +143,6 @@ async def main_async(config: Config) -> None:
         return Pairs(loss, await reference_client(session, config, name))
 
     await train_batches(config, objective)
-
-
-def create_dpo_clients(
-    config: Config,
-    service_client: ServiceClient,
-    resume_info: CheckpointRecord | None = None,
-    user_metadata: dict[str, str] | None = None,
-) -> tuple[TrainingClient, SamplingClient]:
-    """Creates the policy to train and the frozen reference, for custom loops.
-
-    The reference is the initial policy, also if ``resume_info`` continues a run.
-    """
-
-    async def create() -> tuple[TrainingClient, SamplingClient]:
-        return (
-            await create_training_client(service_client, config, resume_info, user_metadata),
-            await create_reference_client(service_client, config, config.reference_model_name),
-        )
-
-    return asyncio.run(create())
-
-
-def compute_dpo_loss(
-    chosen_logprobs: Sequence[torch.Tensor],
-    rejected_logprobs: Sequence[torch.Tensor],
-    chosen_ref_logprobs: Sequence[torch.Tensor],
-    rejected_ref_logprobs: Sequence[torch.Tensor],
-    dpo_beta: float,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Computes the mean DPO loss over P pairs, and the metrics of ``pair_metrics``.
-
-    The sequences hold the log-probability of each whole answer, P scalars.
-    """
-    loss = PairLoss(beta=dpo_beta)
-    loss.check()
-    stack = torch.stack
-    chosen = dpo_beta * (stack([*chosen_logprobs]) - stack([*chosen_ref_logprobs]))
-    rejected = dpo_beta * (stack([*rejected_logprobs]) - stack([*rejected_ref_logprobs]))
-    rewards = [side.detach().cpu().double().numpy() for side in (chosen, rejected)]
-    metrics = reward_metrics(loss, rewards[0], rewards[1], np.ones(len(rewards[0])))
-    return loss.of_rewards(chosen - rejected).mean(), metrics
-
-
-def do_update(
-    epoch_idx: int,
-    batch_idx: int,
-    n_batches: int,
-    total_steps: int,
-    config: Config,
-    training_client: TrainingClient,
-    reference_client: SamplingClient,
-    evaluators: Sequence[Evaluator],
-    infrequent_evaluators: Sequence[Evaluator],
-    dataset: SupervisedDataset,
-    ml_logger: Logger,
-    log_path: str,
-    tokenizer: Tokenizer,
-    checkpoint_mgr: CheckpointManager | None = None,
-) -> None:
-    """Runs one update on one batch and logs its row of metrics, for custom loops.
-
-    Due checkpoints and evaluations run before the update; in ``main`` they run after it. In
-    the first step, prints the first pair. ``log_path`` has no effect.
-    """
-    step = epoch_idx * n_batches + batch_idx
-    metrics: Metrics = {"epoch": epoch_idx, "progress": step / total_steps}
-    if checkpoint_mgr is not None:
-        place = {"epoch": epoch_idx, "batch": batch_idx}
-        metrics |= checkpoint_mgr.maybe_save(step=step, loop_state=place) or {}
-    for found, every in (
-        (evaluators, config.eval_every),
-        (infrequent_evaluators, config.infrequent_eval_every),
-    ):
-        if every > 0 and (step % every == 0 or step == total_steps - 1):
-            metrics |= asyncio.run(run_evals(found, training_client, step))
-    data = dataset.get_batch(batch_idx)
-    if step == 0:
-        for datum, label in zip(data[:2], ("Chosen", "Rejected"), strict=True):
-            print_example(datum, tokenizer, label)
-    pairs = Pairs(config.pair_loss, reference_client if config.pair_loss.needs_reference else None)
-    batch = asyncio.run(pairs.prepare(step, data))
-    adam = config.adam_params(step, total_steps)
-    # Submit both before awaiting the first, so that the backend is never idle.
-    output = pairs.submit(training_client, batch)
-    update = training_client.optim_step(adam)
-    metrics |= pairs.metrics(batch, output.result())
-    update.result()
-    metrics |= {"num_tokens": batch.num_tokens, "learning_rate": adam.learning_rate}
-    ml_logger.log_metrics(metrics, step=step)
 
 
 def print_example(datum: tinker.Datum, tokenizer: Tokenizer, label: str = "") -> None:

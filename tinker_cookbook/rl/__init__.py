@@ -6,11 +6,12 @@ training data), ``train`` and ``loop`` (the training loop), ``report`` (metrics 
 ``run`` trains a model on a task of user code with one call.
 """
 
+# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.utils.imports import alias_modules, lazy_exports
+from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.dataset_utils import (
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         cycle_permutation,
         epoch_batch_index,
     )
-    from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
     from tinker_cookbook.rl.rollouts.strategy import FailFast, RetryOnFailure, RolloutStrategy
     from tinker_cookbook.rl.task import run, run_async
     from tinker_cookbook.rl.types import (
@@ -70,7 +70,7 @@ __getattr__ = lazy_exports(
     | {
         "EpochCycledRLDataset": "tinker_cookbook.rl.dataset_utils",
         "FailFast": "tinker_cookbook.rl.rollouts.strategy",
-        "InterleavedRLDatasetBuilder": "tinker_cookbook.rl.interleaved",
+        "InterleavedRLDatasetBuilder": f"{__name__}.interleaved",
         "RetryOnFailure": "tinker_cookbook.rl.rollouts.strategy",
         "RolloutStrategy": "tinker_cookbook.rl.rollouts.strategy",
         "cycle_permutation": "tinker_cookbook.rl.dataset_utils",
@@ -78,19 +78,4 @@ __getattr__ = lazy_exports(
         "run": "tinker_cookbook.rl.task",
         "run_async": "tinker_cookbook.rl.task",
     },
-)
-
-# The paths of these modules in the public tinker-cookbook.
-alias_modules(
-    {
-        f"{__name__}.message_env": f"{__name__}.envs.message_env",
-        f"{__name__}.play_w_env": f"{__name__}.envs.play_w_env",
-        f"{__name__}.preference_envs": f"{__name__}.envs.preference_envs",
-        f"{__name__}.problem_env": f"{__name__}.envs.problem_env",
-        f"{__name__}.rollout_limits": f"{__name__}.rollouts.limits",
-        f"{__name__}.rollout_logging": f"{__name__}.report.rollout_logging",
-        f"{__name__}.rollout_presets": f"{__name__}.rollouts.presets",
-        f"{__name__}.rollout_runner": f"{__name__}.rollouts.episode",
-        f"{__name__}.rollout_strategy": f"{__name__}.rollouts.strategy",
-    }
 )

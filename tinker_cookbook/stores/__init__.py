@@ -1,21 +1,11 @@
 """Stores: files of training runs and evaluations, on this machine or in cloud storage."""
 
+# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.stores._incremental import IncrementalReader
-from tinker_cookbook.stores.registry import RunInfo, RunRegistry
-from tinker_cookbook.stores.storage import (
-    AsyncStorage,
-    FsspecStorage,
-    LocalStorage,
-    Storage,
-    StorageStat,
-    storage_from_uri,
-    storage_join,
-)
-from tinker_cookbook.stores.training_store import TrainingRunStore
+from tinker_cookbook.stores.storage import LocalStorage, Storage, StorageStat, storage_join
 from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ the ``save_dir`` of ``run_benchmarks``.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from tinker_cookbook.eval.benchmarks._files import (
     write_json,
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
-from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
+from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join, threaded
 from tinker_cookbook.utils.run_folder.jsonl import append_row
 
 _METADATA = "metadata.json"
@@ -224,19 +223,9 @@ class EvalStore:
             self.storage.remove(storage_join(folder, file))
         self.storage.remove_dir(folder)
 
-    async def alist_runs(self) -> list[RunMetadata]:
-        """Runs ``list_runs`` in a thread."""
-        return await asyncio.to_thread(self.list_runs)
-
-    async def aread_trajectories(
-        self, run_id: str, benchmark: str, **kw: Any
-    ) -> list[StoredTrajectory]:
-        """Runs ``read_trajectories`` in a thread."""
-        return await asyncio.to_thread(self.read_trajectories, run_id, benchmark, **kw)
-
-    async def aread_result(self, run_id: str, benchmark: str) -> BenchmarkResult | None:
-        """Runs ``read_result`` in a thread."""
-        return await asyncio.to_thread(self.read_result, run_id, benchmark)
+    alist_runs = threaded("list_runs")
+    aread_trajectories = threaded("read_trajectories")
+    aread_result = threaded("read_result")
 
     def _path(self, run_id: str, *parts: str) -> str:
         # A name such as ../x must not reach the files of other runs.

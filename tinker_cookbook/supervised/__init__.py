@@ -21,7 +21,6 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
-from tinker_cookbook.utils.imports import alias_modules
 
 __all__ = [
     "ChatDatasetBuilder",
@@ -38,6 +37,3 @@ __all__ = [
     "conversation_to_datum",
     "datum_from_model_input_weights",
 ]
-
-# The path of the loop in the documentation of Tinker.
-alias_modules({f"{__name__}.train_cli": f"{__name__}.train"})

@@ -23,7 +23,7 @@ from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.misc_utils import lookup_func
+from tinker_cookbook.utils.imports import lookup_func
 
 _BUILDERS = "tinker_cookbook.supervised.hf_datasets"
 

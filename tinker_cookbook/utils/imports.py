@@ -31,6 +31,27 @@ def lazy_module(name: str) -> Any:
     return _LazyModule(name)
 
 
+def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
+    """Returns the attribute that ``"package.module:name"`` names.
+
+    Args:
+        path_to_func: As above, or a bare name of ``default_module``.
+        default_module: Module of a bare name.
+
+    Raises:
+        ValueError: There is more than one colon, or none and no ``default_module``.
+    """
+    # From the right: without a colon the whole text is the name.
+    module, _, name = path_to_func.rpartition(":")
+    module = module or (default_module or "")
+    if not module or not name or ":" in module:
+        raise ValueError(
+            f"path_to_func: got {path_to_func!r}, expected 'package.module:name'"
+            + ("" if default_module else " (a bare name needs a default_module)")
+        )
+    return getattr(importlib.import_module(module), name)
+
+
 def missing_extra(what: str, error: ImportError, extra: str) -> ConfigurationError:
     """Returns the error that ``what`` needs a package of the optional dependencies ``extra``."""
     package = (error.name or str(error)).partition(".")[0]

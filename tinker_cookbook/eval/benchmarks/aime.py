@@ -9,11 +9,13 @@ from tinker_cookbook.eval.benchmarks._common import (
     make_example_id,
 )
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 
 class AIMEBenchmarkBuilder(ExampleBenchmark):
@@ -58,21 +60,6 @@ class AIMEBenchmarkBuilder(ExampleBenchmark):
         # No other number is an answer in this competition.
         right = 0 <= example.expected <= 999 and check_gsm8k(response, str(example.expected))
         return Grade(float(right), logs={"extracted": extract_gsm8k_answer(response)})
-
-
-class AIMEMessageEnv(ExampleMessageEnv):
-    """One problem of any year."""
-
-    def __init__(
-        self,
-        problem: str,
-        expected: int,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            AIMEBenchmarkBuilder("2025", "aime_2025"), problem, expected, example_id, system_prompt
-        )
 
 
 for _year in ("2024", "2025", "2026"):

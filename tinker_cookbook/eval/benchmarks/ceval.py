@@ -16,11 +16,13 @@ from tinker_cookbook.eval.benchmarks._data import (
     read_rows,
     with_unique_ids,
 )
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import LETTERS, MultipleChoiceBenchmark
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 _NAMES = """
 accountant advanced_mathematics art_studies basic_medicine business_administration
@@ -72,28 +74,6 @@ class CEvalBenchmarkBuilder(MultipleChoiceBenchmark):
             example_id = make_example_id(self.name, "\n".join([subject, question]))
             examples.append(self.make_example(example_id, question, choices, index, group=subject))
         return with_unique_ids(examples)
-
-
-class CEvalMessageEnv(ExampleMessageEnv):
-    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
-
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        subject: str = "",
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            CEvalBenchmarkBuilder(),
-            prompt,
-            expected,
-            example_id,
-            system_prompt,
-            choices=list("ABCD"),
-            group=subject or None,
-        )
 
 
 register(CEvalBenchmarkBuilder())

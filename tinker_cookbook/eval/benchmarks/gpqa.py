@@ -10,7 +10,6 @@ import random
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     REASONED_INSTRUCTION,
     MultipleChoiceBenchmark,
@@ -18,6 +17,9 @@ from tinker_cookbook.eval.benchmarks._multiple_choice import (
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 SOURCE = Source(
     "Idavidrein/gpqa",
@@ -53,26 +55,6 @@ class GPQABenchmarkBuilder(MultipleChoiceBenchmark):
                 self.make_example(example_id, question, choices, order.index(0), group=group)
             )
         return with_unique_ids(examples)
-
-
-class GPQAMessageEnv(ExampleMessageEnv):
-    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
-
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            GPQABenchmarkBuilder(),
-            prompt,
-            expected,
-            example_id,
-            system_prompt,
-            choices=list("ABCD"),
-        )
 
 
 register(GPQABenchmarkBuilder())

@@ -1,5 +1,6 @@
 """GSM8K: 1,319 grade-school word problems with numbers as answers (Cobbe et al. 2021)."""
 
+# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
 from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import (
@@ -11,16 +12,18 @@ from tinker_cookbook.eval.benchmarks._common import (
     make_example_id,
 )
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.grading.numbers import reference_number
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 __all__ = [
     "GSM8KBenchmarkBuilder",
-    "GSM8KMessageEnv",
+    "GSM8KMessageEnv",  # noqa: F822  (lazy)
     "check_gsm8k",
     "extract_boxed",
     "extract_gsm8k_answer",
@@ -70,19 +73,6 @@ class GSM8KBenchmarkBuilder(ExampleBenchmark):
         """Compares the final number of the response."""
         right = check_gsm8k(response, example.expected)
         return Grade(float(right), logs={"extracted": extract_gsm8k_answer(response)})
-
-
-class GSM8KMessageEnv(ExampleMessageEnv):
-    """One problem; ``expected`` is a number."""
-
-    def __init__(
-        self,
-        question: str,
-        expected: str,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(GSM8KBenchmarkBuilder(), question, expected, example_id, system_prompt)
 
 
 register(GSM8KBenchmarkBuilder())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tinker_cookbook.eval.benchmarks._data import Source
 from tinker_cookbook.eval.benchmarks._instructions import InstructionBenchmark
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
-from tinker_cookbook.renderers import Message
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 
 class IFEvalBenchmarkBuilder(InstructionBenchmark):
@@ -21,20 +20,6 @@ class IFEvalBenchmarkBuilder(InstructionBenchmark):
         folders=("ifeval", "IFEval"),
         files=("input_data.jsonl", "ifeval_input_data.jsonl"),
     )
-
-
-class IFEvalMessageEnv(ExampleMessageEnv):
-    """One prompt, with the types of its instructions and their arguments."""
-
-    def __init__(
-        self,
-        messages: list[Message],
-        instruction_ids: list[str],
-        kwargs_list: list[dict[str, Any]],
-        example_id: str = "",
-    ) -> None:
-        expected = InstructionBenchmark.instructions(instruction_ids, kwargs_list)
-        super().__init__(IFEvalBenchmarkBuilder(), messages, expected, example_id)
 
 
 register(IFEvalBenchmarkBuilder())

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import build_messages, make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, mean_by_key, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig, BenchmarkResult, Metrics
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.eval.math_grading import grade_response
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.grading.texts import extract_boxed
+from tinker_cookbook.rl.envs.grading import grade_response
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 
 class MATH500BenchmarkBuilder(ExampleBenchmark):
@@ -66,19 +68,6 @@ class MATH500BenchmarkBuilder(ExampleBenchmark):
         result = super().aggregate(rewards, metrics_list)
         result.metrics |= mean_by_key(metrics_list, lambda name: name.startswith("level_"))
         return result
-
-
-class MATH500MessageEnv(ExampleMessageEnv):
-    """One problem; ``expected`` is LaTeX."""
-
-    def __init__(
-        self,
-        problem: str,
-        expected: str,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(MATH500BenchmarkBuilder(), problem, expected, example_id, system_prompt)
 
 
 register(MATH500BenchmarkBuilder())

@@ -6,17 +6,15 @@ to 510 are the test split.
 
 from __future__ import annotations
 
-import ast
-import builtins
-from typing import Any
-
 from tinker_cookbook.eval.benchmarks._code import CodeBenchmark, ProgramTests
 from tinker_cookbook.eval.benchmarks._common import build_messages
 from tinker_cookbook.eval.benchmarks._data import Source, column
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 SOURCE = Source(
     "google-research-datasets/mbpp",
@@ -25,6 +23,7 @@ SOURCE = Source(
     files=("sanitized-mbpp.json", "mbpp.jsonl"),
     config="sanitized",
 )
+
 _TEST_IDS = range(11, 511)
 
 
@@ -70,31 +69,6 @@ class MBPPBenchmarkBuilder(CodeBenchmark):
             # Problem 367 builds trees of the program's class, so that code must run with the tests.
             tests, setup = tuple(f"{setup}\n{test}" for test in tests), ""
         return ProgramTests(tests, tuple(names_in_tests(code, tests)), setup)
-
-
-class MBPPMessageEnv(ExampleMessageEnv):
-    """One problem, with its tests.
-
-    ``sandbox_factory`` is not used: the tests run apart from the program, in the package's sandbox.
-    """
-
-    def __init__(
-        self,
-        prompt: str,
-        task_prompt: str,
-        test_list: list[str],
-        sandbox_factory: Any = None,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        nodes = [node for test in test_list for node in ast.walk(ast.parse(test))]
-        names = {node.id for node in nodes if isinstance(node, ast.Name)} - {*dir(builtins)}
-        # Stands for the program of the data, whose functions the tests call.
-        code = "\n".join(f"def {name}(): ..." for name in sorted(names))
-        expected = {"imports": [], "tests": list(test_list), "code": code}
-        super().__init__(
-            MBPPBenchmarkBuilder(), prompt, expected, example_id, system_prompt, task=task_prompt
-        )
 
 
 register(MBPPBenchmarkBuilder())

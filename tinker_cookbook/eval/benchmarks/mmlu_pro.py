@@ -1,10 +1,10 @@
 """MMLU-Pro: 12,032 harder questions of 14 subjects with up to ten choices (Wang et al. 2024)."""
 
+# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
 from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import extract_mcq_answer, make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     LETTERS,
     REASONED_INSTRUCTION,
@@ -14,8 +14,11 @@ from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
 from tinker_cookbook.eval.benchmarks.mmlu import few_shot_text
+from tinker_cookbook.utils.imports import official_names
 
-__all__ = ["MMLUProBenchmarkBuilder", "MMLUProMessageEnv", "extract_mcq_answer"]
+__getattr__ = official_names(__name__)
+
+__all__ = ["MMLUProBenchmarkBuilder", "MMLUProMessageEnv", "extract_mcq_answer"]  # noqa: F822  (lazy)
 
 SOURCE = Source(
     "TIGER-Lab/MMLU-Pro",
@@ -56,27 +59,6 @@ class MMLUProBenchmarkBuilder(MultipleChoiceBenchmark):
                 )
             )
         return with_unique_ids(examples)
-
-
-class MMLUProMessageEnv(ExampleMessageEnv):
-    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
-
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        valid_letters: str,
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            MMLUProBenchmarkBuilder(),
-            prompt,
-            expected,
-            example_id,
-            system_prompt,
-            choices=list(valid_letters),
-        )
 
 
 register(MMLUProBenchmarkBuilder())

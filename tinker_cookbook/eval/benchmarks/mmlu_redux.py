@@ -18,13 +18,15 @@ from tinker_cookbook.eval.benchmarks._data import (
     read_rows,
     with_unique_ids,
 )
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import MultipleChoiceBenchmark
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
 from tinker_cookbook.eval.benchmarks.mmlu import few_shot_text
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 _NAMES = """
 anatomy astronomy business_ethics clinical_knowledge college_chemistry college_computer_science
@@ -92,28 +94,6 @@ class MMLUReduxBenchmarkBuilder(MultipleChoiceBenchmark):
                 )
             )
         return with_unique_ids(examples)
-
-
-class MMLUReduxMessageEnv(ExampleMessageEnv):
-    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
-
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        subject: str = "",
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            MMLUReduxBenchmarkBuilder(),
-            prompt,
-            expected,
-            example_id,
-            system_prompt,
-            choices=list("ABCD"),
-            group=subject or None,
-        )
 
 
 register(MMLUReduxBenchmarkBuilder())

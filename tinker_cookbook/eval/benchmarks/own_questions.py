@@ -34,7 +34,6 @@ from tinker_cookbook.eval.benchmarks._sources import messages_text
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.choice_rows import choice_row
 from tinker_cookbook.eval.benchmarks.example import Example, ExampleBenchmark, Grade
-from tinker_cookbook.eval.math_grading import grade_response
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
@@ -47,6 +46,7 @@ from tinker_cookbook.grading.texts import comparable_text
 from tinker_cookbook.image_processing_utils import open_image
 from tinker_cookbook.judges.judge import LabelJudge
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.rl.envs.grading import grade_response
 from tinker_cookbook.supervised.conversation_row import UnreadKeys, checked_messages, data_error
 from tinker_cookbook.supervised.json_files import SUFFIXES, file_rows
 from tinker_cookbook.supervised.layouts import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import make_example_id
 from tinker_cookbook.eval.benchmarks._data import Source, column, with_unique_ids
-from tinker_cookbook.eval.benchmarks._message_env import ExampleMessageEnv
 from tinker_cookbook.eval.benchmarks._multiple_choice import (
     LETTERS,
     REASONED_INSTRUCTION,
@@ -13,6 +12,9 @@ from tinker_cookbook.eval.benchmarks._multiple_choice import (
 from tinker_cookbook.eval.benchmarks._registry import register
 from tinker_cookbook.eval.benchmarks._types import BenchmarkConfig
 from tinker_cookbook.eval.benchmarks.example import Example
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 SOURCE = Source(
     "m-a-p/SuperGPQA",
@@ -40,29 +42,6 @@ class SuperGPQABenchmarkBuilder(MultipleChoiceBenchmark):
                 group=str(row.get("discipline", "other")).replace(" ", "_"),
             )
             for row in SOURCE.load(config.data_path)
-        )
-
-
-class SuperGPQAMessageEnv(ExampleMessageEnv):
-    """One question; ``prompt`` has the choices, and ``expected`` is a letter."""
-
-    def __init__(
-        self,
-        prompt: str,
-        expected: str,
-        valid_letters: str = "ABCD",
-        discipline: str = "",
-        example_id: str = "",
-        system_prompt: str | None = None,
-    ) -> None:
-        super().__init__(
-            SuperGPQABenchmarkBuilder(),
-            prompt,
-            expected,
-            example_id,
-            system_prompt,
-            choices=list(valid_letters),
-            group=discipline or None,
         )
 
 

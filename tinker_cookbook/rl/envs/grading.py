@@ -27,7 +27,9 @@ from tinker_cookbook.grading.mathematics import (
     compare_quickly,
     require_math_verify,
     verify_expressions,
+    verify_response,
 )
+from tinker_cookbook.grading.texts import boxed_answer
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -261,3 +263,27 @@ async def grade_math(
         reason = f"the grading process died ({error})"
     logger.warning("%s; counted as wrong: %.80r (reference %.80r)", reason, answer, reference)
     return False
+
+
+def grade_response(response: str, reference: str) -> tuple[bool, str]:
+    r"""Returns whether the final answer of a response is right, and the answer; safe in threads.
+
+    The answer is the content of the last ``\boxed{…}``; without one ``math_verify`` searches the
+    response for it. A comparison that takes too long counts as wrong.
+    """
+    found = boxed_answer(response)
+    if found is None:
+        return _in_worker(verify_response, response, reference), ""
+    # Most answers need no worker process.
+    quick = compare_quickly(found[1], reference)
+    if quick is None:
+        quick = _in_worker(verify_expressions, found[1], reference)
+    return quick, found[1]
+
+
+def _in_worker(verify: Callable[[str, str], bool], answer: str, reference: str) -> bool:
+    require_math_verify()
+    try:
+        return _default_pool.call_blocking(verify, answer, reference)
+    except (TimeoutError, pebble.ProcessExpired):
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
@@ -35,16 +35,25 @@ from tinker_cookbook.utils.activity import activity
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
-    from tinker_cookbook.stores.training_store import TrainingRunStore
 
 __all__ = ["RLTestSetEvaluator"]
+
+
+class RolloutStore(Protocol):
+    """Store of rows of episodes, such as ``stores.TrainingRunStore``."""
+
+    def write_rollouts(
+        self, iteration: int, records: list[dict[str, Any]], base_name: str = ...
+    ) -> None:
+        """Writes the rows of an iteration."""
+        ...
 
 
 class _Export:
     """Rows of the episodes of one evaluation for a store; without one it collects nothing."""
 
     def __init__(
-        self, config: RolloutSummaryExportConfig | None, store: TrainingRunStore | None
+        self, config: RolloutSummaryExportConfig | None, store: RolloutStore | None
     ) -> None:
         self._config, self._store = config, store
         self._rows: dict[int, list[dict[str, Any]]] = {}
@@ -151,7 +160,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         sampling_client: SamplingClient,
         *,
         rollout_summary_export: RolloutSummaryExportConfig | None = None,
-        store: TrainingRunStore | None = None,
+        store: RolloutStore | None = None,
     ) -> dict[str, float]:
         """Evaluates the weights of ``sampling_client``; see ``eval_token_completer``."""
         return await self.eval_token_completer(
@@ -165,7 +174,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         policy: TokenCompleter,
         *,
         rollout_summary_export: RolloutSummaryExportConfig | None = None,
-        store: TrainingRunStore | None = None,
+        store: RolloutStore | None = None,
     ) -> dict[str, float]:
         """Evaluates any policy; the sampling settings of this evaluator do not apply to it.
 

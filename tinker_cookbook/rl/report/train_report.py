@@ -13,14 +13,14 @@ from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
-from tinker_cookbook.rl.metric_util import (
-    RLTestSetEvaluator,
-    compute_sampling_client_metrics,
-    compute_trajectory_metrics,
-)
 from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.report.live_view import RLProgress
-from tinker_cookbook.rl.report.trajectory_metrics import error_metrics
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.report.trajectory_metrics import (
+    compute_sampling_client_metrics,
+    compute_trajectory_metrics,
+    error_metrics,
+)
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter
 from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place
 from tinker_cookbook.rl.types import RLDataset, RolloutError

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
-from tinker_cookbook.stores.storage import Storage
+from tinker_cookbook.stores.storage import Storage, threaded
 from tinker_cookbook.utils.run_folder.jsonl import parse_lines
 
 
@@ -80,9 +79,7 @@ class IncrementalReader:
             self._known_keys.update(key for row in rows for key in row if key != "step")
             return rows
 
-    async def aread(self) -> list[dict[str, Any]]:
-        """Runs ``read`` in a thread."""
-        return await asyncio.to_thread(self.read)
+    aread = threaded("read")
 
     def has_data(self) -> bool:
         """Returns whether rows were read, or the file is not empty."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -11,8 +10,8 @@ from typing import Any
 
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, CheckpointRecord
 from tinker_cookbook.exceptions import DataFormatError
-from tinker_cookbook.stores._incremental import IncrementalReader
-from tinker_cookbook.stores.storage import Storage, storage_join
+from tinker_cookbook.official.stores_incremental import IncrementalReader
+from tinker_cookbook.stores.storage import Storage, storage_join, threaded
 from tinker_cookbook.training.tracing import SPANS_FILE
 from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
@@ -223,42 +222,12 @@ class TrainingRunStore:
         """Writes ``code.diff``."""
         self.storage.write(self._path("code.diff"), diff.encode())
 
-    async def aread_config(self) -> dict[str, Any] | None:
-        """Runs ``read_config`` in a thread."""
-        return await asyncio.to_thread(self.read_config)
-
-    async def aread_metrics(self) -> list[dict[str, Any]]:
-        """Runs ``read_metrics`` in a thread."""
-        return await asyncio.to_thread(self.read_metrics)
-
-    async def aread_new_metrics(self) -> list[dict[str, Any]]:
-        """Runs ``read_new_metrics`` in a thread."""
-        return await asyncio.to_thread(self.read_new_metrics)
-
-    async def aread_rollouts(
-        self, iteration: int, base_name: str = "train"
-    ) -> list[dict[str, Any]]:
-        """Runs ``read_rollouts`` in a thread."""
-        return await asyncio.to_thread(self.read_rollouts, iteration, base_name)
-
-    async def aread_checkpoints(self) -> list[dict[str, Any]]:
-        """Runs ``read_checkpoints`` in a thread."""
-        return await asyncio.to_thread(self.read_checkpoints)
-
-    async def aread_timing(self) -> list[dict[str, Any]]:
-        """Runs ``read_timing`` in a thread."""
-        return await asyncio.to_thread(self.read_timing)
-
-    async def aread_logtree(
-        self, iteration: int, base_name: str = "train"
-    ) -> dict[str, Any] | None:
-        """Runs ``read_logtree`` in a thread."""
-        return await asyncio.to_thread(self.read_logtree, iteration, base_name)
-
-    async def awrite_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Runs ``write_metrics`` in a thread."""
-        await asyncio.to_thread(self.write_metrics, metrics, step)
-
-    async def awrite_checkpoint(self, record: dict[str, Any]) -> None:
-        """Runs ``write_checkpoint`` in a thread."""
-        await asyncio.to_thread(self.write_checkpoint, record)
+    aread_config = threaded("read_config")
+    aread_metrics = threaded("read_metrics")
+    aread_new_metrics = threaded("read_new_metrics")
+    aread_rollouts = threaded("read_rollouts")
+    aread_checkpoints = threaded("read_checkpoints")
+    aread_timing = threaded("read_timing")
+    aread_logtree = threaded("read_logtree")
+    awrite_metrics = threaded("write_metrics")
+    awrite_checkpoint = threaded("write_checkpoint")

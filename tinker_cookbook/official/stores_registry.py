@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.official.stores_training_store import ITERATION, TrainingRunStore
 from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
-from tinker_cookbook.stores.training_store import ITERATION, TrainingRunStore
 from tinker_cookbook.training.tracing import SPANS_FILE
 from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinker_cookbook import __version__
+from tinker_cookbook.utils.imports import lookup_func
 
 __all__ = [
     "all_same",
@@ -68,27 +68,6 @@ def dict_mean(list_of_dicts: Sequence[Mapping[str, float | int | None]]) -> dict
 def all_same(xs: Sequence[Any]) -> bool:
     """Returns whether all elements are equal; true for none and for one."""
     return all(x == xs[0] for x in xs)
-
-
-def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
-    """Returns the attribute that ``"package.module:name"`` names.
-
-    Args:
-        path_to_func: As above, or a bare name of ``default_module``.
-        default_module: Module of a bare name.
-
-    Raises:
-        ValueError: There is more than one colon, or none and no ``default_module``.
-    """
-    # From the right: without a colon the whole text is the name.
-    module, _, name = path_to_func.rpartition(":")
-    module = module or (default_module or "")
-    if not module or not name or ":" in module:
-        raise ValueError(
-            f"path_to_func: got {path_to_func!r}, expected 'package.module:name'"
-            + ("" if default_module else " (a bare name needs a default_module)")
-        )
-    return getattr(importlib.import_module(module), name)
 
 
 def split_list(lst: Sequence[T], num_splits: int) -> list[list[T]]:

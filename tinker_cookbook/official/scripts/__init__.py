@@ -1,0 +1,1 @@
+"""Programs under the names of the original Tinker Cookbook."""
