@@ -92,7 +92,8 @@ def _programs_in(folder: Path, package: str) -> Iterator[Program]:
     for file in folder.rglob("*.py"):
         parts = file.relative_to(folder).with_suffix("").parts
         is_main = parts[-1] == _MAIN
-        if is_main and len(parts) == 1:  # the program that prints this list
+        # The program that prints this list, and second names of programs.
+        if (is_main and len(parts) == 1) or parts[0] == "official":
             continue
         # Read the files instead of importing them: importing every recipe would take seconds.
         text = file.read_text(encoding="utf-8")
