@@ -27,7 +27,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.loop.async_source import group_from_row, group_to_row
 from tinker_cookbook.rl.loop.sources import RolloutGroup
-from tinker_cookbook.rl.rollouts.group import do_group_rollout_and_filter_constant_reward
+from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils import ml_log

@@ -13,13 +13,13 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollouts.episode import do_single_rollout
-from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, RolloutTimeoutError
-from tinker_cookbook.rl.rollouts.group import (
+from tinker_cookbook.rl.rollouts import (
     RolloutErrorCounter,
-    do_group_rollout,
     do_group_rollout_and_filter_constant_reward,
 )
+from tinker_cookbook.rl.rollouts.episode import do_single_rollout
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, RolloutTimeoutError
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import (
     FailFast,
     MinViableGroup,
