@@ -8,9 +8,8 @@ which the resumed run overwrites.
 training client run in the order in which they were *submitted*, so a save must be submitted right
 after the last update that it includes and before the next batch: :meth:`RunCheckpoints.due` returns
 whether one is due after an update that has been submitted, :meth:`RunCheckpoints.submit` submits
-it, and
-:meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this package use
-these. A loop that waits for each step is simpler with :class:`CheckpointManager`.
+it, and :meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this package
+use these. A loop that waits for each step is simpler with ``CheckpointManager``.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ from tinker_cookbook.utils.checkpoints.manager import (
 )
 from tinker_cookbook.utils.checkpoints.renderer_names import (
     RENDERER_NAME_METADATA_KEY,
-    add_renderer_name_to_user_metadata,
-    check_renderer_name_for_checkpoint,
-    check_renderer_name_for_checkpoint_async,
-    get_renderer_name_from_checkpoint,
     get_renderer_name_from_checkpoint_async,
-    resolve_renderer_name_from_checkpoint_or_default,
-    resolve_renderer_name_from_checkpoint_or_default_async,
 )
 from tinker_cookbook.utils.checkpoints.saving import (
     CHECKPOINTS_FILE,
@@ -59,15 +52,9 @@ __all__ = [
     "RunCheckpoints",
     "SavePolicy",
     "SaveReason",
-    "add_renderer_name_to_user_metadata",
-    "check_renderer_name_for_checkpoint",
-    "check_renderer_name_for_checkpoint_async",
     "get_last_checkpoint",
-    "get_renderer_name_from_checkpoint",
     "get_renderer_name_from_checkpoint_async",
     "load_checkpoints_file",
-    "resolve_renderer_name_from_checkpoint_or_default",
-    "resolve_renderer_name_from_checkpoint_or_default_async",
     "save_checkpoint",
     "save_checkpoint_async",
     "submit_checkpoint",

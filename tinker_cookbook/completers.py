@@ -7,13 +7,12 @@ sampling client.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.user_classes import accepts, overrides
 
 if TYPE_CHECKING:
     import tinker
@@ -106,14 +105,6 @@ def limit_tokens(policy: TokenCompleter, max_tokens: int | None) -> TokenComplet
     return policy if max_tokens is None else _Limited(policy, max_tokens)
 
 
-@lru_cache(maxsize=256)
-def _accepts_max_tokens(policy_class: type[Any], method: str) -> bool:
-    # Custom policies may define these methods without max_tokens.
-    parameters = inspect.signature(getattr(policy_class, method)).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return "max_tokens" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
-
-
 @dataclass(frozen=True)
 class _Limited(TokenCompleter):
     inner: TokenCompleter
@@ -133,8 +124,8 @@ class _Limited(TokenCompleter):
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
         # Not the inherited method: it passes the limit to ``__call__``, which may not accept it.
-        inherited = type(self.inner).sample_many is TokenCompleter.sample_many
-        limit = self._limit("__call__" if inherited else "sample_many")
+        own = overrides(self.inner, TokenCompleter, "sample_many")
+        limit = self._limit("sample_many" if own else "__call__")
         samples = await self.inner.sample_many(model_input, stop, num_samples, **limit)
         return [self._truncate(sample) for sample in samples]
 
@@ -142,8 +133,8 @@ class _Limited(TokenCompleter):
         return _Limited(self.inner.derived(*path), self.max_tokens)
 
     def _limit(self, method: str) -> dict[str, int]:
-        accepts = _accepts_max_tokens(type(self.inner), method)
-        return {"max_tokens": self.max_tokens} if accepts else {}
+        accepted = accepts(type(self.inner), method, "max_tokens")
+        return {"max_tokens": self.max_tokens} if accepted else {}
 
     def _truncate(self, sample: TokensWithLogprobs) -> TokensWithLogprobs:
         n = self.max_tokens

@@ -10,7 +10,14 @@ from __future__ import annotations
 _CORE = "tinker_cookbook"
 
 _PLACES = {
-    "checkpoint_utils": {"checkpoint_manager": "CheckpointManager"},
+    "checkpoint_utils": {
+        "checkpoint_manager": "CheckpointManager",
+        "renderer_names": """
+            add_renderer_name_to_user_metadata check_renderer_name_for_checkpoint
+            check_renderer_name_for_checkpoint_async get_renderer_name_from_checkpoint
+            resolve_renderer_name_from_checkpoint_or_default
+            resolve_renderer_name_from_checkpoint_or_default_async""",
+    },
     "distillation.sdft": {"sdft": "build_reverse_kl_datums compute_sdft_advantages"},
     "distillation.train_on_policy": {
         "distillation": """

@@ -47,6 +47,7 @@ from tinker_cookbook.renderers.core.rendered import (
     with_last_trained,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer, special_id, tokenizer_name
+from tinker_cookbook.utils.user_classes import overrides
 
 if TYPE_CHECKING:
     import tinker
@@ -292,8 +293,7 @@ class Renderer(ABC):
             tokens.append(token)
             yield from parser.feed([token])
         yield from parser.finish()
-        # A subclass may override only parse_response; then that method builds the last message.
-        overridden = type(self).parse_response is not Renderer.parse_response
+        overridden = overrides(self, Renderer, "parse_response")
         yield self.parse_response(tokens)[0] if overridden else parser.message
 
     def build_generation_prompt(
@@ -348,8 +348,7 @@ class Renderer(ABC):
         Answers share an example where the later prompt begins with all tokens up to the earlier
         answer. Datasets train on these. The split of a subclass is not merged.
         """
-        # A subclass may override only the official method.
-        if type(self).build_supervised_examples is not Renderer.build_supervised_examples:
+        if overrides(self, Renderer, "build_supervised_examples"):
             return self.build_supervised_examples(messages, TrainOnWhat(train_on_what))
         return self._split(messages, train_on_what, merge=True)
 

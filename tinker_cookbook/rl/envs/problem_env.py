@@ -24,6 +24,7 @@ from tinker_cookbook.rl.types import (
     StopCondition,
 )
 from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.user_classes import overrides
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.rollouts.limits import RolloutConfig
@@ -129,7 +130,7 @@ class ProblemEnv(Env):
             logs["reference"] = reference
         metrics: Metrics = {}
         # Without an override, the reward has no format term and the metric is not logged.
-        if type(self).check_format is not ProblemEnv.check_format:
+        if overrides(self, ProblemEnv, "check_format"):
             # Both exclude truncated answers; is_clean includes an end with the end-of-text token.
             strict = self.require_stop_sequence_for_format
             ended = ending.is_stop_sequence if strict else ending.is_clean

@@ -244,8 +244,7 @@ class Update:
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
         # 3. Weight the tokens by how the trainer's policy differs from the sampler's.
         data_D = rollouts.data_D
-        # A config of user code with the fields of the official cookbook has no such setting.
-        if cap := getattr(self._config, "importance_ratio_cap", 0.0):
+        if cap := self._config.importance_ratio_cap:
             data_D = await truncate_importance(self._client, data_D, cap, self._ratios)
         # 4. Submit one pass for each substep; groups of different substeps never share a pass.
         substeps_D = [rollouts.groups[origin.group].substep for origin in rollouts.origins_D]
@@ -320,8 +319,7 @@ class Update:
         logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
         if logprobs_D:
             metrics.update(compute_kl_sample_train(self.data, logprobs_D))
-            # A config of user code with the fields of the official cookbook has no kl_depth_edges.
-            if edges := getattr(self._config, "kl_depth_edges", ()):
+            if edges := self._config.kl_depth_edges:
                 metrics.update(kl_sample_train_by_depth(self.data, logprobs_D, edges))
         else:
             # Compared with themselves their KL is always 0, so only the entropy is kept.

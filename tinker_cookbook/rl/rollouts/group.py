@@ -44,6 +44,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils.activity import activity
+from tinker_cookbook.utils.user_classes import overrides
 
 if TYPE_CHECKING:
     pass
@@ -80,8 +81,8 @@ async def do_group_rollout(
     name, cleanup_errors = type(env_group_builder).__name__, []
     try:
         # 1. Run the rollouts. Another execute of user code takes neither config nor hooks.
-        is_default = type(strategy).execute is MemberStrategy.execute
-        if isinstance(strategy, MemberStrategy) and is_default:
+        own = overrides(strategy, MemberStrategy, "execute")
+        if isinstance(strategy, MemberStrategy) and not own:
             result = await strategy.execute(env_group_builder, policy, config, hooks)
         else:
             result = await strategy.execute(env_group_builder, policy)

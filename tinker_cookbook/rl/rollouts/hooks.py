@@ -8,12 +8,11 @@ could not be parsed) and ``tool_calls``, which ``RolloutLimits.max_tool_calls`` 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig
@@ -28,6 +27,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
     Transition,
 )
+from tinker_cookbook.utils.user_classes import accepts
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
@@ -173,11 +173,5 @@ async def teacher_observation(env: Env) -> Observation | None:
 
 def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[StepResult]:
     """Calls ``env.step`` with ``extra`` if its signature has it."""
-    return env.step(action, extra=extra) if _takes_extra(type(env)) else env.step(action)
-
-
-@lru_cache(maxsize=256)
-def _takes_extra(env_class: type[Any]) -> bool:
-    parameters = inspect.signature(env_class.step).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    return "extra" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+    takes_extra = accepts(type(env), "step", "extra")
+    return env.step(action, extra=extra) if takes_extra else env.step(action)
