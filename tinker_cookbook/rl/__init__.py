@@ -6,7 +6,8 @@ training data), ``train`` and ``loop`` (the training loop), ``report`` (metrics 
 ``run`` trains a model on a task of user code with one call.
 """
 
-# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
+# Official names are lazy, so a type checker does not see them.
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

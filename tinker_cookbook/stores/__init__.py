@@ -1,6 +1,7 @@
 """Stores: files of training runs and evaluations, on this machine or in cloud storage."""
 
-# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
+# Official names are lazy, so a type checker does not see them.
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
 """GSM8K: 1,319 grade-school word problems with numbers as answers (Cobbe et al. 2021)."""
 
-# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
+# Official names are lazy, so a type checker does not see them.
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import (

@@ -1,6 +1,7 @@
 """MMLU-Pro: 12,032 harder questions of 14 subjects with up to ten choices (Wang et al. 2024)."""
 
-# pyright: reportUnsupportedDunderAll=false  (official names are lazy)
+# Official names are lazy, so a type checker does not see them.
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 from tinker_cookbook.eval.benchmarks._common import extract_mcq_answer, make_example_id
