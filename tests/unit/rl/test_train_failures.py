@@ -37,7 +37,6 @@ from tinker_cookbook.rl.loop.sources import (
 from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
-from tinker_cookbook.rl.rollouts.hooks import _takes_extra
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig
@@ -45,6 +44,7 @@ from tinker_cookbook.rl.types import RLDataset, StepResult
 from tinker_cookbook.sandbox import SandboxInfrastructureError
 from tinker_cookbook.tool_use.execution import ToolUnavailableError
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
+from tinker_cookbook.utils.user_classes import accepts
 
 
 def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, tmp_path):
@@ -82,7 +82,7 @@ def test_what_ended_a_run_names_the_line_of_the_user_and_its_log_has_the_traceba
     # Errors during the evaluation before training are named as those of training are.
     tests = {"test_groups": 1} if owner in (StoryEnv, RLTestSetEvaluator) else {}
     config = story_config(stories_model, tmp_path, {"num_batches": 2, **tests})
-    _takes_extra.cache_clear()
+    accepts.cache_clear()
     original = getattr(owner, method)
 
     def later(self, index):  # the first batch is built before the run begins
