@@ -18,7 +18,7 @@ from tinker_cookbook.engine.kernels.cpu.linear import (
     _Plain,
 )
 from tinker_cookbook.engine.model.lora import _AdaptedProduct
-from tinker_cookbook.engine.model.low_rank import LowRank
+from tinker_cookbook.engine.model.low_rank import LowRank, Owners
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -182,6 +182,35 @@ def test_a_term_for_all_rows_gives_the_bits_of_one_for_some(dtype):
         together = layout.adapted(x, None, [(own, 3, 10), (company, 10, 40), (own, 69, 70)])
         for rows in (slice(3, 10), slice(69, 70)):
             assert torch.equal(together[rows], alone[rows])
+
+
+def test_a_term_below_the_last_bit_of_bfloat16_is_kept():
+    """It is added before the only rounding, in sampling and in training of one or several runs."""
+    torch.manual_seed(0)
+    weight, bias, x = (torch.randn(shape).bfloat16() for shape in ((130, 80), (130,), (200, 80)))
+    terms = [low_rank(rank, x.dtype) for rank in (32, 5)]
+    for term in terms:
+        term.b *= 1e-4  # the last bit of a typical output is 6e-2
+    parts = [(terms[0], 0, 90), (terms[1], 90, 200)]
+    owners = Owners((torch.arange(200) >= 90).long(), ((0, 32), (1, 5)))
+    a, b = torch.cat([term.a for term in terms]), torch.cat([term.b for term in terms], 1)
+    wide = [(x[i:j].double() @ t.a.double().t()) @ t.b.double().t() for t, i, j in parts]
+    effect = torch.cat(wide)
+    exact = x.double() @ weight.double().t() + bias.double() + effect
+    for layout in (one.forward for one in layouts(weight)[1:]):
+        alone = [layout.trained(x[i:j], bias, term) for term, i, j in parts]
+        together, lows = layout.trained(x, bias, LowRank(a, b, owners))
+        for found in (
+            layout.adapted(x, bias, parts),
+            torch.cat([out for out, _ in alone]),
+            together,
+        ):
+            assert ((found - exact).abs() <= (exact.bfloat16() - exact).abs() + 1e-4).all()
+            change = (found - layout.product(x, bias)).double()
+            assert 0.9 < (change * effect).sum() / effect.square().sum() < 1.1
+            if isinstance(layout, _Panels):
+                assert torch.equal(found, together)
+        assert torch.equal(lows, torch.block_diag(*(low for _, low in alone)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

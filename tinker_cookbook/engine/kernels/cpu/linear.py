@@ -198,6 +198,20 @@ class _OneDnn(Layout):
         lost = _ONEDNN._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
         return rounded.float().add_(lost)
 
+    def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
+        if not parts:
+            return self.product(x, bias)
+        terms = add_low_rank(x.new_zeros(len(x), self._packed.shape[0]), x, parts)
+        return self._plus(terms, x, bias)
+
+    def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
+        low = term.low(x)
+        return self._plus(F.linear(low, term.b), x, bias), low
+
+    def _plus(self, added: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+        # Rounded once, as in ``_Panels``: a small term would be lost in a rounded product.
+        return _ONEDNN._linear_pointwise.binary(x, added, self._packed, bias, "add")
+
     def dense(self) -> Tensor:
         return self._packed.to_dense()
 
@@ -237,10 +251,16 @@ class _Panels(Layout):
         return self._compute(x, bias, parts, self.dtype)[0]
 
     def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
-        if term.owners is not None:  # the kernel has no mask
-            return super().trained(x, bias, term)
-        out, low = self._compute(x, bias, [(term, 0, len(x))], self.dtype)
-        return out, low[:, : len(term.a)].contiguous()  # it is kept for the gradients
+        if term.owners is None:
+            out, low = self._compute(x, bias, [(term, 0, len(x))], self.dtype)
+            return out, low[:, : len(term.a)].contiguous()  # it is kept for the gradients
+        own = list(term.owners.parts())
+        parts = [(LowRank(term.a[r], term.b[:, r]), rows.start, rows.stop) for rows, r in own]
+        out, found = self._compute(x, bias, parts, self.dtype)
+        low = found.new_zeros(len(x), len(term.a))
+        for rows, ranks in own:
+            low[rows, ranks] = found[rows, : ranks.stop - ranks.start]
+        return out, low
 
     def dense(self) -> Tensor:
         rows = self.panels.transpose(1, 2).flatten(0, 1)[: self.outputs]
