@@ -9,9 +9,7 @@ rank. The factor 10 is from "LoRA Without Regret" (Thinking Machines Lab, 2025).
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,14 @@ from tinker_cookbook.engine.model.resolve import base_name, model_config, resolv
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, nearest
 from tinker_cookbook.model_shapes import ModelShape
 from tinker_cookbook.model_table import SHAPES, hosted_model, shape_of
+from tinker_cookbook.utils.imports import official_names
 
 logger = logging.getLogger(__name__)
 
+__getattr__ = official_names(__name__)
+
 _BASE_LR = 5e-5
-_LORA_FACTOR = 10.0
+LORA_FACTOR = 10.0
 _EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Latent attention, linear attention, state-space layers, shared experts.
@@ -56,47 +57,8 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
             f"get_lr: no exponent was fitted for {model_name!r} (family {family!r}); the exponent "
             f"of Llama models, {exponent}, was assumed. Sweep learning_rate around the result."
         )
-    factor = _LORA_FACTOR if is_lora else 1.0
+    factor = LORA_FACTOR if is_lora else 1.0
     return _BASE_LR * factor * (2000 / hidden) ** exponent
-
-
-def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
-    """Returns the ratio of the best learning rates of LoRA and full fine-tuning: 10.
-
-    Raises:
-        ConfigurationError: ``lora_alpha`` is not 32, the only value that was measured.
-    """
-    if lora_alpha != 32:
-        raise ConfigurationError(
-            f"lora_alpha: got {lora_alpha}, expected 32; the factor between LoRA and full "
-            f"fine-tuning was measured at 32 only (model {model_name!r})"
-        )
-    return _LORA_FACTOR
-
-
-def get_full_finetune_param_count(model_name: str) -> float:
-    """Returns the number of parameters of the base model.
-
-    It is read from the headers of a local copy of the weights, or computed from the shape.
-
-    Raises:
-        ConfigurationError: The shape is unknown and there is no copy on this machine.
-    """
-    return float(_parameter_count(base_name(model_name)))
-
-
-def get_full_finetune_lr_multiplier(model_name: str) -> float:
-    """Returns the scale of the full fine-tuning learning rate: ``1 / sqrt(parameters)``."""
-    return 1.0 / math.sqrt(get_full_finetune_param_count(model_name))
-
-
-def get_lora_lr_multiplier(model_name: str) -> float:
-    """Returns the scale of the LoRA learning rate: 10 times the one for full fine-tuning.
-
-    A rate tuned on model A transfers to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
-    """
-    factor = get_lora_lr_over_full_finetune_lr(model_name)
-    return get_full_finetune_lr_multiplier(model_name) * factor
 
 
 def get_lora_param_count(
@@ -133,7 +95,7 @@ def get_lora_param_count(
 
 def _adapter_sizes(name: str) -> tuple[int, int, int]:
     """Returns the sizes of rank-1 adapters on MLP, attention and unembedding, from the shape."""
-    shape = _shape(name)
+    shape = known_shape(name)
     if shape.unusual:
         raise ConfigurationError(
             f"model_name: the layers of {name!r} are unusual (its config.json has "
@@ -173,35 +135,14 @@ def get_vision_lora_param_count(model_name: str, lora_rank: int = 32) -> int:
 def _family_and_hidden_size(name: str) -> tuple[str, int]:
     known = hosted_model(name)
     if known is None:
-        shape = _shape(name)
+        shape = known_shape(name)
         return shape.family, shape.hidden
     organization = known.name.partition("/")[0]
     family = next((family for family in _EXPONENTS if family in name.lower()), organization)
     return family, known.hidden
 
 
-def _parameter_count(name: str) -> int:
-    """Returns the exact number from the headers of local weights, else an estimate from the
-    shape."""
-    try:
-        return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
-    except ModelNotFoundError:
-        return _shape(name).all_parameters
-
-
-def _stored_parameter_count(folder: Path) -> int:
-    total = 0
-    for file in sorted(folder.glob("model*.safetensors")):
-        with file.open("rb") as stream:  # 8 bytes with the header's length, then JSON
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        tensors = (entry for key, entry in header.items() if key != "__metadata__")
-        total += sum(math.prod(entry["shape"]) for entry in tensors)
-    if not total:
-        raise ModelNotFoundError(f"{folder} has no safetensors weights to count")
-    return total
-
-
-def _shape(name: str) -> ModelShape:
+def known_shape(name: str) -> ModelShape:
     """Returns the shape from the table, otherwise from the configuration of a local copy."""
     if known := shape_of(name):
         return known

@@ -40,6 +40,11 @@ _PLACES = {
     "eval.benchmarks.mmlu_pro": {"benchmark_envs": "MMLUProMessageEnv"},
     "eval.benchmarks.mmlu_redux": {"benchmark_envs": "MMLUReduxMessageEnv"},
     "eval.benchmarks.supergpqa": {"benchmark_envs": "SuperGPQAMessageEnv"},
+    "hyperparam_utils": {
+        "hyperparam_utils": """
+            get_full_finetune_lr_multiplier get_full_finetune_param_count get_lora_lr_multiplier
+            get_lora_lr_over_full_finetune_lr""",
+    },
     "preference.train_dpo": {"preference": "compute_dpo_loss create_dpo_clients do_update"},
     "rl.metrics": {
         "rl_metrics": """
@@ -96,6 +101,7 @@ _FILES = {
     "stores.registry": "official.stores_registry",
     "stores.training_store": "official.stores_training_store",
     "supervised.train_cli": "supervised.train",
+    "supervised.viz_sft_dataset": "official.viz_sft_dataset",
     "utils.code_state": "utils.run_folder.code_state",
     "utils.deprecation": "official.deprecation",
     "utils.file_utils": "official.misc_utils",
