@@ -85,7 +85,7 @@ def run_recipes(
         for name in names:
             if only not in name or (name not in here and name not in known):
                 continue
-            reason = next((why for start, why in CANNOT.items() if name.startswith(start)), None)
+            reason = CANNOT.get(name)
             if reason is None:
                 extra = over_server if known[name].over_server else {}
                 results[name] = _run_recipe(
