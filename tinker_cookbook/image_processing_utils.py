@@ -156,7 +156,7 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
             "data URI, a file:// URI or the path of a file"
         )
     data = image if isinstance(image, bytes) else read_media(os.fspath(image))
-    return _opened(data, f"image: {_short(image)}"), data
+    return _opened(data, f"image: {source_name(image)}"), data
 
 
 def decode_image(data: bytes, where: str = "image") -> Image.Image:
@@ -324,7 +324,7 @@ def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
         if not found or found["kind"] != kind:
             example = {"image": "image/png", "audio": "audio/wav"}[kind]
             raise DataFormatError(
-                f"{kind}: got {_short(source)}, expected a data URI such as "
+                f"{kind}: got {source_name(source)}, expected a data URI such as "
                 f"'data:{example};base64,…'"
             )
         if "base64" not in found["options"].split(";"):
@@ -334,12 +334,12 @@ def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
             return base64.b64decode("".join(found["data"].split()), validate=True)
         except (binascii.Error, ValueError) as error:
             raise DataFormatError(
-                f"{kind}: {_short(source)} is not valid base64: {error}"
+                f"{kind}: {source_name(source)} is not valid base64: {error}"
             ) from error
     if _REMOTE.match(source):
         raise DataFormatError(
-            f"{kind}: got {_short(source)}, expected a local file or a data URI: this package does "
-            f"not fetch remote {kind} URLs; download it first and give its path"
+            f"{kind}: got {source_name(source)}, expected a local file or a data URI: this package "
+            f"does not fetch remote {kind} URLs; download it first and give its path"
         )
     # A file:// URI may have escaped characters, and a drive letter on Windows.
     local = url2pathname(urlsplit(source).path) if source.startswith("file:") else source
@@ -347,8 +347,8 @@ def read_media(source: str, kind: Literal["image", "audio"] = "image") -> bytes:
         return read_file(Path(local).expanduser(), _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise DataFormatError(
-            f"{kind}: {_short(source)} cannot be opened as a file: {error}; expected the path of a "
-            f"file, or a data URI that begins with 'data:{kind}/'"
+            f"{kind}: {source_name(source)} cannot be opened as a file: {error}; expected the path "
+            f"of a file, or a data URI that begins with 'data:{kind}/'"
         ) from error
 
 
@@ -363,11 +363,14 @@ def read_file(path: Path, most: int) -> bytes:
         return opened.read(found.st_size)
 
 
-def _short(image: Any) -> str:
+def source_name(image: Any) -> str:
+    """Returns how errors name an image: its path or address, without the content of a data URI."""
     if isinstance(image, bytes):
         return f"{len(image)} bytes"
-    text = repr(image)
-    return text if len(text) <= 100 else f"{text[:80]}… ({len(text)} characters)"
+    text, end = repr(image), 80
+    if isinstance(image, str) and image.startswith("data:"):
+        end = min(end, text.find(",") + 1 or end)
+    return text if len(text) <= 100 else f"{text[:end]}… ({len(text)} characters)"
 
 
 def _load_processor(name: str) -> Any:

@@ -186,7 +186,7 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
 
 def other_renderer(model_name: str | None, renderer_name: str, images: bool = False) -> str:
     """Returns what to choose instead of a renderer that cannot write a model's prompts, or, with
-    ``images``, no images, as the end of an error."""
+    ``images``, no images, as the end of an error; empty if the renderer is not the reason."""
     if not model_name:
         return "expected the renderer of the model's family" + (
             ", which must take images, such as qwen3_vl_instruct" if images else ""
@@ -196,8 +196,11 @@ def other_renderer(model_name: str | None, renderer_name: str, images: bool = Fa
     if images and not attributes.is_vl:
         return f"expected text: {model_name} is not known to take images"
     if best.partition("?")[0] == renderer_name.partition("?")[0]:
-        if images and renderer_name not in TEMPLATE:
-            return "expected renderer_name=template, the chat template of the model itself"
+        if images:
+            is_template = renderer_name in TEMPLATE
+            return (
+                "" if is_template else "expected renderer_name=template, the model's own template"
+            )
         return "expected another model: this is the renderer of the model's family"
     return f"expected renderer_name={best}, which fits {model_name}, or no renderer_name"
 

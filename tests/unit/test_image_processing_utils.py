@@ -116,6 +116,7 @@ def test_data_uris_without_base64_are_read(picture):
         ("data:text/plain,hi", r"expected a data URI such as 'data:image/png"),
         ("data:image/png;base64,&&&", r"not valid base64"),
         ("data:image/png;base64,aGk=", r"cannot be read as an image"),
+        ("data:image/png;base64," + "aGkh" * 40, r"image: 'data:image/png;base64,… \(184 char"),
         (b"\x89PNG", r"cannot be read as an image"),
         (5, r"got int, expected a Pillow image"),
     ],

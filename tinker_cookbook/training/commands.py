@@ -78,10 +78,10 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
             chat.append(f"{name}={value}")
     # The same settings, because the command also opens a model. A run without held-out data may
     # have any task, so the questions are the user's own.
-    evaluation = program_command("tinker_cookbook.eval", *chat, "tasks=questions.jsonl")
+    evaluation = program_command("tinker_cookbook.eval", *chat, "tasks=FILE.jsonl")
     lines = [
         f"talk to it   {program_command('tinker_cookbook.chat', *chat)}",
-        f"evaluate     {evaluation}",
+        f'evaluate     {evaluation}  # your rows {{"question": "…", "answer": "…"}}',
     ]
     # A local run has no server, so a command starts one.
     if local:

@@ -54,6 +54,8 @@ def test_tokens_are_what_the_processor_makes(make):
         if max(width, height) > 200 * min(width, height):
             with pytest.raises(RendererError, match=r"refuses .* pixels: .* aspect ratio"):
                 image_to_chunk(image, processor)
+            with pytest.raises(RendererError, match=r"^image: 'data:image/png;base64,… \(\d+ ch"):
+                image_to_chunk(image_to_data_uri(image), processor)
             return
         chunk = image_to_chunk(image, processor)
         grid = processor(images=[image], return_tensors="np")["image_grid_thw"]
@@ -268,6 +270,12 @@ def test_folders_whose_processor_cannot_read_images(tmp_path, file, change, why)
             changed.write_text(changed.read_text().replace(*change))
     with pytest.raises(ConfigurationError, match=f"cannot be used: .*{why}"):
         get_image_text_processor(str(tmp_path))
+    # No other renderer or model is the cure.
+    renderer = get_renderer("template", get_tokenizer(str(tmp_path)), model_name=str(tmp_path))
+    part = ImagePart(type="image", image=Image.new("RGB", (64, 64)))
+    with pytest.raises(RendererError, match=f"cannot be used: .*{why}") as refused:
+        renderer.build_generation_prompt([{"role": "user", "content": [part]}])
+    assert "renderer_name" not in str(refused.value)
 
 
 def test_images_that_depend_on_each_other_are_refused(tmp_path):

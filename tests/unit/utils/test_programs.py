@@ -15,7 +15,8 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.commands import continue_command, own_evaluation
 from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
-from tinker_cookbook.utils.command_line.entrypoint import config_class_of
+from tinker_cookbook.utils.command_line import entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
 from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
     find_programs,
@@ -183,6 +184,32 @@ def test_a_closed_pipe_ends_a_program_without_a_traceback(tmp_path):
     words = ["bash", "-c", shell, sys.executable, code]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("a line 0\n1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "is_short"),
+    [
+        (["data=no.jsonl"], FileNotFoundError(2, "no such file", "no.jsonl"), True),
+        (["merge", "nope", "out=x"], FileNotFoundError(2, "no such file", "nope/a.json"), True),
+        (["--out", "/no/x/y"], FileNotFoundError(2, "no such file", "/no"), True),
+        (["out=/etc"], PermissionError(13, "denied", "/etc/x"), True),
+        (["merge", "nope"], FileNotFoundError("nope: there is no such file; expected …"), True),
+        (["max_steps=2"], FileNotFoundError(2, "no such file", "rows.json"), False),
+        (["max_steps=2"], PermissionError(13, "denied", os.getcwd()), False),
+        (["data=no.jsonl"], TimeoutError(), False),
+    ],
+)
+def test_a_wrong_path_of_the_command_line_ends_a_program_with_a_sentence(
+    words, error, is_short, monkeypatch, capsys
+):
+    def program():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    monkeypatch.setattr(entrypoint, "_end_by_sigterm_as_by_ctrl_c", lambda: None)
+    with pytest.raises(SystemExit if is_short else type(error)):
+        run_program(program)
+    assert (type(error).__name__ in capsys.readouterr().err) is is_short
 
 
 @pytest.mark.parametrize("module", ["recipes.sl_basic", "tinker_cookbook"])

@@ -16,6 +16,7 @@ from tinker_cookbook.image_processing_utils import (
     png_bytes,
     resize_image,
     rgb_image,
+    source_name,
 )
 from tinker_cookbook.image_text_processor import ImageTextProcessor, get_image_text_processor
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
@@ -85,7 +86,7 @@ def image_to_chunk(
     except RendererError:
         raise
     except ValueError as error:
-        name = "" if isinstance(image_or_str, bytes) or data is None else f" {image_or_str!s:.100}:"
+        name = f" {source_name(image_or_str)}:" if data is not None else ""
         width, height = image.size
         raise RendererError(
             f"image:{name} the image processor refuses {width} x {height} pixels: {error}; "

@@ -215,9 +215,8 @@ class TemplateRenderer(Renderer):
                 image_text_processor(self)
             except RendererError as error:
                 other = other_renderer(self.model_name, "template", images=True)
-                raise RendererError(
-                    f"{where}: {error}; renderer_name: got 'template', {other}"
-                ) from error
+                cure = f"; renderer_name: got 'template', {other}" if other else ""
+                raise RendererError(f"{where}: {error}{cure}") from error
         return Transcript(
             self._template, self._facts, messages, self.tokenizer, self._warn_once, self._answers
         )

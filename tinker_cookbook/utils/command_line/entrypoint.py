@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import chz
@@ -117,13 +118,31 @@ def run_program(program: Callable[[], Any]) -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and stdout_is_closed():
             sys.exit(1)  # the reader of a pipe has gone, as with `… | head`
-        ours = isinstance(error, TinkerCookbookError)
+        ours = isinstance(error, TinkerCookbookError) or _is_of_given_path(error)
         message = str(error) if ours else server_error_message(error)
         if message is None:
             raise
         said = as_started(f"{type(error).__name__}: {message}")
         print(f"\n{said}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_of_given_path(error: Exception) -> bool:
+    """Returns whether a file error is about a path of the command line, or has its own sentence.
+
+    Errors of other files keep their traceback: only it says which part of the program needs them.
+    """
+    if not isinstance(error, OSError) or error.filename is None:
+        return isinstance(error, FileNotFoundError)
+    path = Path(os.fsdecode(error.filename)).absolute()
+    for word in sys.argv[1:]:
+        given = Path(word.partition("=")[2] or word).expanduser().absolute()
+        # The folder above a path that cannot be made, if it is not that of the working folder.
+        if given in (path, *path.parents) or (
+            path in given.parents and path not in Path.cwd().parents and path != Path.cwd()
+        ):
+            return True
+    return False
 
 
 def _flush() -> None:
