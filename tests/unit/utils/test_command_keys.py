@@ -181,6 +181,33 @@ def test_the_recorded_settings_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("path", "is_there", "is_here", "moves"),
+    [
+        ("a.jsonl", True, False, True),
+        ("rows/a", True, False, True),
+        ("a.jsonl", True, True, False),
+        ("org/name", False, False, False),  # of the Hub
+        ("rows", True, False, False),  # a word, perhaps of something else
+        ("a" * 300 + ".jsonl", False, False, False),
+    ],
+)
+def test_recorded_paths_mean_the_folder_in_which_the_run_began(
+    tmp_path, monkeypatch, path, is_there, is_here, moves
+):
+    for folder, has_file in (("there", is_there), ("here", is_here)):
+        (tmp_path / folder).mkdir()
+        if has_file:
+            (tmp_path / folder / path).parent.mkdir(exist_ok=True)
+            (tmp_path / folder / path).touch()
+    monkeypatch.chdir(tmp_path / "there")
+    words = [word.replace("a.jsonl", path) for word in (*RUN, *DATA)]
+    write_config(tmp_path / "config.json", parse_arguments(train.Config, words))
+    monkeypatch.chdir(tmp_path / "here")
+    found = parse_arguments(train.Config, [f"config={tmp_path}"]).dataset_builder.file_path
+    assert found == (str(tmp_path / "there" / path) if moves else path)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (None, "cannot be read"),

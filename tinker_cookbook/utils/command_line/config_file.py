@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.command_line.programs import is_program, program_command
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY, load_config
+from tinker_cookbook.utils.run_folder.config_io import (
+    CONFIG_FILE,
+    FOLDER_KEY,
+    TYPE_KEY,
+    load_config,
+)
 
 CONFIG = "config"
 """The key; a program whose class has a field of this name does not read a file."""
@@ -39,7 +45,7 @@ def read_settings(name: str, config_class: type[Any]) -> Any:
         raise ConfigurationError(f"{CONFIG}: {path} has no keys; expected key: value")
     if TYPE_KEY not in data:
         return [f"{key}={value}" for key, value in _flat(data, "")]
-    found = load_config(data)
+    found = load_config(_with_paths_from(data, data.get(FOLDER_KEY, "")))
     if isinstance(found, config_class):
         return found
     module = program_of(data[TYPE_KEY])
@@ -48,6 +54,21 @@ def read_settings(name: str, config_class: type[Any]) -> Any:
         f"{CONFIG}: {path} was written by a {data[TYPE_KEY]}, expected a {config_class.__name__} "
         f"of this program, or a file with its keys{hint}"
     )
+
+
+def _with_paths_from(data: Any, folder: str) -> Any:
+    """Returns recorded settings in which relative paths that exist only in ``folder`` are absolute.
+
+    A word without a slash or a dot is a name of something else.
+    """
+    if isinstance(data, dict):
+        return {key: _with_paths_from(value, folder) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_paths_from(value, folder) for value in data]
+    if not isinstance(data, str) or not ("/" in data or "." in data):
+        return data
+    path = os.path.join(folder, data)
+    return path if os.path.exists(path) and not os.path.exists(data) else data
 
 
 def values_of(config: Any, given: Iterable[str], prefix: str = "") -> Iterator[tuple[str, Any]]:

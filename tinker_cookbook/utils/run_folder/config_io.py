@@ -15,6 +15,7 @@ What cannot be found again by name (a lambda, a closure, a live object) is writt
 ``{"_not_rebuildable": "<its repr>"}``: the run continues and the file shows what is missing;
 :func:`load_config` refuses such a file and names the field. ``"_digest"`` is added where the value
 has content (``digests.value_digest``), so that a resumed run notices another one.
+``"_working_folder"`` is where the program started, for relative paths.
 
 The values are those in force, after chz mungers; a munger must therefore accept its own result.
 If a munger makes something that has no JSON form, its input is written instead.
@@ -45,6 +46,7 @@ TYPE_KEY = "_type"
 KINDS_KEY = "_kinds"
 LOST_KEY = "_not_rebuildable"
 DIGEST_KEY = "_digest"
+FOLDER_KEY = "_working_folder"
 CONFIG_FILE = "config.json"
 
 _Kinds = dict[str, str]
@@ -107,6 +109,8 @@ def write_config(path: Path, config: Any) -> list[str]:
         OSError: The file cannot be written.
     """
     data = dump_config(config)
+    if _is_record(config):
+        data[FOLDER_KEY] = os.getcwd()
     # allow_nan=False: numbers that are not finite were written as strings, for strict readers.
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
@@ -294,7 +298,7 @@ def _load_record(data: dict[str, Any], label: str) -> Any:
     values = {
         key: _load(value, _join("", key), kinds, f"{label}.{key}" if label else key)
         for key, value in data.items()
-        if key not in (TYPE_KEY, KINDS_KEY)
+        if key not in (TYPE_KEY, KINDS_KEY, FOLDER_KEY)
     }
     is_chz = chz.is_chz(kind)
     known = list(chz.chz_fields(kind)) if is_chz else [f.name for f in dataclasses.fields(kind)]
