@@ -118,8 +118,8 @@ def test_list_show_and_du(home, tmp_path, capsys):
     ],
 )
 def test_compare(home, tmp_path, capsys, b, verdict):
-    logs(tmp_path / "logs" / "a", "ra")
-    logs(tmp_path / "logs" / "b", "rb", b, {"learning_rate": 0.2})
+    logs(tmp_path / "logs" / "a", "ra", config={"_working_folder": "/a"})
+    logs(tmp_path / "logs" / "b", "rb", b, {"learning_rate": 0.2, "_working_folder": "/b"})
     found = answer(capsys, "compare", "a", "b", "metrics=train_mean_nll,test/nll")
     assert found["settings"] == {"learning_rate": ["0.1", "0.2"]}
     trained, tested = found["metrics"]

@@ -20,6 +20,7 @@ from tinker_cookbook.training.changes import setting_changes
 from tinker_cookbook.training.config import number
 from tinker_cookbook.training.data_record import data_changes, read_data_record
 from tinker_cookbook.utils.command_line.programs import print_whole
+from tinker_cookbook.utils.run_folder.config_io import FOLDER_KEY
 from tinker_cookbook.utils.run_folder.jsonl import read_rows
 from tinker_cookbook.utils.run_folder.scan import RunFolder
 from tinker_cookbook.utils.terminal import get_console
@@ -28,7 +29,7 @@ _SHOWN_STEPS = 6
 _CLEAR = 2.0
 """Standard errors by which a difference is called clear."""
 # They differ in any two runs, and change no result.
-_NAMES = {"log_path", "wandb_name", "session_name"}
+_NAMES = {"log_path", "wandb_name", "session_name", FOLDER_KEY}
 
 
 @chz.chz
