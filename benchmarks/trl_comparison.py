@@ -47,14 +47,16 @@ class SidesConfig:
     dtype: str = chz.field(default="float32", doc="float32, bfloat16 or auto")
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
     steps: int = chz.field(default=6, doc="Steps of a run; the first is not timed")
-    repeats: int = chz.field(default=1, doc="Number of runs of each variant, in the order A B A B")
+    repeats: int = chz.field(
+        default=1, doc="Pairs of runs, in the order A B A B; the seed of the n-th is seed + n - 1"
+    )
     variants: tuple[str, ...] = chz.field(default=VARIANTS, doc="Variants to run, in this order")
     lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on the linear layers")
     train_unembed: bool = chz.field(
         default=False, doc="Ours also adapts the unembedding layer, as recipes do; TRL cannot"
     )
     learning_rate: float | None = chz.field(default=None, doc="Default: the recipe's")
-    seed: int = chz.field(default=0, doc="Seed of adapter, data and sampling")
+    seed: int = chz.field(default=0, doc="Seed of adapter, data and sampling, of the first pair")
     trl_python: str = chz.field(
         default=sys.executable, doc="A Python with trl and the dependencies of this package"
     )
@@ -137,7 +139,7 @@ def run_comparison(config: SidesConfig, comparison: Comparison) -> int:
             lambda variant: run_side(
                 config.trl_python if variant == "trl" else sys.executable,
                 comparison.modules[variant],
-                settings,
+                settings | {"seed": config.seed + len(runs[variant])},
                 Path(temporary),
             ),
             lambda run: report.outcome_line(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, median
+from math import sqrt
+from statistics import mean, median, stdev
 from typing import Any
 
 from benchmarks.harness import Outcome
+from benchmarks.report import pairs
 from benchmarks.rl.config import Config
 from benchmarks.trl_comparison import Comparison, after_first, run_comparison
 from tinker_cookbook.rl.settings import rl_learning_rate
@@ -26,17 +28,45 @@ def figures(finished: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def reward_differences(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns the mean over pairs of our reward less TRL's, and its standard error, for parts of
+    the run. Before the first update both sides sample from the same weights."""
+    sides = [result["variants"].get(name, {"runs": []})["runs"] for name in ("ours", "trl")]
+    found = pairs(*sides)
+    if len(found) < 2:
+        return {"reward_differences": None}
+    parts = {
+        "first step": slice(1),
+        "all steps": slice(None),
+        "last third": slice(2 * result["steps"] // 3, None),
+    }
+    differences = {}
+    for name, part in parts.items():
+        values = [mean(ours["rewards"][part]) - mean(trl["rewards"][part]) for ours, trl in found]
+        error = stdev(values) / sqrt(len(values))
+        differences[name] = {"seeds": len(values), "mean": mean(values), "standard_error": error}
+    return {"reward_differences": differences}
+
+
 def _part(entry: dict[str, Any], name: str) -> str:
     seconds = entry["part_seconds"].get(name)
     return "" if seconds is None else f"{seconds:.2f} s"
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    return [
+    lines = [
         f"{result['groups_per_batch']} problems x {result['group_size']} samples x "
         f"{result['max_tokens']} tokens, {result['steps']} steps; seconds are the median without "
         f"the first step, last rewards the mean of {min(_LAST, result['steps'])} steps"
     ]
+    if differences := result["reward_differences"]:
+        texts = [
+            f"{name} {found['mean']:+.3f} (standard error {found['standard_error']:.3f})"
+            for name, found in differences.items()
+        ]
+        seeds = differences["all steps"]["seeds"]
+        lines.append(f"reward, ours - TRL, over {seeds} seeds: {', '.join(texts)}")
+    return lines
 
 
 COMPARISON = Comparison(
@@ -53,6 +83,7 @@ COMPARISON = Comparison(
     describe=lambda run: f"reward {run['rewards'][0]:.3f} to {run['rewards'][-1]:.3f}",
     lines=_lines,
     learning_rate=rl_learning_rate,
+    extras=reward_differences,
 )
 
 

@@ -175,6 +175,35 @@ def test_the_first_step_is_not_counted() -> None:
     assert "ours / TRL: 0.25 (0.25) x the time of a step" in out.getvalue()
 
 
+def test_rewards_are_compared_in_pairs() -> None:
+    trl = [_run([1.0] * 4, rewards=[0.1, 0.2, 0.3, 0.4 + shift]) for shift in (0, 0.1, 0.2)]
+    better = [_run([1.0] * 4, rewards=[0.2, 0.2, 0.3, 0.5 + shift]) for shift in (0, 0.1)]
+    result = _build([*better, {"status": "killed", "error": "no memory"}], trl)
+    found = result["reward_differences"]
+    assert {part: one["seeds"] for part, one in found.items()} == dict.fromkeys(found, 2)
+    assert [one["mean"] for one in found.values()] == pytest.approx([0.1, 0.05, 0.05])
+    # Both seeds agree on the difference, whatever their rewards are.
+    assert [one["standard_error"] for one in found.values()] == pytest.approx([0, 0, 0])
+    out = io.StringIO()
+    trl_comparison.print_table(comparison.COMPARISON, result, Console(file=out, width=120))
+    assert "ours - TRL, over 2 seeds: first step +0.100 (standard error 0.000)" in out.getvalue()
+    assert _build(better[:1], trl[:1])["reward_differences"] is None
+
+
+def test_repeats_have_successive_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[str, int]] = []
+
+    def run_side(_: str, module: str, job: dict, __: Path) -> dict:
+        seeds.append((module.rpartition(".")[2], job["seed"]))
+        return _run([1.0] * 4)
+
+    monkeypatch.setattr(trl_comparison, "has_trl", lambda _: True)
+    monkeypatch.setattr(trl_comparison, "run_side", run_side)
+    settings = {"device": "cpu", "trl_python": sys.executable, "learning_rate": 1e-4}
+    assert comparison.run_benchmark(Config(**settings, steps=4, repeats=2, seed=5)) == 0
+    assert seeds == [("ours", 5), ("trl_side", 5), ("ours", 6), ("trl_side", 6)]
+
+
 def test_one_side_lost() -> None:
     killed = {"status": "killed", "error": "most likely out of memory"}
     result = _build([_run([1.0, 1.0])], [killed])
