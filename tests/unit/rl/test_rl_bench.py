@@ -199,8 +199,8 @@ def test_repeats_have_successive_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trl_comparison, "has_trl", lambda _: True)
     monkeypatch.setattr(trl_comparison, "run_side", run_side)
-    settings = {"device": "cpu", "trl_python": sys.executable, "learning_rate": 1e-4}
-    assert comparison.run_benchmark(Config(**settings, steps=4, repeats=2, seed=5)) == 0
+    config = Config(device="cpu", learning_rate=1e-4, steps=4, repeats=2, seed=5)
+    assert comparison.run_benchmark(config) == 0
     assert seeds == [("ours", 5), ("trl_side", 5), ("ours", 6), ("trl_side", 6)]
 
 
