@@ -12,6 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -66,8 +67,12 @@ def run_module(
     work: Path,
     environment: Mapping[str, str] | None = None,
     python: str | None = None,
+    checkout: str | None = None,
 ) -> Outcome:
     """Runs ``python -m module JOB_FILE RESULT_FILE`` and returns the result.
+
+    ``others`` and ``steal`` in it are the shares of all processors that other processes and a
+    hypervisor took meanwhile (absent where the system does not tell).
 
     Args:
         module: Calls :func:`run_worker`.
@@ -75,15 +80,22 @@ def run_module(
         work: Folder of the files.
         environment: Variables in addition to the inherited ones.
         python: The interpreter; by default this one.
+        checkout: Folder of another commit, whose package runs under these benchmarks.
     """
     job_file, result_file, log_file = work / "job.json", work / "result.json", work / "log"
     job_file.write_text(json.dumps(job), encoding="utf-8")
     result_file.unlink(missing_ok=True)
     command = [python or sys.executable, "-m", module, str(job_file), str(result_file)]
+    variables = {**os.environ, **(environment or {})}
+    folder = None if checkout is None else _joined(checkout, work / "checkout")
+    if folder is not None:
+        variables["PYTHONPATH"] = str(folder)
+    start = _processor_seconds()
     with log_file.open("wb") as log:
         done = subprocess.run(
-            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, check=False
+            command, stdout=log, stderr=log, env=variables, cwd=folder, check=False
         )
+    taken = [after - before for after, before in zip(_processor_seconds(), start, strict=True)]
     if result_file.is_file():
         outcome = json.loads(result_file.read_text(encoding="utf-8"))
     elif done.returncode == -signal.SIGKILL:
@@ -96,7 +108,33 @@ def run_module(
     if outcome["status"] == "failed":
         lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         print("\n".join(lines[-_STDERR_LINES:]), file=sys.stderr)
+    if taken:
+        whole, used, steal, own = taken
+        outcome |= {"others": max(0.0, used - own) / whole, "steal": steal / whole}
     return outcome
+
+
+def _joined(checkout: str, folder: Path) -> Path:
+    """Returns ``folder`` with the package of ``checkout`` and these benchmarks."""
+    if not folder.is_dir():
+        folder.mkdir()
+        package = Path(checkout).expanduser().resolve() / "tinker_cookbook"
+        for source in (package, Path(__file__).resolve().parent):
+            (folder / source.name).symlink_to(source)
+    return folder
+
+
+def _processor_seconds() -> list[float]:
+    """Seconds of all processors: whole, used, taken by a hypervisor; used by us and children."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
+    except OSError:
+        return []
+    ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+    idle, steal = ticks[3] + ticks[4], ticks[7]
+    # The sum of the fields can lag behind the clock, so the clock counts.
+    whole = time.monotonic() * (os.cpu_count() or 1)
+    return [whole, sum(ticks) - idle - steal, steal, sum(os.times()[:4])]
 
 
 def dtype_name(choice: DeviceChoice) -> str:

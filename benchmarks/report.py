@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.harness import Outcome
 
 GIB = float(1 << 30)
+_BUSY = 0.05
 
 
 def now() -> str:
@@ -53,17 +54,46 @@ def speed_ratios(
     """
     if not found:
         return None
-    return {
+    ratios = {
         "tokens_per_second": ratio([seconds(b) / seconds(a) for a, b in found]),
         "peak_bytes": ratio([a["peak_bytes"] / b["peak_bytes"] for a, b in found]),
     }
+    if all(run.get("cpu_seconds") for pair in found for run in pair):
+        processor = [sum(a["cpu_seconds"]) / sum(b["cpu_seconds"]) for a, b in found]
+        ratios["cpu_seconds"] = ratio(processor)
+    return ratios
 
 
 def speed_ratio_line(first: str, second: str, found: dict[str, Any]) -> str:
     """Returns a line on the result of :func:`speed_ratios`."""
-    return (
+    line = (
         f"{first} / {second}: {ratio_text(found['tokens_per_second'])} x tokens/s, "
         f"{found['peak_bytes']['median']:.2f} x peak memory"
+    )
+    processor = found.get("cpu_seconds")
+    return line if processor is None else f"{line}, {ratio_text(processor)} x processor time"
+
+
+def best_ceilings(measured: Sequence[Outcome]) -> dict[str, Any] | None:
+    """Returns the best of several measurements of the machine's rates."""
+    if not (finished := good(measured)):
+        return None
+    best = {name: max(run[name] for run in finished) for name in ("flops", "bandwidth")}
+    return best | {"method": finished[0]["method"]}
+
+
+def busy_line(runs: Iterable[Outcome]) -> str:
+    """Returns a line on what else the machine did during ``runs``, so that readers can judge."""
+    seen = [run for run in runs if "others" in run]
+    if not seen:
+        return "what else the machine did is not known here"
+    others, steal = (max(run[name] for run in seen) for name in ("others", "steal"))
+    middle = median(run["others"] for run in seen)
+    busy = others > _BUSY or steal > _BUSY
+    return (
+        f"{'THE MACHINE WAS BUSY, so distrust the figures' if busy else 'the machine was idle'}: "
+        f"other processes took {middle:.0%} of the processors (median of the parts; at most "
+        f"{others:.0%}), a hypervisor at most {steal:.0%}"
     )
 
 

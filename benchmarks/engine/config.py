@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import chz
 
 from benchmarks.harness import check_choices, check_least, check_output
 from tinker_cookbook.exceptions import ConfigurationError
 
-REFERENCES = ("plain", "stock", "trl")
+REFERENCES = ("plain", "stock", "trl", "before")
 VARIANTS = ("engine", *REFERENCES)
-CASES = ("mixed", "group", "single")
+SAMPLERS = ("engine", "before", "llama.cpp", "generate")
+CASES = ("decode", "mixed", "group")
 PREFIX_CASES = ("shared", "distinct")
 
+_BEFORE = "Folder of an earlier commit of this project, which the variant before measures"
 _WORK = "training, sampling, shared_prefix or vision; each has its settings: work=sampling --help"
 
 
@@ -47,8 +51,10 @@ class Config(Settings):
     variants: tuple[str, ...] = chz.field(
         default=("engine", "plain"),
         doc="Which run, in this order: engine, plain (transformers + peft), stock (plain without "
-        "the process settings of this package), trl (SFTTrainer, with Liger's kernels on CUDA)",
+        "the process settings of this package), trl (SFTTrainer, with Liger's kernels on CUDA), "
+        "before (the engine of another commit)",
     )
+    before: str | None = chz.field(default=None, doc=_BEFORE)
     train_unembed: bool = chz.field(
         default=True, doc="The adapter covers the unembedding layer too; trl cannot"
     )
@@ -76,14 +82,26 @@ class SamplingConfig(Settings):
     """Settings of the sampling benchmark."""
 
     work: str = chz.field(default="sampling", doc=_WORK)
+    dtype: str = chz.field(default="auto", doc="float32, bfloat16, auto; several: a table each")
     cases: tuple[str, ...] = chz.field(
         default=CASES,
-        doc="mixed (many requests of mixed lengths), group (many samples of few prompts), single",
+        doc="decode (steps of some sequences), mixed (many requests of mixed lengths), group (many "
+        "samples of few prompts)",
     )
     variants: tuple[str, ...] = chz.field(
-        default=("engine", "generate"),
-        doc="Variants to run, in this order; generate is that of transformers",
+        default=("engine", "llama.cpp", "generate"),
+        doc="Variants to run, in this order: engine, before (the engine of another commit), "
+        "llama.cpp (in decode; needs the extra llama-cpp), generate (of transformers)",
     )
+    before: str | None = chz.field(default=None, doc=_BEFORE)
+    seconds: float = chz.field(
+        default=8.0,
+        doc="Time for the steps of a case, after its prompts. In decode each variant takes as many "
+        "steps as fit. In mixed and group generate stops, and the rest is estimated",
+    )
+    decode_rows: tuple[int, ...] = chz.field(default=(1, 8, 64), doc="decode: sequences in a step")
+    decode_prompt_tokens: int = chz.field(default=64, doc="decode: tokens of a prompt")
+    decode_answer_tokens: int = chz.field(default=106, doc="decode: most tokens of an answer")
     mixed_requests: int = chz.field(default=64, doc="mixed: requests of one sample each")
     mixed_shortest: int = chz.field(default=16, doc="mixed: least tokens of a prompt, an answer")
     mixed_longest: int = chz.field(default=256, doc="mixed: most tokens of a prompt, an answer")
@@ -91,16 +109,7 @@ class SamplingConfig(Settings):
     group_samples: int = chz.field(default=16, doc="group: samples of each prompt")
     group_prompt_tokens: int = chz.field(default=200, doc="group: tokens of a prompt")
     group_answer_tokens: int = chz.field(default=64, doc="group: tokens of an answer")
-    single_prompt_tokens: int = chz.field(default=64, doc="single: tokens of the prompt")
-    single_answer_tokens: int = chz.field(default=128, doc="single: tokens of the answer")
-    batch_sizes: tuple[int, ...] = chz.field(
-        default=(8, 16, 32, 64, 128),
-        doc="Static batches that generate tries, sorted by length and not; the best counts",
-    )
-    greedy_prompts: int = chz.field(
-        default=6, doc="Prompts on which both must give the same greedy tokens in float32; 0: none"
-    )
-    greedy_tokens: int = chz.field(default=24, doc="Tokens of each of those answers")
+    batch_size: int = chz.field(default=64, doc="Samples in a static batch of generate")
 
 
 @chz.chz
@@ -146,6 +155,7 @@ def check_config(config: Config) -> None:
     if config.max_length is not None:
         check_least(config, {"max_length": 2})
     check_choices("variants", config.variants, VARIANTS)
+    _check_before(config)
     if "trl" not in config.variants:
         return
     if config.train_unembed:
@@ -163,21 +173,33 @@ def check_sampling_config(config: SamplingConfig) -> None:
     """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
     _check_common(config)
     sizes = [name for name in chz.chz_fields(SamplingConfig) if name.startswith(_SIZES)]
-    check_least(config, dict.fromkeys(sizes, 1) | {"greedy_prompts": 0})
+    check_least(config, dict.fromkeys(sizes, 1) | {"decode_answer_tokens": 4})
     if config.mixed_longest < config.mixed_shortest:
         raise ConfigurationError(
             f"mixed_longest: got {config.mixed_longest}, expected at least mixed_shortest = "
             f"{config.mixed_shortest}"
         )
-    check_choices("variants", config.variants, ("engine", "generate"))
+    check_choices("variants", config.variants, SAMPLERS)
     check_choices("cases", config.cases, CASES)
-    if not config.batch_sizes or min(config.batch_sizes) < 1:
+    _check_before(config)
+    if config.seconds <= 0 or not config.decode_rows or min(config.decode_rows) < 1:
+        name = "seconds" if config.seconds <= 0 else "decode_rows"
+        raise ConfigurationError(f"{name}: got {getattr(config, name)}, expected more than 0")
+
+
+def _check_before(config: Config | SamplingConfig) -> None:
+    """The folder is given exactly if its variant is."""
+    folder = None if config.before is None else Path(config.before).expanduser()
+    fits = folder is None or (folder / "tinker_cookbook").is_dir()
+    if not fits or (folder is None) == ("before" in config.variants):
         raise ConfigurationError(
-            f"batch_sizes: got {config.batch_sizes}, expected whole numbers >= 1"
+            f"before: got {config.before!r} and variants={','.join(config.variants)}, expected the "
+            "variant before and a folder with tinker_cookbook/ (git worktree add makes one), or "
+            "neither"
         )
 
 
-_SIZES = ("mixed_", "group_", "single_", "greedy_")
+_SIZES = ("mixed_", "group_", "decode_prompt", "decode_answer", "batch_")
 
 
 def check_shared_prefix_config(config: SharedPrefixConfig) -> None:

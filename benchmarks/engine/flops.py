@@ -27,6 +27,7 @@ class ModelSize:
     """Weights of a model that take part in matrix products, and its attention's width.
 
     ``total`` counts each stored weight once; ``lora_body`` and ``lora_head`` are per rank.
+    A layer keeps ``2 * kv_width`` numbers for a token in its cache.
     """
 
     total: int
@@ -36,6 +37,7 @@ class ModelSize:
     lora_head: int
     layers: int
     attention_width: int
+    kv_width: int
     hidden: int
     inner: int
     vocab: int
@@ -70,6 +72,7 @@ def model_size(folder: Path) -> ModelSize:
         lora_head=head.in_features + head.out_features,
         layers=int(config.num_hidden_layers),
         attention_width=heads * head_dim,
+        kv_width=head_dim * int(getattr(config, "num_key_value_heads", None) or heads),
         hidden=int(config.hidden_size),
         inner=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         vocab=int(head.weight.shape[0]),

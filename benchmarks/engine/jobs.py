@@ -55,10 +55,12 @@ def run_job(
     work: Path,
     environment: dict[str, str] | None = None,
     python: str | None = None,
+    checkout: str | None = None,
 ) -> Outcome:
     """Runs a job of ``benchmarks.engine.worker`` in a process of its own."""
     job = job | {"kind": kind, "device": str(choice.device), "dtype": dtype_name(choice)}
-    return run_module("benchmarks.engine.worker", job, work, environment, python)
+    module = "benchmarks.engine.worker"
+    return run_module(module, job, work, environment, python, checkout)
 
 
 def settings_of(config: Settings, choice: DeviceChoice, *excluded: str) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def build(
         },
         "ratios_withheld": withheld,
         "notes": list(notes),
+        "busy": report.busy_line([*ceilings, *(run for found in runs.values() for run in found)]),
     }
 
 
@@ -80,9 +81,9 @@ def print_table(result: dict[str, Any], console: Console) -> None:
     if ceilings is not None:
         rows.append(["ceiling", f"{ceilings['tokens_per_second']:,.0f}", *[""] * 4, "100%"])
         lines.append(
-            f"the machine: {ceilings['matmul_flops'] / 1e9:,.0f} GFLOP/s in a product like the "
-            f"model's, {ceilings['matmul_square_flops'] / 1e9:,.0f} in a square one, "
-            f"{ceilings['bandwidth'] / 1e9:,.1f} GB/s; {result['threads']} threads"
+            f"the machine: {ceilings['flops'] / 1e9:,.0f} GFLOP/s, "
+            f"{ceilings['bandwidth'] / 1e9:,.1f} GB/s by {ceilings['method']}; "
+            f"{result['threads']} threads"
         )
     if result["ratios"] is None:
         lines.append(f"no ratio: {result['ratios_withheld']}")
@@ -94,7 +95,7 @@ def print_table(result: dict[str, Any], console: Console) -> None:
             f"losses: first batch differs by {agreement['first_batch']:.1e}, all steps by at most "
             f"{agreement['all_steps']:.1e} (relative)"
         )
-    lines += [*result["notes"], *report.error_lines(result["variants"])]
+    lines += [*result["notes"], *report.error_lines(result["variants"]), result["busy"]]
     title = f"LoRA training, {result['model']}, {result['dtype']}"
     report.print_report(title, _COLUMNS, rows, lines, console)
 
@@ -137,15 +138,11 @@ def _workload(
 
 
 def _ceiling(measured: Sequence[Outcome], work: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the best measurements; ``tokens_per_second`` is this work at the matmul rate."""
-    finished = good(measured)
-    if not finished:
+    """Returns the best measurements; ``tokens_per_second`` is this work at that rate."""
+    best = report.best_ceilings(measured)
+    if best is None:
         return None
-    names = ("matmul_flops", "matmul_square_flops", "bandwidth")
-    best = {name: max(run[name] for run in finished) for name in names}
-    flops = max(best["matmul_flops"], best["matmul_square_flops"])
-    speed = work["tokens"] * flops / work["model_flops"]
-    return best | {"shape": finished[0]["shape"], "tokens_per_second": speed}
+    return best | {"tokens_per_second": work["tokens"] * best["flops"] / work["model_flops"]}
 
 
 def _variant(

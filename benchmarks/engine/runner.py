@@ -56,9 +56,9 @@ def measure(config: Config, console: Console) -> dict[str, Any]:
         work = Path(temporary)
         load = _prepare(config, choice, work)
         console.print(describe_choice(config, choice))
-        ceilings = [_ceilings(choice, load, work)]
+        ceilings = [run_job("ceilings", {}, choice, work)]
         runs = _interleaved(config, choice, load, work, console)
-        ceilings.append(_ceilings(choice, load, work))
+        ceilings.append(run_job("ceilings", {}, choice, work))
     result = report.build(
         settings=settings_of(config, choice, "variants", "trl_python"),
         machine=describe_machine(choice.device),
@@ -128,18 +128,13 @@ def _interleaved(
             work,
             _environment(variant),
             config.trl_python if variant == "trl" else None,
+            config.before if variant == "before" else None,
         ),
         lambda outcome: report.one_line(outcome, tokens),
         "repeat",
         console,
     )
     return runs
-
-
-def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> Outcome:
-    tokens = min(4096, max(16, sum(len(row.tokens) for row in load.rows)))
-    job = {"shape": (tokens, load.size.hidden, load.size.inner)}
-    return run_job("ceilings", job, choice, work)
 
 
 def _environment(variant: str) -> dict[str, str]:

@@ -58,6 +58,8 @@ class Measurement:
     adapter_parameters: int
     threads: int
     notes: list[str] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Processor seconds of the steps, all threads together; empty where they are not known."""
 
 
 def run_engine(setup: Setup, batches: Batches) -> Measurement:
@@ -103,7 +105,7 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
     run = engine.submit(create).result()
     loaded = peak_memory_bytes(engine.choice.device)
     parameters = sum(tensor.numel() for tensor in run.adapter.parameters().values())
-    losses, seconds = _timed(
+    losses, seconds, cpu = _timed(
         lambda batch: engine.submit(train, run, batch).result(), batches, engine.choice.device
     )
     threads = engine.submit(torch.get_num_threads).result()
@@ -116,7 +118,7 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
     ]
     peak = peak_memory_bytes(engine.choice.device)
     engine.close()
-    return measurement(setup, losses, seconds, (loaded, peak), parameters, threads, notes)
+    return measurement(setup, losses, seconds, (loaded, peak), parameters, threads, notes, cpu)
 
 
 def run_plain(setup: Setup, batches: Batches) -> Measurement:
@@ -142,14 +144,16 @@ def run_plain(setup: Setup, batches: Batches) -> Measurement:
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
-    losses, seconds = _timed(train, batches, device)
+    losses, seconds, cpu = _timed(train, batches, device)
     parameters = sum(p.numel() for p in adapter)
     peaks = (loaded, peak_memory_bytes(device))
-    return measurement(setup, losses, seconds, peaks, parameters, torch.get_num_threads(), [])
+    threads = torch.get_num_threads()
+    return measurement(setup, losses, seconds, peaks, parameters, threads, [], cpu)
 
 
 RUNNERS: dict[str, Callable[[Setup, Batches], Measurement]] = {
     "engine": run_engine,
+    "before": run_engine,  # the runner gives the process another checkout
     "plain": run_plain,
     "stock": run_plain,  # the runner sets other environment variables
 }
@@ -213,16 +217,17 @@ def _padded(batch: Sequence[Conversation], device: torch.device) -> dict[str, to
 
 def _timed(
     train: Callable[[Sequence[Conversation]], float], batches: Batches, device: torch.device
-) -> tuple[list[float], list[float]]:
-    """Losses and seconds of each batch, from the batch's arrays to the finished update."""
-    losses, seconds = [], []
+) -> tuple[list[float], list[float], list[float]]:
+    """Losses, seconds and processor seconds of each batch, from its arrays to the update."""
+    losses, seconds, cpu = [], [], []
     for batch in batches:
         synchronize(device)
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         losses.append(train(batch))
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return losses, seconds
+        cpu.append(time.process_time() - used)
+    return losses, seconds, cpu
 
 
 def measurement(
@@ -233,6 +238,7 @@ def measurement(
     parameters: int,
     threads: int,
     notes: list[str],
+    cpu: Sequence[float] = (),
 ) -> Measurement:
     """Returns what a variant reports; ``peaks`` are bytes when loaded and at the end."""
     return Measurement(
@@ -244,4 +250,5 @@ def measurement(
         adapter_parameters=parameters,
         threads=threads,
         notes=notes,
+        cpu_seconds=list(cpu[setup.warmup :]),
     )

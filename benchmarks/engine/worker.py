@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from benchmarks.engine.trl_variant import run_trl
 from benchmarks.engine.variants import RUNNERS, Setup
 from benchmarks.engine.vision import measure as vision
 from benchmarks.harness import run_worker
-from tinker_cookbook.engine.devices import cpu_threads
 
 
 def _variant(job: dict[str, Any]) -> dict[str, Any]:
@@ -42,12 +42,7 @@ def _variant(job: dict[str, Any]) -> dict[str, Any]:
 
 def _ceilings(job: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(job["device"])
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads())
-    shape = job["shape"]
-    return dataclasses.asdict(
-        measure_ceilings(device, getattr(torch, job["dtype"]), (shape[0], shape[1], shape[2]))
-    )
+    return dataclasses.asdict(measure_ceilings(device, getattr(torch, job["dtype"])))
 
 
 def _random_model(job: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +56,6 @@ _KINDS = {
     "ceilings": _ceilings,
     "random_model": _random_model,
     "sample": sampling_jobs.sample,
-    "greedy": sampling_jobs.greedy,
     "adapter": sampling_jobs.adapter,
     "shared_prefix": shared_prefix.run,
     "vision": vision.run,
@@ -69,4 +63,6 @@ _KINDS = {
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker(lambda job: _KINDS[job["kind"]](job), *sys.argv[1:]))
+    status = run_worker(lambda job: _KINDS[job["kind"]](job), *sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # threads of llama.cpp may never end

@@ -5,19 +5,21 @@ from __future__ import annotations
 import chz
 
 from benchmarks.engine.config import Config as TrainingConfig
+from benchmarks.gpu.goals import RANK, ROW_TOKENS
 from benchmarks.harness import check_least, check_output
 from tinker_cookbook.exceptions import ConfigurationError
 
 
 @chz.chz
 class Config:
-    """Settings; those of TRL are as in ``benchmarks.engine``."""
+    """Settings; those of TRL are as in ``benchmarks.engine``. The defaults are the configuration of
+    the published figures in ``goals``."""
 
     models: tuple[str, ...] = chz.field(
         default=("shape:qwen3-0.6b", "shape:qwen3-4b", "shape:qwen3-8b"),
         doc="Models, one after another: random weights of a true shape, Hub names or folders",
     )
-    row_tokens: int = chz.field(default=8192, doc="Tokens of each row, all of them trained")
+    row_tokens: int = chz.field(default=ROW_TOKENS, doc="Tokens of each row, all of them trained")
     batch_size: int = chz.field(default=8, doc="Rows of a step")
     steps: int = chz.field(default=3, doc="Timed steps of a repeat")
     warmup: int = chz.field(default=1, doc="Warm-up steps, which are not timed")
@@ -27,7 +29,7 @@ class Config:
     )
     dtype: str = chz.field(default="auto", doc="float32, bfloat16 or auto")
     device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
-    rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on the layers' matrices")
+    rank: int = chz.field(default=RANK, doc="Rank of the LoRA adapter, on the layers' matrices")
     trl_python: str | None = chz.field(
         default=None, doc="A Python with trl and liger-kernel; default: this"
     )

@@ -1,6 +1,6 @@
-"""Sampling speed and memory of the engine compared with transformers' ``generate``.
+"""Sampling speed and memory of the engine compared with llama.cpp and transformers' ``generate``.
 
-Read it in this order: ``requests``, ``sides`` (the engine and ``generate``),
-``adapter`` (the weights that both load), ``products`` (what the machine could do), ``jobs`` (what
-each process does), ``runner`` (what runs when), ``report`` (ratios, table, JSON).
+Read it in this order: ``requests``, ``sides`` (the engine and ``generate``), ``llama_cpp``,
+``adapter`` (the weights that all load), ``jobs`` (what each process does), ``limits`` (what the
+machine could do), ``runner`` (what runs when), ``report`` (ratios, table, JSON).
 """

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.engine.config import SamplingConfig
 from tinker_cookbook.exceptions import ConfigurationError
 
-_WARM_PROMPT, _WARM_ANSWER = 16, 4
+_WARM_PROMPT, _WARM_ANSWER = 16, 8
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,25 @@ class Request:
 
 
 def draw_cases(config: SamplingConfig, vocab: int) -> dict[str, list[Request]]:
-    """The requests of each case in ``config.cases``, the same for the same seed."""
+    """The requests of each case in ``config.cases``, the same for the same seed.
+
+    ``decode`` gives a case for each number of sequences: ``decode 8``.
+    """
     rng = np.random.default_rng(config.seed)
     low, high = config.mixed_shortest, config.mixed_longest
     lengths = rng.integers(low, high + 1, size=(config.mixed_requests, 2)).tolist()
+    alone = (config.decode_prompt_tokens, 1, config.decode_answer_tokens)
     shapes = {
+        **{f"decode {rows}": [alone] * rows for rows in config.decode_rows},
         "mixed": [(prompt, 1, answer) for prompt, answer in lengths],
         "group": [(config.group_prompt_tokens, config.group_samples, config.group_answer_tokens)]
         * config.group_prompts,
-        "single": [(config.single_prompt_tokens, 1, config.single_answer_tokens)],
     }
     requests = {
         case: [Request(_prompt(rng, vocab, length), count, tokens) for length, count, tokens in of]
         for case, of in shapes.items()
     }
-    return {case: requests[case] for case in config.cases}
-
-
-def draw_greedy(config: SamplingConfig, vocab: int) -> list[Request]:
-    """A few prompts of different lengths for the comparison of greedy tokens."""
-    rng = np.random.default_rng([config.seed, 1])
-    low, high = config.mixed_shortest, config.mixed_longest
-    lengths = np.linspace(low, (low + high) / 2, config.greedy_prompts).astype(int).tolist()
-    return [Request(_prompt(rng, vocab, length), 1, config.greedy_tokens) for length in lengths]
+    return {case: of for case, of in requests.items() if case.split()[0] in config.cases}
 
 
 def check_context(requests: Sequence[Request], context: int) -> None:
@@ -64,8 +60,8 @@ def check_context(requests: Sequence[Request], context: int) -> None:
     if longest > context:
         raise ConfigurationError(
             f"model: its context is {context} tokens, but prompt and answer have {longest}; "
-            "lower mixed_longest, group_prompt_tokens or single_prompt_tokens, or choose another "
-            "model"
+            "lower mixed_longest, group_prompt_tokens or decode_prompt_tokens, or choose "
+            "another model"
         )
 
 
@@ -80,13 +76,6 @@ def warm_up(requests: Sequence[Request], vocab: int) -> list[Request]:
         )
         for request in requests
     ]
-
-
-def draw_probes(requests: Sequence[Request], vocab: int, count: int) -> list[list[int]]:
-    """Prompts that occur nowhere else, as long as the median of the requests'."""
-    rng = np.random.default_rng([len(requests), count])
-    length = int(np.median([len(request.prompt) for request in requests]))
-    return [_prompt(rng, vocab, length) for _ in range(count)]
 
 
 def to_json(requests: Sequence[Request]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ def run_job(
     work: Any,
     environment: Any = None,
     python: Any = None,
+    checkout: Any = None,
 ) -> dict[str, Any]:
     """Stands in for ``jobs.run_job``; jobs and results go through JSON here as well."""
     job = job | {"device": str(choice.device), "dtype": harness.dtype_name(choice)}

@@ -306,8 +306,11 @@ def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypa
 def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
     limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
     monkeypatch.setattr(harness.sys, "executable", limited)
-    job = {"shape": (300_000, 300_000, 300_000)}
-    outcome = jobs.run_job("ceilings", job, choose_device("cpu", "float32"), tmp_path)
+    config = shapes.shape_config("shape:tiny")
+    config.vocab_size = 10**9
+    config.save_pretrained(tmp_path)
+    job = {"folder": str(tmp_path), "seed": 0}
+    outcome = jobs.run_job("random_model", job, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == "out of memory", outcome
 
 
@@ -336,7 +339,7 @@ def build(tmp_path_factory: pytest.TempPathFactory):
     shapes.shape_config("shape:tiny").save_pretrained(folder)
     size = model_size(folder)
     row = conversations.Conversation(np.arange(100), np.arange(100) >= 50)
-    ceiling = {"status": "ok", "matmul_flops": 2e9, "matmul_square_flops": 3e9, "bandwidth": 1e10}
+    ceiling = {"status": "ok", "flops": 3e9, "bandwidth": 1e10, "method": "probe.c"}
 
     def report_of(runs: dict) -> dict:
         return report.build(
@@ -345,7 +348,7 @@ def build(tmp_path_factory: pytest.TempPathFactory):
             size=size,
             timed=[row, row],
             runs=runs,
-            ceilings=[ceiling | {"shape": [1, 1, 1]}, {"status": "killed", "error": "x"}],
+            ceilings=[ceiling, {"status": "killed", "error": "x"}],
             notes=[],
         )
 

@@ -25,7 +25,7 @@ def test_defaults_are_the_shapes_and_rows_of_the_goals():
     for model in config.models:
         training = config.of(model)
         check_config(training)
-        assert training.data == "random:8192-8192"
+        assert training.data == "random:2048-2048"
         assert training.variants == ("engine", "trl")
         assert not training.train_unembed
 
@@ -52,6 +52,9 @@ def test_help_loads_no_torch():
 def result_of(gpu: str | None, speed: float | None) -> dict:
     return {
         "model": "shape:qwen3-4b",
+        "rank": 16,
+        "data": "random:2048-2048",
+        "dtype": "bfloat16",
         "gpu": gpu,
         "variants": {
             "engine": {"tokens_per_second": speed, "runs": [{"notes": ["no part was repeated"]}]},
@@ -62,14 +65,16 @@ def result_of(gpu: str | None, speed: float | None) -> dict:
 
 
 def test_summary_names_speeds_ratio_and_goal():
-    line = goal_line(result_of("NVIDIA H100 80GB HBM3", 16_500.0))
+    line = goal_line(result_of("NVIDIA H100 80GB HBM3", 17_600.0))
     assert line == (
-        "shape:qwen3-4b: engine 16,500 tok/s; trl 10,000 tok/s; engine / trl 1.60; no part was "
-        "repeated; goal 16,000 tok/s: reached"
+        "shape:qwen3-4b: engine 17,600 tok/s; trl 10,000 tok/s; engine / trl 1.60; no part was "
+        "repeated; Surogate has published 17,500 tok/s: reached"
     )
-    assert goal_line(result_of("NVIDIA H100", 15_000.0)).endswith("16,000 tok/s: missed")
-    assert goal_line(result_of("NVIDIA H100", None)).endswith("16,000 tok/s: no figure")
-    assert goal_line(result_of(None, 20.0)).endswith("is for an H100")
+    assert goal_line(result_of("NVIDIA H100", 15_000.0)).endswith("17,500 tok/s: missed")
+    assert goal_line(result_of("NVIDIA H100", None)).endswith("17,500 tok/s: no figure")
+    assert goal_line(result_of(None, 20.0)).endswith("for an H100")
+    other = result_of("NVIDIA H100", 20_000.0) | {"rank": 32}
+    assert goal_line(other).endswith("for rank=16 row_tokens=2048 dtype=bfloat16")
 
 
 @pytest.mark.slow  # 10 s
