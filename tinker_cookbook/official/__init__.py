@@ -9,6 +9,11 @@ from __future__ import annotations
 
 _CORE = "tinker_cookbook"
 
+_RENDERERS = """
+    ReasoningStreamingParser StreamingParser classify_parse_failure detect_unterminated_tool_block
+    parse_content_blocks parse_response_for_stop_token parse_think_blocks
+    tokens_weights_from_strings_weights"""
+
 _PLACES = {
     "checkpoint_utils": {
         "checkpoint_manager": "CheckpointManager",
@@ -46,6 +51,8 @@ _PLACES = {
             get_lora_lr_over_full_finetune_lr""",
     },
     "preference.train_dpo": {"preference": "compute_dpo_loss create_dpo_clients do_update"},
+    "renderers": {"renderers": _RENDERERS},
+    "renderers.base": {"renderers": _RENDERERS},
     "rl.metrics": {
         "rl_metrics": """
             compute_post_kl compute_sampling_client_metrics incorporate_kl_penalty

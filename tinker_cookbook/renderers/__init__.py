@@ -7,6 +7,7 @@ them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joi
 :mod:`tinker_cookbook.renderers.base`).
 """
 
+# pyright: reportUnsupportedDunderAll=false
 from __future__ import annotations
 
 import inspect
@@ -82,6 +83,7 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.renderers.smolvlm import Idefics3Renderer, SmolVLMRenderer
 from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import official_names
 
 __all__ = [
     "Tokenizer",
@@ -94,6 +96,9 @@ __all__ = [
     "unregister_renderer",
 ]
 __all__ += base.__all__
+# Official names, which are lazy.
+__all__ += ["classify_parse_failure", "parse_content_blocks"]  # noqa: F405
+__getattr__ = official_names(__name__)
 
 _COMMON_OPTIONS = {"split_special_tokens": True}
 _registered: dict[str, RendererFactory] = {}

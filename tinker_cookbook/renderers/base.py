@@ -26,6 +26,9 @@ from tinker_cookbook.renderers.core.parsing import *
 from tinker_cookbook.renderers.core.rendered import *
 from tinker_cookbook.renderers.core.renderer import *
 from tinker_cookbook.renderers.core.tool_calls import *
+from tinker_cookbook.utils.imports import official_names
+
+__getattr__ = official_names(__name__)
 
 __all__ = [
     "PARSE_FAILURE_DETAIL_MAX_CHARS",
@@ -41,14 +44,12 @@ __all__ = [
     "MessageReader",
     "ParseFailureKind",
     "ParseTermination",
-    "ReasoningStreamingParser",
     "RenderContext",
     "RenderedMessage",
     "Renderer",
     "ResponseParser",
     "Role",
     "StreamingMessageHeader",
-    "StreamingParser",
     "StreamingTextDelta",
     "StreamingThinkingDelta",
     "StrictBase",
@@ -60,9 +61,7 @@ __all__ = [
     "UnparsedToolCall",
     "UnsupportedToolsError",
     "Utf8TokenDecoder",
-    "classify_parse_failure",
     "content_to_jsonable",
-    "detect_unterminated_tool_block",
     "ensure_list",
     "ensure_text",
     "format_content_as_string",
@@ -71,10 +70,6 @@ __all__ = [
     "image_to_chunk",
     "message_to_jsonable",
     "normalize_messages",
-    "parse_content_blocks",
-    "parse_response_for_stop_token",
-    "parse_think_blocks",
     "remove_thinking",
     "select_trained",
-    "tokens_weights_from_strings_weights",
 ]

@@ -6,23 +6,17 @@ finds them in text that comes in pieces of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from tinker_cookbook.renderers.core.messages import Message, ToolCall
+from tinker_cookbook.renderers.core.messages import ToolCall
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
-    MessageDelta,
     MessageReader,
-    ParseTermination,
-    StreamingMessageHeader,
-    Utf8TokenDecoder,
     partial_at_end,
     unread,
     unterminated,
 )
-from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -178,60 +172,3 @@ class BlockReader(MessageReader):
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
         return taken
-
-
-@dataclass
-class StreamingParser:
-    """Parser that is fed one token at a time, for renderers with another final parser.
-
-    It yields a header, the text, and last the message. Tokens after ``end_message_token`` are
-    ignored; ``parse_final_response`` returns the message of all tokens, as
-    ``Renderer.parse_response`` does.
-    """
-
-    tokenizer: Tokenizer
-    end_message_token: int
-    parse_final_response: Callable[[list[int]], tuple[Message, ParseTermination]]
-
-    _blocks: ClassVar[tuple[Block, ...]] = ()
-
-    def __post_init__(self) -> None:
-        self._decoder = Utf8TokenDecoder(self.tokenizer)
-        self.reset()
-
-    def feed(self, token: int) -> Iterator[MessageDelta]:
-        """Parses one token; yields the header once, and then certain content."""
-        if self._finished:
-            return
-        self._tokens.append(token)
-        if token == self.end_message_token:
-            self._finished = True
-            return
-        text = self._decoder.decode([token])
-        if text is not None:
-            yield from self._begin(self._reader.feed(text))
-
-    def finish(self) -> Iterator[MessageDelta]:
-        """Yields the rest of the content and the whole message."""
-        rest = self._decoder.flush()
-        yield from self._begin([*self._reader.feed(rest), *self._reader.finish()])
-        yield self.parse_final_response(self._tokens)[0]
-
-    def reset(self) -> None:
-        """Resets the parser for another response."""
-        self._decoder.reset()
-        self._reader = BlockReader(self._blocks)
-        self._tokens: list[int] = []
-        self._begun = self._finished = False
-
-    def _begin(self, deltas: list[ContentDelta]) -> Iterator[MessageDelta]:
-        if not self._begun:
-            self._begun = True
-            yield StreamingMessageHeader(role="assistant")
-        yield from deltas
-
-
-class ReasoningStreamingParser(StreamingParser):
-    """Streaming parser that yields text between ``<think>`` tags as thinking."""
-
-    _blocks = (Block("<think>", "</think>"),)

@@ -286,20 +286,3 @@ def part_texts_apart(message: Message) -> Message:
             part = TextPart(type="text", text=BORDER + part["text"])
         parts.append(part)
     return Message(**{**message, "content": parts})
-
-
-def tokens_weights_from_strings_weights(
-    strings_weights: Sequence[tuple[str, float]], tokenizer: Tokenizer
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encodes strings one after the other and gives each token its string's weight.
-
-    Returns int64 tokens [T] and float32 weights [T]. The first string is encoded with the special
-    tokens that the tokenizer adds (BOS), the others without.
-    """
-    runs = [
-        tokenizer.encode(text, add_special_tokens=i == 0)
-        for i, (text, _) in enumerate(strings_weights)
-    ]
-    tokens = torch.tensor([token for run in runs for token in run], dtype=torch.int64)
-    values = torch.tensor([weight for _, weight in strings_weights], dtype=torch.float32)
-    return tokens, values.repeat_interleave(torch.tensor([len(run) for run in runs]))

@@ -181,28 +181,6 @@ def format_content_as_string(content: Content, separator: str = "\n") -> str:
     return separator.join(written)
 
 
-def parse_think_blocks(content: str) -> list[ContentPart] | None:
-    """Splits text at ``<think>…</think>`` into thinking and text parts, white space untouched.
-
-    Returns None without a ``<think>``. Empty parts are left out. A block that is never closed (the
-    sample was cut off) is thinking to its end.
-    """
-    if THINK not in content:
-        return None
-    parts: list[ContentPart] = []
-    rest = content
-    while rest:
-        text, opened, rest = rest.partition(THINK)
-        if text:
-            parts.append(TextPart(type="text", text=text))
-        if not opened:
-            break
-        thinking, _, rest = rest.partition(END_THINK)
-        if thinking:
-            parts.append(ThinkingPart(type="thinking", thinking=thinking))
-    return parts
-
-
 def content_to_jsonable(content: Content) -> Any:
     """Returns the content as JSON values; media that are not strings become a placeholder."""
     if isinstance(content, str):

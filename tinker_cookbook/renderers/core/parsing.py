@@ -23,7 +23,7 @@ from tinker_cookbook.renderers.core.messages import (
     ToolCall,
     UnparsedToolCall,
 )
-from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
+from tinker_cookbook.tokenizer_utils import Tokenizer
 
 PARSE_FAILURE_DETAIL_MAX_CHARS = 16_384
 """Limit of the details of a failure, since a response may be long."""
@@ -59,33 +59,6 @@ class ParseFailureKind(StrEnum):
     STRUCTURAL = "structural"
     # Ended properly with a tool call that cannot be parsed: the model may retry.
     CONTENT = "content"
-
-
-def classify_parse_failure(
-    message: Message, termination: ParseTermination
-) -> tuple[ParseFailureKind, str] | None:
-    """Returns the kind of a parse failure with its details, None for a valid response.
-
-    A response that did not end properly is a structural failure, whatever its tool calls.
-    """
-    if not termination.is_clean:
-        return (
-            ParseFailureKind.STRUCTURAL,
-            f"the response did not terminate cleanly (termination={termination.value}): expected "
-            "the renderer's stop sequence, once and at the end; max_tokens may have cut it off",
-        )
-    errors = [call.error for call in message.get("unparsed_tool_calls", [])]
-    detail = "\n".join(errors)[:PARSE_FAILURE_DETAIL_MAX_CHARS]
-    return (ParseFailureKind.CONTENT, detail) if errors else None
-
-
-def detect_unterminated_tool_block(
-    content: str, open_marker: str, close_marker: str
-) -> UnparsedToolCall | None:
-    """Returns the last block of tool calls in ``content`` that is not closed, if any."""
-    if content.count(open_marker) <= content.count(close_marker):
-        return None
-    return unterminated(content[content.rfind(open_marker) :], open_marker, close_marker)
 
 
 def unterminated(raw_text: str, open_marker: str, close_marker: str) -> UnparsedToolCall:
@@ -370,14 +343,3 @@ def special_token_id(tokenizer: Tokenizer, token: str) -> int:
             f"{getattr(tokenizer, 'name_or_path', '')!r} does not have"
         )
     return token_id
-
-
-def parse_response_for_stop_token(
-    response: Sequence[int], tokenizer: Tokenizer, stop_token: int
-) -> tuple[Message, ParseTermination]:
-    """Returns the text before ``stop_token`` as an assistant message, and how it ended.
-
-    Raises RendererError where ``stop_token`` occurs more than once.
-    """
-    eos = special_id(tokenizer, "eos")
-    return ResponseParser(TextCodec(tokenizer), MessageReader(), [stop_token], eos).parse(response)

@@ -17,17 +17,12 @@ from tinker_cookbook.renderers.core.arguments import (
 )
 from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import (
-    ContentPart,
     Message,
     Role,
-    TextPart,
-    ThinkingPart,
     ToolCall,
     ToolSpec,
-    UnparsedToolCall,
     checked_arguments,
 )
-from tinker_cookbook.renderers.core.parsing import unread
 
 TOOL_SHAPE = (
     '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
@@ -42,12 +37,6 @@ def json_before(closing: str) -> str:
     return rf'(?:[^"{first}]++|"(?:[^"\\]++|\\.)*+"|{first}(?!{rest}))*+(?={first}{rest})'
 
 
-_THINKING_OR_CALL = re.compile(
-    "<think>(?P<thinking>.*?)</think>"
-    f"|<tool_call>(?P<call>{json_before(_CLOSE)})</tool_call>"
-    "|<tool_call>(?P<unread>.*?)</tool_call>",
-    re.DOTALL,
-)
 # Possessive quantifiers, so that long runs of white space take linear time.
 _NAME_FIRST = re.compile(
     r'\s*+\{\s*+"name"\s*+:\s*+"(?P<name>[^"\\]*+)"\s*+,\s*+"arguments"\s*+:\s*+'
@@ -173,32 +162,6 @@ def read_calls_in_row(
 # The line break before a block belongs to the format.
 JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",), find_end=json_end(_CLOSE))
 """A call as JSON between tags."""
-
-
-def parse_content_blocks(
-    content: str,
-) -> tuple[list[ContentPart], list[ToolCall | UnparsedToolCall]] | None:
-    """Splits text into thinking and text parts, and the calls between ``<tool_call>`` tags.
-
-    White space is unchanged; a block that is not closed is text. Returns None without such tags.
-    """
-    if "<think>" not in content and _OPEN not in content:
-        return None
-    parts: list[ContentPart] = []
-    calls: list[ToolCall | UnparsedToolCall] = []
-    end = 0
-    for block in _THINKING_OR_CALL.finditer(content):
-        parts.append(TextPart(type="text", text=content[end : block.start()]))
-        end = block.end()
-        if block["thinking"] is not None:
-            parts.append(ThinkingPart(type="thinking", thinking=block["thinking"]))
-            continue
-        try:
-            calls += read_json_call(block["call"] or block["unread"] or "")
-        except ValueError as error:
-            calls.append(unread(block[0], error))
-    parts.append(TextPart(type="text", text=content[end:]))
-    return [part for part in parts if part.get("text") or part.get("thinking")], calls
 
 
 def json_tools(tools: Sequence[ToolSpec]) -> str:
