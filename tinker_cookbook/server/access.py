@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tinker_cookbook.server import page
 from tinker_cookbook.server.errors import body_too_large
-from tinker_cookbook.server.keys import TOKEN_PREFIX, KeyFile, Owner
+from tinker_cookbook.server.keys import TOKEN_PREFIX, ApiUser, KeyFile
 from tinker_cookbook.server.state import ServerState
 
 # A client that sends nothing for this long within a request is disconnected.
@@ -169,7 +169,7 @@ async def state_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
-async def owner_of(request: Request) -> Owner:
+async def owner_of(request: Request) -> ApiUser:
     """Returns the owner found by the middleware; raises a 401 if there is none."""
     owner = getattr(request.state, "owner", None)
     if owner is None:
@@ -178,7 +178,7 @@ async def owner_of(request: Request) -> Owner:
 
 
 StateDep = Annotated[ServerState, Depends(state_of)]
-OwnerDep = Annotated[Owner, Depends(owner_of)]
+ApiUserDep = Annotated[ApiUser, Depends(owner_of)]
 
 
 def is_same_machine(request: Request) -> bool:

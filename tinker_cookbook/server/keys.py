@@ -89,8 +89,8 @@ def user_urn(owner: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Owner:
-    """Owner of an API key, with a checkpoint store."""
+class ApiUser:
+    """The user that an API key identifies, with a checkpoint store."""
 
     name: str
     store: OwnerStore
@@ -113,7 +113,7 @@ class KeyFile:
     ) -> None:
         self.path, self.root, self.fixed, self.quota_bytes = path, root, fixed, quota_bytes
         self._names: list[str] = []
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, ApiUser] = {}
         self._stamp = self._file_stamp()
         self._set_keys(read_keys(path) if fixed is None and path.exists() else fixed or {})
 
@@ -186,7 +186,7 @@ class KeyFile:
         for name in keys:
             if name not in owners:
                 root = self.root if name == FIRST_OWNER else self.root / "owners" / name
-                owners[name] = Owner(name, OwnerStore(root, owner=name))
+                owners[name] = ApiUser(name, OwnerStore(root, owner=name))
                 owners[name].store.quota_bytes = self.quota_bytes
         # Each store also reads checkpoints that other owners have published.
         for owner in owners.values():
@@ -194,7 +194,7 @@ class KeyFile:
         # In this order: other threads look for the owners of known keys.
         self._owners, self._keys = owners, keys
 
-    def owner_of(self, key: str) -> Owner | None:
+    def owner_of(self, key: str) -> ApiUser | None:
         """Returns the owner of a key or token; None if it is invalid."""
         if key.startswith(TOKEN_PREFIX):
             # A token names its owner; the owner's key verifies it.
@@ -208,7 +208,7 @@ class KeyFile:
                 owner = self._owners[name]
         return owner
 
-    def owner(self, name: str) -> Owner:
+    def owner(self, name: str) -> ApiUser:
         """Returns the owner with this name."""
         return self._owners[name]
 
@@ -216,7 +216,7 @@ class KeyFile:
         """Returns the key of an owner."""
         return self._keys[name]
 
-    def token_of(self, owner: Owner) -> str:
+    def token_of(self, owner: ApiUser) -> str:
         """Returns a new token for an owner."""
         return issue_token(owner.name, self._keys[owner.name])
 

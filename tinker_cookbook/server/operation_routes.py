@@ -23,10 +23,10 @@ from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies, wire
-from tinker_cookbook.server.access import OwnerDep, StateDep, is_same_machine, owner_of, state_of
+from tinker_cookbook.server.access import ApiUserDep, StateDep, is_same_machine, owner_of, state_of
 from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
 from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.metrics import TRAINING_TOKENS, count_operation
 from tinker_cookbook.server.requests import (
     FIRST_SEQ_ID,
@@ -48,7 +48,7 @@ router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=JsonRoute)
 
 @router.post("/retrieve_future", response_model=None)
 async def retrieve_future(
-    request_id: bodies.IdField, request: Request, owner: OwnerDep, state: StateDep
+    request_id: bodies.IdField, request: Request, owner: ApiUserDep, state: StateDep
 ) -> Response:
     """Returns the result or the error of a request; 408 if it is not done."""
     pending = state.request(owner, request_id)
@@ -84,7 +84,7 @@ async def retrieve_future(
 
 
 @router.post("/cancel_future")
-async def cancel_future(body: Json, owner: OwnerDep, state: StateDep) -> Json:
+async def cancel_future(body: Json, owner: ApiUserDep, state: StateDep) -> Json:
     """Cancels requests."""
     ids = body.get("request_ids") or [body.get("request_id")]
     for request_id in ids if isinstance(ids, list) else []:
@@ -128,7 +128,7 @@ async def skip_refused(request: Request, error: Exception) -> Response:
 
 
 @router.post("/create_model")
-async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDep) -> Json:
+async def create_model(body: bodies.CreateModel, owner: ApiUserDep, state: StateDep) -> Json:
     """Creates a LoRA adapter on a base model."""
     session = state.session(owner, body.session_id)
     _require_adam(body.optimizer_config)
@@ -148,7 +148,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
 
 
 @router.post("/load_weights")
-async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Json:
+async def load_weights(body: bodies.LoadWeights, owner: ApiUserDep, state: StateDep) -> Json:
     """Loads a checkpoint into a model, or creates a model from it."""
 
     # For an existing model, this runs within the operation, so that an error leaves no gap.
@@ -192,7 +192,7 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
 
 @router.post("/get_info")
 async def get_info(
-    model_id: bodies.IdField, request: Request, owner: OwnerDep, state: StateDep
+    model_id: bodies.IdField, request: Request, owner: ApiUserDep, state: StateDep
 ) -> Json:
     """Returns a model's name, rank and tokenizer."""
     _, model = state.model(owner, model_id)
@@ -215,19 +215,19 @@ async def get_info(
 
 
 @router.post("/forward_backward", openapi_extra=json_body_schema(bodies.JsonPass))
-async def forward_backward(request: Request, owner: OwnerDep, state: StateDep) -> Json:
+async def forward_backward(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
     """Submits a forward-backward pass, in protobuf or in the JSON of SDKs before 0.25."""
     return await _submit_pass(request, owner, state, forward=False)
 
 
 @router.post("/forward", openapi_extra=json_body_schema(bodies.JsonPass))
-async def forward(request: Request, owner: OwnerDep, state: StateDep) -> Json:
+async def forward(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
     """Submits a forward pass, for SDKs before 0.25."""
     return await _submit_pass(request, owner, state, forward=True)
 
 
 async def _submit_pass(
-    request: Request, owner: Owner, state: ServerState, *, forward: bool
+    request: Request, owner: ApiUser, state: ServerState, *, forward: bool
 ) -> Json:
     batch = await wire.receive_pass(request, forward=forward)
     # Count now, so that the callback does not keep the data in memory.
@@ -258,7 +258,7 @@ async def _submit_pass(
 
 
 @router.post("/optim_step")
-async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -> Json:
+async def optim_step(body: bodies.OptimStep, owner: ApiUserDep, state: StateDep) -> Json:
     """Submits a step of AdamW."""
 
     def step(client: LocalTrainingClient) -> Future[Any]:
@@ -281,7 +281,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
 @router.post("/save_weights")
 @router.post("/save_weights_external")
 @router.post("/save_weights_for_sampler")
-async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: StateDep) -> Json:
+async def save(body: bodies.Save, request: Request, owner: ApiUserDep, state: StateDep) -> Json:
     """Saves a checkpoint: for training, for download, or for sampling.
 
     Without a path, the sampler route creates a sampler of the current weights.
@@ -356,7 +356,7 @@ def _create(
 
 def _submit(
     state: ServerState,
-    owner: Owner,
+    owner: ApiUser,
     body: bodies.Operation | wire.PassRequest,
     operation: Callable[[LocalTrainingClient], Future[Any]],
     name: str,

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, Field
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import OwnerDep, StateDep, key_of
+from tinker_cookbook.server.access import ApiUserDep, StateDep, key_of
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.exposition import exposition
@@ -35,7 +35,7 @@ _CHECKPOINT = "training_runs/{run_id}/checkpoints/{kind}/{name}"
 _ARCHIVE = "archive.tar"
 
 
-async def _client(owner: OwnerDep) -> LocalRestClient:
+async def _client(owner: ApiUserDep) -> LocalRestClient:
     return LocalRestClient(owner.store)
 
 
@@ -78,7 +78,7 @@ async def list_checkpoints(run_id: str, client: ClientDep) -> Json:
 
 @router.get("/checkpoints")
 async def list_all(
-    client: ClientDep, owner: OwnerDep, limit: Limit = 100, offset: Offset = 0
+    client: ClientDep, owner: ApiUserDep, limit: Limit = 100, offset: Offset = 0
 ) -> Json:
     """Lists the checkpoints of all runs, newest first, and what all files of the runs use."""
     listed = (await client.list_user_checkpoints(limit, offset)).model_dump(mode="json")
@@ -121,7 +121,7 @@ async def unpublish(path: PathDep, client: ClientDep) -> None:
 
 
 @router.get(f"/{_CHECKPOINT}/archive", response_model=None)
-def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -> Response:
+def archive(path: PathDep, request: Request, owner: ApiUserDep, state: StateDep) -> Response:
     """Redirects to a signed URL of a tar file with the adapter in PEFT's format."""
     # Check the checkpoint before a URL is signed.
     owner.store.get_checkpoint(path)
@@ -132,7 +132,7 @@ def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -
 
 @router.get(f"/{_CHECKPOINT}/external_weights_urls")
 def external_weights_urls(
-    path: PathDep, request: Request, owner: OwnerDep, state: StateDep
+    path: PathDep, request: Request, owner: ApiUserDep, state: StateDep
 ) -> Json:
     """Returns a signed URL for each file of an adapter."""
     until = int(time.time()) + URL_SECONDS
@@ -177,7 +177,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(request: Request, owner: OwnerDep, body: Json) -> Json:
+async def client_config(request: Request, owner: ApiUserDep, body: Json) -> Json:
     """Returns the server's features; the SDK uses its defaults for the others."""
     # Half of the limit, because the SDK counts only the data and not the fields around them.
     half = request.app.state.max_request_bytes // 2
@@ -190,13 +190,13 @@ async def client_config(request: Request, owner: OwnerDep, body: Json) -> Json:
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(owner: OwnerDep, body: Json) -> Json:
+async def dynamic_config(owner: ApiUserDep, body: Json) -> Json:
     """Returns settings that may change while a client runs."""
     return {"sample_cancel_enabled": True}
 
 
 @router.get("/get_server_capabilities")
-def capabilities(owner: OwnerDep, state: StateDep) -> Json:
+def capabilities(owner: ApiUserDep, state: StateDep) -> Json:
     """Returns the base models and their context lengths."""
     known = dict(state.engine.available_models())
     fixed = {"trainable": True, "sampleable": True}
@@ -209,7 +209,7 @@ def capabilities(owner: OwnerDep, state: StateDep) -> Json:
 
 
 @router.post("/create_session")
-async def create_session(body: bodies.CreateSession, owner: OwnerDep, state: StateDep) -> Json:
+async def create_session(body: bodies.CreateSession, owner: ApiUserDep, state: StateDep) -> Json:
     """Creates a session."""
     session = state.start_session(owner, body.user_metadata, body.display_name)
     created = {"type": "create_session", "session_id": session.session_id}
@@ -221,14 +221,16 @@ async def create_session(body: bodies.CreateSession, owner: OwnerDep, state: Sta
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(session_id: bodies.IdField, owner: OwnerDep, state: StateDep) -> dict[str, str]:
+async def heartbeat(
+    session_id: bodies.IdField, owner: ApiUserDep, state: StateDep
+) -> dict[str, str]:
     """Keeps a session open."""
     state.session(owner, session_id)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
-async def finish(session_id: str, body: Json, owner: OwnerDep, state: StateDep) -> None:
+async def finish(session_id: str, body: Json, owner: ApiUserDep, state: StateDep) -> None:
     """Ends a session: frees its models, keeps its checkpoints."""
     reason = body.get("reason")
     kind = reason.get("type", "finished") if isinstance(reason, dict) else "finished"
@@ -237,7 +239,7 @@ async def finish(session_id: str, body: Json, owner: OwnerDep, state: StateDep) 
 
 @router.get("/sessions")
 async def list_sessions(
-    owner: OwnerDep, state: StateDep, limit: Limit = 20, offset: Offset = 0
+    owner: ApiUserDep, state: StateDep, limit: Limit = 20, offset: Offset = 0
 ) -> Json:
     """Returns the ids of the open sessions, newest first."""
     found = sorted(state.sessions(owner), key=lambda one: one.created_at, reverse=True)
@@ -245,7 +247,7 @@ async def list_sessions(
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(session_id: str, owner: OwnerDep, state: StateDep) -> Json:
+async def get_session(session_id: str, owner: ApiUserDep, state: StateDep) -> Json:
     """Returns the models and samplers of a session."""
     session = state.session(owner, session_id)
     return {
@@ -277,7 +279,7 @@ class SessionSearch(bodies.Body):
 
 
 @router.post("/sessions/search", tags=["service"])
-async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep) -> Json:
+async def search_sessions(body: SessionSearch, owner: ApiUserDep, state: StateDep) -> Json:
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
@@ -339,7 +341,7 @@ def _summary(session: Session) -> Json:
 
 
 @router.get("/samplers/{sampler_id}")
-async def get_sampler(sampler_id: str, owner: OwnerDep, state: StateDep) -> Json:
+async def get_sampler(sampler_id: str, owner: ApiUserDep, state: StateDep) -> Json:
     """Returns the weights that a sampler uses."""
     _, sampler = state.sampler(owner, sampler_id)
     weights = {"base_model": sampler.base_model, "model_path": sampler.model_path}
@@ -347,13 +349,13 @@ async def get_sampler(sampler_id: str, owner: OwnerDep, state: StateDep) -> Json
 
 
 @router.post("/telemetry")
-async def telemetry(owner: OwnerDep) -> dict[str, str]:
+async def telemetry(owner: ApiUserDep) -> dict[str, str]:
     """Ignores telemetry; the body is not read."""
     return {"status": "accepted"}
 
 
 @router.post("/auth/token", tags=["account"])
-async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str, str]:
+async def token(request: Request, owner: ApiUserDep, state: StateDep) -> dict[str, str]:
     """Returns a token that replaces the key for some hours and contains the owner's name."""
     # The SDK exchanges a token in TINKER_API_KEY too. It gets the same one, which still expires.
     given = key_of(request)
@@ -361,7 +363,7 @@ async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str,
 
 
 @router.get("/auth/apikey/me", tags=["account"])
-async def own_key(owner: OwnerDep) -> Json:
+async def own_key(owner: ApiUserDep) -> Json:
     """Returns the description of a key that ``tinker auth login`` stores."""
     # A number derived from the owner, since keys have no stored id.
     number = int.from_bytes(hashlib.sha256(owner.name.encode()).digest()[:6])
@@ -376,7 +378,7 @@ async def own_key(owner: OwnerDep) -> Json:
     }
 
 
-def server_metrics(owner: OwnerDep, state: StateDep) -> Response:
+def server_metrics(owner: ApiUserDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
     return exposition(state)
 
@@ -413,7 +415,7 @@ REFUSED = {
 
 
 def _refuse(reason: str) -> Callable[..., Awaitable[None]]:
-    async def refuse(owner: OwnerDep) -> None:
+    async def refuse(owner: ApiUserDep) -> None:
         raise BackendError(reason)
 
     return refuse

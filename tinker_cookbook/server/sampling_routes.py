@@ -16,9 +16,9 @@ from tinker import types
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
-from tinker_cookbook.server.access import OwnerDep, StateDep
+from tinker_cookbook.server.access import ApiUserDep, StateDep
 from tinker_cookbook.server.bodies import Json, JsonRoute, json_body_schema
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.requests import PendingRequest, Usage
 from tinker_cookbook.server.state import OpenSampler, ServerState
 
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=JsonRoute)
 
 @router.post("/create_sampling_session")
 async def create_sampling_session(
-    body: bodies.CreateSampler, owner: OwnerDep, state: StateDep
+    body: bodies.CreateSampler, owner: ApiUserDep, state: StateDep
 ) -> Json:
     """Creates a sampler of a base model or a checkpoint."""
     session = state.session(owner, body.session_id)
@@ -45,7 +45,7 @@ async def create_sampling_session(
 
 
 @router.post("/asample", openapi_extra=json_body_schema(bodies.SampleBody))
-async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
+async def asample(request: Request, owner: ApiUserDep, state: StateDep) -> Json:
     """Submits a sampling request; 429 if too many samples are queued."""
     try:
         # Validate the bytes directly, which is three times as fast as parsing first.
@@ -135,7 +135,7 @@ async def _read_pointers(
 
 
 def _load_client(
-    state: ServerState, owner: Owner, model_path: str | None, base_model: str | None
+    state: ServerState, owner: ApiUser, model_path: str | None, base_model: str | None
 ) -> LocalSamplingClient:
     """Loads a checkpoint of this owner, or else a base model."""
     if model_path is not None:

@@ -22,7 +22,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
 from tinker_cookbook.server.errors import NotFoundError, SessionEndedError
 from tinker_cookbook.server.image_sources import ImageSources
-from tinker_cookbook.server.keys import KeyFile, Owner
+from tinker_cookbook.server.keys import ApiUser, KeyFile
 from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, SampleQuota
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Session:
     """Models and samplers of one client program."""
 
     session_id: str
-    owner: Owner
+    owner: ApiUser
     service: LocalServiceClient
     user_metadata: dict[str, Any] | None = None
     display_name: str | None = None
@@ -162,7 +162,7 @@ class ServerState:
         text = "\n".join((owner, path, file, str(until)))
         return hmac.new(self._url_secret, text.encode(), "sha256").hexdigest()
 
-    def start_session(self, owner: Owner, metadata: dict | None, name: str | None) -> Session:
+    def start_session(self, owner: ApiUser, metadata: dict | None, name: str | None) -> Session:
         """Creates a session."""
         session_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         # In the protocol, the metadata of runs are strings.
@@ -173,7 +173,7 @@ class ServerState:
         logger.info("%s: session %s begins%s", owner.name, session_id, f" ({name})" if name else "")
         return session
 
-    def session(self, owner: Owner, session_id: str) -> Session:
+    def session(self, owner: ApiUser, session_id: str) -> Session:
         """Returns an open session of this owner; raises ``NotFoundError``."""
         session = self._sessions.get(session_id)
         # Another owner's session gives the same error as a missing one.
@@ -188,17 +188,17 @@ class ServerState:
         session.seen_at = time.monotonic()
         return session
 
-    def request(self, owner: Owner, request_id: str) -> PendingRequest | None:
+    def request(self, owner: ApiUser, request_id: str) -> PendingRequest | None:
         """Returns a request of this owner, or None."""
         pending = self.requests.get(request_id)
         session = self._sessions.get(pending.session_id) if pending is not None else None
         return pending if session is not None and session.owner is owner else None
 
-    def sessions(self, owner: Owner | None = None) -> list[Session]:
+    def sessions(self, owner: ApiUser | None = None) -> list[Session]:
         """Returns the open sessions, of one owner or of all."""
         return [one for one in self._sessions.values() if owner in (None, one.owner)]
 
-    def model(self, owner: Owner, model_id: str) -> tuple[Session, Model]:
+    def model(self, owner: ApiUser, model_id: str) -> tuple[Session, Model]:
         """Returns a model in training and its session; raises ``NotFoundError``."""
         session = self.session(owner, model_id.partition(":")[0])
         model = session.models.get(model_id)
@@ -208,7 +208,7 @@ class ServerState:
             )
         return session, model
 
-    def sampler(self, owner: Owner, sampler_id: str) -> tuple[Session, OpenSampler]:
+    def sampler(self, owner: ApiUser, sampler_id: str) -> tuple[Session, OpenSampler]:
         """Returns a sampler and its session; raises ``NotFoundError``."""
         session = self.session(owner, sampler_id.partition(":")[0])
         sampler = session.samplers.get(sampler_id)
@@ -231,12 +231,12 @@ class ServerState:
             )
         return name
 
-    def require_model_of(self, owner: Owner, path: str) -> str:
+    def require_model_of(self, owner: ApiUser, path: str) -> str:
         """Returns the base model of a checkpoint if it is served. Does not read weights."""
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
 
-    def sample_quota(self, owner: Owner) -> SampleQuota:
+    def sample_quota(self, owner: ApiUser) -> SampleQuota:
         """Returns the quota of an owner, which does not depend on other owners. Thread-safe."""
         return self._sample_quotas.setdefault(owner.name, SampleQuota(self._max_queued_samples))
 

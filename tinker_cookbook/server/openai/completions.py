@@ -25,9 +25,9 @@ from tinker_cookbook.renderers.core.messages import (
     normalize_messages,
 )
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
-from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.constraints import (
     CallPolicy,
     chat_mask,
@@ -52,14 +52,16 @@ router = APIRouter()
 
 
 @router.post("/completions", openapi_extra=json_body_schema(CompletionBody))
-async def completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+async def completions(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns continuations of one or several prompts."""
     body = await read_json(request, CompletionBody.parse)
     writer = await loader.run(_prepare_completions, loader, owner, body)
     return await writer.respond(request)
 
 
-def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody) -> ResponseWriter:
+def _prepare_completions(
+    loader: ModelLoader, owner: ApiUser, body: CompletionBody
+) -> ResponseWriter:
     max_tokens = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default
     if max_tokens == 0 and not body.echo:
         raise ApiError("max_tokens: got 0, expected at least 1 without echo", param="max_tokens")
@@ -206,14 +208,14 @@ _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "rea
 
 
 @router.post("/chat/completions", openapi_extra=json_body_schema(ChatBody))
-async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+async def chat_completions(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation."""
     body = await read_json(request, ChatBody.parse)
     writer = await prepare(request, loader, owner, body, "messages", prepare_chat)
     return await writer.respond(request)
 
 
-def prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
+def prepare_chat(loader: ModelLoader, owner: ApiUser, body: ChatBody) -> ResponseWriter:
     """Returns the writer of the next message; blocks, so it needs a thread."""
     model = loader.load(owner, body.model)
     renderer = renderer_of(model, body.renderer_name, format_options(body))

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tinker import types
 
-from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Int64, Json, Token, json_body_schema, read_json
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import (
     MAX_TOP_LOGPROBS,
@@ -117,14 +117,14 @@ class GenerateBody(BaseModel):
 
 
 @router.post("/inference/v1/generate", openapi_extra=json_body_schema(GenerateBody))
-async def generate(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+async def generate(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns continuations of a prompt, as token ids with their log-probabilities."""
     body = await read_json(request, GenerateBody.parse)
     writer = await loader.run(_prepare, loader, owner, body)
     return await writer.respond(request)
 
 
-def _prepare(loader: ModelLoader, owner: Owner, body: GenerateBody) -> ResponseWriter:
+def _prepare(loader: ModelLoader, owner: ApiUser, body: GenerateBody) -> ResponseWriter:
     model, params = loader.load(owner, body.model), body.sampling_params
     sampling = body.sampling_body()
     # Default: as many tokens as the context has space for, as in chat.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from tinker_cookbook.server.bodies import Json
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.models import ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, SamplingBody
 from tinker_cookbook.server.openai.sampling import ResponseWriter
@@ -23,10 +23,10 @@ IMAGE_PARTS = ("image_url", "input_image")
 async def prepare(
     request: Request,
     loader: ModelLoader,
-    owner: Owner,
+    owner: ApiUser,
     body: B,
     field: str,
-    work: Callable[[ModelLoader, Owner, B], ResponseWriter],
+    work: Callable[[ModelLoader, ApiUser, B], ResponseWriter],
 ) -> ResponseWriter:
     """Returns ``work`` of a request, whose messages or input items are in its ``field``."""
     if not await _read_images(request, loader.state, getattr(body, field), field):

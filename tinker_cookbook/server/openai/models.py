@@ -22,9 +22,9 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer, get_renderer_names
 from tinker_cookbook.renderers.core.codec import TextCodec
-from tinker_cookbook.server.access import OwnerDep, StateDep
+from tinker_cookbook.server.access import ApiUserDep, StateDep
 from tinker_cookbook.server.bodies import Json
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.protocol import ApiError, model_not_found
 from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -44,7 +44,7 @@ router = APIRouter()
 
 
 @router.get("/models")
-def list_models(owner: OwnerDep, state: StateDep) -> Json:
+def list_models(owner: ApiUserDep, state: StateDep) -> Json:
     """Lists the base models, then the sampler checkpoints, newest first: the caller's, and
     published ones of other owners."""
     lengths = dict(state.engine.available_models())
@@ -62,7 +62,7 @@ def list_models(owner: OwnerDep, state: StateDep) -> Json:
 
 
 @router.get("/models/{name:path}")
-def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
+def get_model(name: str, owner: ApiUserDep, state: StateDep) -> Json:
     """Returns one model; training checkpoints are allowed, since they can be sampled too."""
     lengths = dict(state.engine.available_models())
     if not name.startswith(SCHEME):
@@ -71,7 +71,7 @@ def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
     return _checkpoint_entry(lengths, info, run, owner.name)
 
 
-def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[CheckpointInfo, RunInfo]:
+def _checkpoint(state: ServerState, owner: ApiUser, path: str) -> tuple[CheckpointInfo, RunInfo]:
     """Returns a checkpoint and its run if the base model is served, else raises ``ApiError``."""
     try:
         info = owner.store.get_checkpoint(path)
@@ -142,7 +142,7 @@ class ModelLoader:
         """Runs ``work`` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    def load(self, owner: Owner, model: str) -> LoadedModel:
+    def load(self, owner: ApiUser, model: str) -> LoadedModel:
         """Returns a served base model, or a checkpoint of this owner."""
         path = created = renderer_name = None
         if not model.startswith(SCHEME):
@@ -180,7 +180,7 @@ class ModelLoader:
                 future.set_exception(error)
         return future.result()
 
-    def _drop(self, owner: Owner, model: str) -> None:
+    def _drop(self, owner: ApiUser, model: str) -> None:
         with self._lock:
             for key in [key for key in self._models if key[:2] == (owner.name, model)]:
                 del self._models[key]

@@ -16,9 +16,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
-from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.access import ApiUserDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.keys import ApiUser
 from tinker_cookbook.server.openai.completions import prepare_chat
 from tinker_cookbook.server.openai.images import IMAGE_PARTS, image_url, prepare
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
@@ -42,14 +42,14 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_t
 
 
 @router.post("/responses", openapi_extra=json_body_schema(ResponsesBody))
-async def responses(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+async def responses(request: Request, owner: ApiUserDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation as output items."""
     body = await read_json(request, ResponsesBody.parse)
     writer = await prepare(request, loader, owner, body, "input", _prepare)
     return await writer.respond(request)
 
 
-def _prepare(loader: ModelLoader, owner: Owner, body: ResponsesBody) -> ResponseWriter:
+def _prepare(loader: ModelLoader, owner: ApiUser, body: ResponsesBody) -> ResponseWriter:
     chat = prepare_chat(loader, owner, as_chat_body(body))
     names = "resp", "response", "response"
     return _ResponsesWriter(body, *names, chat.choices, chat.samples)
