@@ -24,7 +24,7 @@ from tinker_cookbook.sweep.results import (
     progress_line,
     runs_table,
 )
-from tinker_cookbook.sweep.runs import Run, last_lines, run_all, serving, stop_runs
+from tinker_cookbook.sweep.runs import SweepRun, last_lines, run_all, serving, stop_runs
 from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
@@ -54,10 +54,10 @@ def _run_sweep(sweep: Sweep) -> int:
     metrics = METRICS if sweep.keys.metric is None else (sweep.keys.metric,)
     console = get_console()
     with RunLock(sweep.log_dir, "log_dir"):
-        runs: list[Run] = []
+        runs: list[SweepRun] = []
         for point in sweep.points:
             settings = {**point.settings, **sweep.server_settings}
-            runs.append(Run(point, sweep.recipe, settings, sweep.log_dir / point.name))
+            runs.append(SweepRun(point, sweep.recipe, settings, sweep.log_dir / point.name))
             # All runs are loaded before any starts, so that wrong settings stop the sweep at once.
             runs[-1].load()
 
@@ -65,7 +65,7 @@ def _run_sweep(sweep: Sweep) -> int:
             # Less borders, heading and caption.
             return runs_table(runs, metrics, max(console.height - 7, 1))
 
-        def print_change(run: Run) -> None:
+        def print_change(run: SweepRun) -> None:
             if not console.is_terminal:
                 print_line(progress_line(run, metrics))
 
@@ -84,7 +84,7 @@ def _run_sweep(sweep: Sweep) -> int:
         return _report(sweep, runs)
 
 
-def _report(sweep: Sweep, runs: list[Run]) -> int:
+def _report(sweep: Sweep, runs: list[SweepRun]) -> int:
     """Writes and prints the results; returns the exit status."""
     rows = collect(runs, sweep.keys.metric)
     results = sweep.log_dir / "results.jsonl"

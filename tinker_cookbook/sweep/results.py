@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest_sentence
-from tinker_cookbook.sweep.runs import Run, State
+from tinker_cookbook.sweep.runs import State, SweepRun
 from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.terminal import format_seconds
 
@@ -27,7 +27,7 @@ _STYLES: dict[State, str] = {
 
 
 def runs_table(
-    runs: Sequence[Run], metrics: Sequence[str], height: int | None = None, best: str = ""
+    runs: Sequence[SweepRun], metrics: Sequence[str], height: int | None = None, best: str = ""
 ) -> Table:
     """Returns a table of the runs, the one of the name ``best`` in bold.
 
@@ -51,12 +51,12 @@ def runs_table(
     return table
 
 
-def progress_line(run: Run, metrics: Sequence[str]) -> str:
+def progress_line(run: SweepRun, metrics: Sequence[str]) -> str:
     """Returns what ``runs_table`` shows of a run, for outputs that are no terminal."""
     return "  ".join(filter(None, (f"{run.state:8}", run.point.name, *_progress(run, metrics))))
 
 
-def _progress(run: Run, metrics: Sequence[str]) -> tuple[str, str, str]:
+def _progress(run: SweepRun, metrics: Sequence[str]) -> tuple[str, str, str]:
     """Returns the step, the first of ``metrics`` that the run has, and the time, as text."""
     total = f"/{run.total}" if run.step and run.total is not None else ""
     step = "" if run.step is None else f"{run.step}{total}"
@@ -65,7 +65,7 @@ def _progress(run: Run, metrics: Sequence[str]) -> tuple[str, str, str]:
     return step, metric, format_seconds(run.elapsed) if run.elapsed else ""
 
 
-def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
+def collect(runs: Sequence[SweepRun], metric: str | None) -> list[dict[str, Any]]:
     """Returns one row for each run: swept values, ``metric``, ``value``, ``step``, ``seconds``,
     ``state`` and ``log_path``.
 

@@ -29,7 +29,7 @@ _STOP_SECONDS = 30.0
 
 
 @dataclass
-class Run:
+class SweepRun:
     """A point of the grid and its process; ``LOG_DIR/.sweep/NAME.json`` keeps it between sweeps."""
 
     point: Point
@@ -147,7 +147,7 @@ class Run:
 
 
 def run_all(
-    runs: Sequence[Run], jobs: int, server: Server, on_change: Callable[[Run], None]
+    runs: Sequence[SweepRun], jobs: int, server: Server, on_change: Callable[[SweepRun], None]
 ) -> None:
     """Runs everything that waits, in order, ``jobs`` processes at a time.
 
@@ -173,7 +173,7 @@ def run_all(
         time.sleep(_POLL_SECONDS)
 
 
-def stop_runs(runs: Sequence[Run]) -> None:
+def stop_runs(runs: Sequence[SweepRun]) -> None:
     """Interrupts running processes as Ctrl-C does, and kills those that do not end."""
     active = [(run, run.process) for run in runs if run.process is not None]
     try:

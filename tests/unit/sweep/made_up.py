@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tinker_cookbook.sweep.arguments import make_points
-from tinker_cookbook.sweep.runs import Run
+from tinker_cookbook.sweep.runs import SweepRun
 
 
 def write_rows(folder: Path, rows: list[dict]) -> Path:
@@ -18,6 +18,6 @@ def write_rows(folder: Path, rows: list[dict]) -> Path:
 
 def make_runs(folder: Path, grid: dict[str, list[str]], recipe: str = "recipes.sl_loop", **extra):
     return [
-        Run(point, recipe, {**point.settings, **extra}, folder / point.name)
+        SweepRun(point, recipe, {**point.settings, **extra}, folder / point.name)
         for point in make_points(grid)
     ]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.eval.benchmarks._run import Run, answer_turn, prompt_turns
+from tinker_cookbook.eval.benchmarks._run import BenchmarkRun, answer_turn, prompt_turns
 from tinker_cookbook.eval.benchmarks._sources import RendererSource, example_seed, prompt_key
 from tinker_cookbook.eval.benchmarks._types import (
     METRIC_CONTEXT_OVERFLOW,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Env, Trajectory
 
 
-class EnvRun(Run):
+class EnvRun(BenchmarkRun):
     """Runs ``num_samples`` episodes of each problem."""
 
     source: RendererSource

@@ -11,7 +11,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.eval.benchmarks._run import Run
+from tinker_cookbook.eval.benchmarks._run import BenchmarkRun
 from tinker_cookbook.eval.benchmarks._sources import RendererSource
 from tinker_cookbook.eval.benchmarks._summary import ACC_NORM, ANSWER_LOG
 from tinker_cookbook.eval.benchmarks._types import StoredTrajectory, StoredTurn
@@ -26,7 +26,7 @@ else:
     tinker = lazy_module("tinker")
 
 
-class LogprobRun(Run):
+class LogprobRun(BenchmarkRun):
     """One row for each question; ``num_samples`` does not apply."""
 
     source: RendererSource

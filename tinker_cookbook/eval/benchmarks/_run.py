@@ -58,7 +58,7 @@ class Progress(Protocol):
         """Called when a problem is done; ``stored``: whether its answers were stored before."""
 
 
-class Run:
+class BenchmarkRun:
     """Runs the problems of one benchmark, ``concurrency`` of them at the same time."""
 
     file: AnswerFile
@@ -142,7 +142,7 @@ class Run:
         )
 
 
-class ExampleRun(Run):
+class ExampleRun(BenchmarkRun):
     """Samples and grades answers to single questions."""
 
     async def prepare(self) -> dict[str, Any]:

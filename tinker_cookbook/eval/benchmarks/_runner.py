@@ -19,7 +19,7 @@ from tinker_cookbook.eval.benchmarks._files import (
 )
 from tinker_cookbook.eval.benchmarks._logprob_run import LogprobRun
 from tinker_cookbook.eval.benchmarks._registry import find_benchmark
-from tinker_cookbook.eval.benchmarks._run import ExampleRun, Progress, Run
+from tinker_cookbook.eval.benchmarks._run import BenchmarkRun, ExampleRun, Progress
 from tinker_cookbook.eval.benchmarks._sources import AnswerSource, RendererSource, identify
 from tinker_cookbook.eval.benchmarks._summary import summarize
 from tinker_cookbook.eval.benchmarks._types import (
@@ -138,7 +138,7 @@ async def _run(
     folder: Path | None,
 ) -> BenchmarkResult:
     started = time.monotonic()
-    kind: type[Run] = LogprobRun if config.scoring == "logprob" else ExampleRun
+    kind: type[BenchmarkRun] = LogprobRun if config.scoring == "logprob" else ExampleRun
     if not isinstance(builder, ExampleBenchmark):
         kind = EnvRun
     run = kind(builder, source, config, progress)
