@@ -134,7 +134,7 @@ class Engine:
     @property
     def processes(self) -> int:
         """Number of processes that train: those of torchrun, or this one."""
-        return 1 if self._followers is None else self._followers.place.world
+        return 1 if self._followers is None else self._followers.process.world
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queues ``fn`` on the worker in the default lane; returns at once."""

@@ -18,7 +18,11 @@ from torch import distributed
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
-from tinker_cookbook.engine.parallel.launch import Place, end_process_group, start_process_group
+from tinker_cookbook.engine.parallel.launch import (
+    ProcessRank,
+    end_process_group,
+    start_process_group,
+)
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -127,7 +131,7 @@ def make_run(base: BaseModel, budget: int = 10_000, **kwargs: Any) -> TrainingRu
 
 def group_of_one() -> Iterator[None]:
     """A process group of this process alone, for a fixture."""
-    start_process_group(distributed.HashStore(), Place(0, 1))
+    start_process_group(distributed.HashStore(), ProcessRank(0, 1))
     yield
     end_process_group()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.parallel import join, launch
-from tinker_cookbook.engine.parallel.launch import Place
+from tinker_cookbook.engine.parallel.launch import ProcessRank
 from tinker_cookbook.engine.parallel.messages import Call, sendable
 from tinker_cookbook.engine.parallel.share import BatchLoss, GroupLoss, shares_of, stand_in
 from tinker_cookbook.engine.training.packing import plan
@@ -135,26 +135,26 @@ def test_an_error_that_another_process_cannot_load_is_sent_in_words():
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
-    place = Place(1, 2)
-    assert place.device("cpu") == "cpu"
+    process = ProcessRank(1, 2)
+    assert process.device("cpu") == "cpu"
     with pytest.raises(
         ConfigurationError, match=r"device: got 'cuda:1' for 2 processes.*device=cuda"
     ):
-        place.device("cuda:1")
+        process.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert place.device("auto") == "cpu"
+    assert process.device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert place.device("auto") == place.device("cuda") == "cuda:1"
+    assert process.device("auto") == process.device("cuda") == "cuda:1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigurationError, match=r"2 processes.*1 GPU\(s\).*--nproc-per-node 1"):
-        place.device("auto")
+        process.device("auto")
 
 
 @pytest.fixture
 def fresh(monkeypatch):
     """As in a new process, with torchrun's variables."""
-    monkeypatch.setattr(launch.processes, "place", None)
+    monkeypatch.setattr(launch.processes, "this", None)
     given = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name in join._VARIABLES:
         monkeypatch.setenv(name, given.get(name, "1"))

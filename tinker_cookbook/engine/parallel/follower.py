@@ -21,7 +21,7 @@ from tinker_cookbook.engine.model.loading import import_library
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.resolve import ResolvedModel
 from tinker_cookbook.engine.parallel.launch import (
-    Place,
+    ProcessRank,
     end_process,
     end_process_group,
     in_step,
@@ -54,8 +54,8 @@ class Follower:
     """Serves the operations of rank 0 (process ``leader``). Its runs have no optimizer state and no
     checkpoints: rank 0 takes the steps and sends the weights."""
 
-    def __init__(self, channel: Channel, leader: int, store: Any, place: Place) -> None:
-        self._channel, self._leader, self._store, self._place = channel, leader, store, place
+    def __init__(self, channel: Channel, leader: int, store: Any, process: ProcessRank) -> None:
+        self._channel, self._leader, self._store, self._rank = channel, leader, store, process
         self._engine: Engine | None = None
         self._runs: dict[int, TrainingRun] = {}
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class Follower:
                 number, name, values = self._channel.receive()
             except (EOFError, OSError):
                 if self._engine is not None:
-                    end_process(f"rank {self._place.rank}: rank 0 has ended, so this process ends")
+                    end_process(f"rank {self._rank.rank}: rank 0 has ended, so this process ends")
                 self._end()
             if name == "end":
                 self._end()
@@ -131,7 +131,7 @@ class Follower:
         self, device: str, dtype: str, base_dtype: str, replay_router: bool, shard_base: bool
     ) -> None:
         with in_step("starting torch.distributed"):
-            start_process_group(self._store, self._place)
+            start_process_group(self._store, self._rank)
         self._engine = Engine(device, dtype, base_dtype, replay_router, shard_base=shard_base)
 
     def _close_engine(self) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any, NoReturn
 
-from tinker_cookbook.engine.parallel.launch import Followers, Place, processes
+from tinker_cookbook.engine.parallel.launch import Followers, ProcessRank, processes
 from tinker_cookbook.engine.parallel.messages import Channel
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -27,55 +27,55 @@ def join() -> None:
     before an engine is made: what a script does before, every rank does.
     """
     with _joining:
-        if processes.place is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        if processes.this is None and "TORCHELASTIC_RUN_ID" in os.environ:
             _join()
 
 
 def _join() -> None:
-    place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    process = ProcessRank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
-    if 1 < place.world == here:
+    if 1 < process.world == here:
         from torch.distributed.rendezvous import rendezvous
 
         store, _, _ = next(rendezvous("env://"))
     # The children of this process are no ranks.
     for name in _VARIABLES:
         os.environ.pop(name, None)
-    processes.place = place
-    if here != place.world:
+    processes.this = process
+    if here != process.world:
         raise ConfigurationError(
-            f"torchrun: got {place.world} processes on several machines, expected those of one; "
+            f"torchrun: got {process.world} processes on several machines, expected those of one; "
             "leave --nnodes out, or train on a cluster through backend=URL"
         )
-    if place.world == 1:
+    if process.world == 1:
         return
-    if place.rank == 0:
-        processes.followers = _accept(store, place)
+    if process.rank == 0:
+        processes.followers = _accept(store, process)
         atexit.register(processes.followers.end)
     else:
-        _follow(store, place)
+        _follow(store, process)
 
 
-def _accept(store: Any, place: Place) -> Followers:
+def _accept(store: Any, process: ProcessRank) -> Followers:
     from multiprocessing.connection import Listener
 
     channels, pids = dict[int, Channel](), dict[int, int]()
     # A socket in a folder that only this user can enter.
-    with Listener(family="AF_UNIX", backlog=place.world) as listener:
+    with Listener(family="AF_UNIX", backlog=process.world) as listener:
         store.set("address", f"{os.getpid()} {listener.address}")
-        for _ in range(place.world - 1):
+        for _ in range(process.world - 1):
             channel = Channel(listener.accept())
             rank, pid = channel.receive()
             channels[rank], pids[rank] = channel, pid
     return Followers(dict(sorted(channels.items())), pids, store)
 
 
-def _follow(store: Any, place: Place) -> NoReturn:
+def _follow(store: Any, process: ProcessRank) -> NoReturn:
     from multiprocessing.connection import Client
 
     from tinker_cookbook.engine.parallel.follower import Follower
 
     leader, _, address = store.get("address").decode().partition(" ")
     channel = Channel(Client(address, family="AF_UNIX"))
-    channel.send(place.rank, os.getpid())
-    Follower(channel, int(leader), store, place).serve()
+    channel.send(process.rank, os.getpid())
+    Follower(channel, int(leader), store, process).serve()

@@ -33,7 +33,7 @@ _RESUME = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """Number of this process, and how many there are."""
 
     rank: int
@@ -70,7 +70,7 @@ class Followers:
     def __init__(
         self, channels: Mapping[int, Channel], pids: Mapping[int, int], store: Any
     ) -> None:
-        self.place = Place(0, len(channels) + 1)
+        self.process = ProcessRank(0, len(channels) + 1)
         self.ranks = tuple(channels)
         self.ended_runs: list[int] = []  # that the other ranks still keep
         self._channels, self._pids, self._store = channels, pids, store
@@ -96,7 +96,7 @@ class Followers:
         """Creates the engine of each rank (``settings`` as in ``Follower._open_engine``), and the
         process group for tensors."""
         opened = self.start("open_engine", *settings)
-        start_process_group(self._store, self.place)
+        start_process_group(self._store, self.process)
         opened.wait()
 
     @contextmanager
@@ -161,7 +161,7 @@ class Followers:
 
     def _lost(self, rank: int) -> NoReturn:
         end_process(
-            f"rank {rank} of {self.place.world} (process {self._pids[rank]}) has ended, so this "
+            f"rank {rank} of {self.process.world} (process {self._pids[rank]}) has ended, so this "
             f"run ends. {_RESUME}"
         )
 
@@ -170,25 +170,25 @@ class Followers:
 class Processes:
     """Those of torchrun, once ``join`` has joined them."""
 
-    place: Place | None = None
+    this: ProcessRank | None = None
     followers: Followers | None = None
 
 
 processes = Processes()
 
 
-def joined() -> Place:
+def joined() -> ProcessRank:
     """Returns the number of this process, and how many torchrun has started."""
-    return processes.place or Place(0, 1)
+    return processes.this or ProcessRank(0, 1)
 
 
 def local_device(requested: str) -> str:
     """Returns the device of this process: with torchrun each rank has a GPU of its own."""
-    place = processes.place
-    return requested if place is None or place.world == 1 else place.device(requested)
+    process = processes.this
+    return requested if process is None or process.world == 1 else process.device(requested)
 
 
-def start_process_group(store: Any, place: Place) -> None:
+def start_process_group(store: Any, process: ProcessRank) -> None:
     """Starts torch.distributed for tensors of CPUs and, where there are any, of GPUs."""
     import datetime
 
@@ -202,8 +202,8 @@ def start_process_group(store: Any, place: Place) -> None:
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world,
+        rank=process.rank,
+        world_size=process.world,
         timeout=datetime.timedelta(minutes=_COLLECTIVE_MINUTES),
     )
 

@@ -139,7 +139,7 @@ class DataParallelRun(TrainingRun):
     def _shares(self, data: Sequence[Example], group_size: int = 1) -> list[list[int]]:
         tokens = [example.tokens for example in data]
         micros = self._plan(data, group_size)
-        return shares_of(micros, tokens, self._followers.place.world)
+        return shares_of(micros, tokens, self._followers.process.world)
 
     def _steps(
         self,

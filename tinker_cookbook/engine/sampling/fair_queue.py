@@ -39,7 +39,7 @@ class WaitingRequest:
         return self.request.sampler
 
 
-Place: TypeAlias = tuple[Hashable, Sampler]
+QueueKey: TypeAlias = tuple[Hashable, Sampler]
 """An owner and one of its samplers."""
 
 
@@ -55,7 +55,7 @@ class Shares:
     def __init__(self, rows: Iterable[SampledSequence]) -> None:
         self.total = 0
         self.owners: Counter[Hashable] = Counter()
-        self.runs: Counter[Place] = Counter()
+        self.runs: Counter[QueueKey] = Counter()
         for row in rows:
             self.add(row.request)
 
@@ -66,13 +66,13 @@ class Shares:
         self.owners[owner] += count
         self.runs[owner, request.sampler] += count
 
-    def largest(self, owner: Hashable | None = None) -> Place:
+    def largest(self, owner: Hashable | None = None) -> QueueKey:
         """Returns ``owner``, or the one with most sequences, and its sampler with most."""
         if owner is None:
             owner = max(self.owners, key=self.owners.__getitem__)
         return max((run for run in self.runs if run[0] == owner), key=self.runs.__getitem__)
 
-    def preemptible_for(self, request: SampleRequest) -> Place | None:
+    def preemptible_for(self, request: SampleRequest) -> QueueKey | None:
         """Returns the owner and sampler that may be preempted for ``request``.
 
         The other must still have at least as many sequences afterwards, so that two owners
@@ -82,13 +82,13 @@ class Shares:
             return None
         # Between owners first, then between the samplers of one owner.
         mine = owner_of(request)
-        place = self.largest()
-        if self.owners[place[0]] - self.owners[mine] >= 2:
-            return place
+        key = self.largest()
+        if self.owners[key[0]] - self.owners[mine] >= 2:
+            return key
         if self.owners[mine]:
-            place = self.largest(mine)
-            if self.runs[place] - self.runs[mine, request.sampler] >= 2:
-                return place
+            key = self.largest(mine)
+            if self.runs[key] - self.runs[mine, request.sampler] >= 2:
+                return key
         return None
 
 

@@ -20,7 +20,7 @@ from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.batch_plan import BatchPlan, halves_of
 from tinker_cookbook.engine.sampling.fair_queue import (
     FairQueue,
-    Place,
+    QueueKey,
     Shares,
     WaitingRequest,
     owner_of,
@@ -288,12 +288,12 @@ class Scheduler:
             # A single sequence may always run: out of memory, it fails with advice.
             if shares.total < self._most_rows and (missing <= 0 or not shares.total):
                 return True
-            place = shares.preemptible_for(waiting.request)
+            key = shares.preemptible_for(waiting.request)
             # To get memory, only an owner without a sequence preempts, and only if that frees
             # enough: otherwise the work of others would be lost without a benefit.
-            if place is None or (missing > 0 and not (first and self._preemption_frees(missing))):
+            if key is None or (missing > 0 and not (first and self._preemption_frees(missing))):
                 return False
-            row = self._preempt_of(place, only_if_kept=not first)
+            row = self._preempt_of(key, only_if_kept=not first)
             if row is None:
                 return False
             shares.add(row.request, -1)
@@ -308,7 +308,7 @@ class Scheduler:
         blocks = {block for table in stay for block in table.blocks}
         return self._cache.active_tokens - len(blocks) * BLOCK >= missing
 
-    def _preempt_of(self, place: Place, *, only_if_kept: bool) -> SampledSequence | None:
+    def _preempt_of(self, key: QueueKey, *, only_if_kept: bool) -> SampledSequence | None:
         """Preempts the newest sequence of an owner's sampler and returns it.
 
         With ``only_if_kept``, returns ``None`` if the prefix cache has no room for its KV cache.
@@ -316,20 +316,20 @@ class Scheduler:
         # A sequence in prefill loses the least work, so it is preempted before a decoding one.
         for prefill in reversed(self._prefills):
             for row in reversed(prefill.rows):
-                if _holds(place, row):
+                if _holds(key, row):
                     prefill.rows.remove(row)
                     self._drop_empty_prefills()
                     self._waiting.add(WaitingRequest.of(row), first=True)
                     return row
-        table = self._newest(place)
+        table = self._newest(key)
         row, fits = self._rows[table], self._prefixes.spare >= table.capacity
         if only_if_kept and not fits:
             return None
         self._preempt(table, keep=fits)
         return row
 
-    def _newest(self, place: Place) -> BlockTable:
-        return next(table for table, row in reversed(self._rows.items()) if _holds(place, row))
+    def _newest(self, key: QueueKey) -> BlockTable:
+        return next(table for table, row in reversed(self._rows.items()) if _holds(key, row))
 
     def _preempt(self, table: BlockTable, *, keep: bool) -> None:
         """Returns a decoding sequence to the queue; it resumes later after its sampled tokens."""
@@ -459,8 +459,8 @@ class Scheduler:
         release_cached_memory(base.device)  # of the old pools
 
 
-def _holds(place: Place, row: SampledSequence) -> bool:
-    return (owner_of(row.request), row.request.sampler) == place
+def _holds(key: QueueKey, row: SampledSequence) -> bool:
+    return (owner_of(row.request), row.request.sampler) == key
 
 
 def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:

@@ -38,7 +38,7 @@ from tinker_cookbook.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-_Run = Callable[[MicroBatchPass, float], None]
+_ComputePass = Callable[[MicroBatchPass, float], None]
 """Runs a micro-batch with a share of the layers checkpointed; stores the results in it."""
 
 TermsOf = Callable[[MicroBatch], Terms]
@@ -197,7 +197,7 @@ class TrainingRun:
         raise AssertionError("unreachable")
 
     def compute_joint(
-        self, data: Sequence[Example], owners: np.ndarray, terms: TermsOf, run: _Run
+        self, data: Sequence[Example], owners: np.ndarray, terms: TermsOf, run: _ComputePass
     ) -> tuple[TermGradients, list[np.ndarray]]:
         """Returns the gradients of ``terms`` and the log-probabilities for a pass over the data of
         several runs; ``owners`` as in ``plan``. No run is changed."""
@@ -331,7 +331,12 @@ class TrainingRun:
         return float(micro.padded_tokens > 4 * rows * self.token_budget)
 
     def _sum_over(
-        self, data: Sequence[Example], micros: Sequence[MicroBatch], run: _Run, *, backward: bool
+        self,
+        data: Sequence[Example],
+        micros: Sequence[MicroBatch],
+        run: _ComputePass,
+        *,
+        backward: bool,
     ) -> LossOutput:
         """Runs micro-batches one by one, and adds up their losses, metrics and gradients."""
         # Cast the adapter once for all micro-batches.
@@ -347,7 +352,7 @@ class TrainingRun:
         data: Sequence[Example],
         micros: Sequence[MicroBatch],
         terms: TermsOf,
-        run: _Run,
+        run: _ComputePass,
         *,
         backward: bool,
     ) -> tuple[TermGradients, LossOutput]:
@@ -403,7 +408,12 @@ class TrainingRun:
         return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
     def _with_retries(
-        self, data: Sequence[Example], micro: MicroBatch, terms: TermsOf, run: _Run, backward: bool
+        self,
+        data: Sequence[Example],
+        micro: MicroBatch,
+        terms: TermsOf,
+        run: _ComputePass,
+        backward: bool,
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch. If out of memory, runs its halves, and finally one row with
         checkpointing."""
