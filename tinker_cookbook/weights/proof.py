@@ -289,7 +289,7 @@ def _score(
         tokens = prompt.tokens if isinstance(prompt, Probe) else np.array(prompt)
         with torch.no_grad(), base.adapted(terms):
             hidden = base.hidden_of_row(tokens)
-            logits = base.head.logits(hidden, base.unembed_pair(terms))
+            logits = base.head.logits(hidden, terms.get(base.unembed_name))
         scores.append(scores_of(prompt, logits))
     return scores
 

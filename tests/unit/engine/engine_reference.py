@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tiny_vlm import KINDS, WHOLE_KINDS, tiny_vlm
 from torch import distributed
 
+from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.loading import model_class
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
@@ -23,6 +24,7 @@ from tinker_cookbook.engine.parallel.launch import (
     end_process_group,
     start_process_group,
 )
+from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
@@ -282,6 +284,22 @@ def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Scheduler:
     while scheduler.busy:
         scheduler.step()
     return scheduler
+
+
+def without_compiler(monkeypatch: Any, base: BaseModel) -> None:
+    """Samples from ``base`` as on a machine without a compiler, except for the packed matrices."""
+    assert base.kv_shapes  # sets the list of operations
+    monkeypatch.setattr(base, "_steps", None)
+    monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+    monkeypatch.setattr(linear, "library", lambda: None)
+
+
+def assert_same_samples(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Equal to the bit; without the C kernels log-probabilities may differ by rounding."""
+    assert [sample.tokens for sample in found] == [sample.tokens for sample in expected]
+    bound = 0 if linear.library() is not None else 1e-4
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=bound)
 
 
 def count_computed(base: BaseModel, monkeypatch: Any) -> list[int]:

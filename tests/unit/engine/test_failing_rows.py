@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.kernels.cpu import linear
-from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
@@ -20,10 +18,10 @@ BASES = ("stories", "stories without native", "gemma3", "qwen3 without native")
 @pytest.fixture(params=BASES)
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
-    if without:  # as on a machine that has no compiler
-        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
-        monkeypatch.setattr(linear, "library", lambda: None)
-    return stories_base if name == "stories" else tiny_base(name)
+    base = stories_base if name == "stories" else tiny_base(name)
+    if without:
+        ref.without_compiler(monkeypatch, base)
+    return base
 
 
 class World:
@@ -58,9 +56,7 @@ class World:
     def assert_the_others_are_as_alone(self) -> None:
         for request in self.good:
             alone = ref.draw(request.sampler, request.prompt, 2, request.settings)
-            found = request.future.result(timeout=0)
-            assert [sample.tokens for sample in found] == [sample.tokens for sample in alone]
-            assert [sample.logprobs for sample in found] == [sample.logprobs for sample in alone]
+            ref.assert_same_samples(request.future.result(timeout=0), alone)
 
 
 def broken_adapter(base, value: float):

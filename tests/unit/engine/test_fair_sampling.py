@@ -6,8 +6,6 @@ import engine_reference as ref
 import numpy as np
 import pytest
 
-from tinker_cookbook.engine.kernels.cpu import linear
-from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import scheduler as batcher_module
 from tinker_cookbook.engine.sampling.requests import SampleRequest, SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -17,10 +15,10 @@ from tinker_cookbook.engine.sampling.scheduler import Scheduler
 @pytest.fixture(params=["stories", "stories without native", "gemma3"])
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
-    if without:  # as on a machine that has no compiler
-        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
-        monkeypatch.setattr(linear, "library", lambda: None)
-    return stories_base if name == "stories" else tiny_base(name)
+    base = stories_base if name == "stories" else tiny_base(name)
+    if without:
+        ref.without_compiler(monkeypatch, base)
+    return base
 
 
 def ask(sampler, prompt, count: int, seed: int, owner: str | None, **kwargs) -> SampleRequest:

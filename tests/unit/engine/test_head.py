@@ -7,7 +7,8 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _Plain
 from tinker_cookbook.engine.model import head as head_module
-from tinker_cookbook.engine.model.head import Head, LoraPair, SavedSoftmax
+from tinker_cookbook.engine.model.head import Head, SavedSoftmax
+from tinker_cookbook.engine.model.low_rank import LowRank
 
 T, H, V, R = 37, 12, 50, 3
 
@@ -45,7 +46,7 @@ def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
     leaves = [hidden, a, b] if lora else [hidden]
     expected = torch.autograd.grad(logprobs, leaves, upstream)
 
-    plain = None if pair is None else LoraPair(a.detach(), b.detach())
+    plain = None if pair is None else LowRank(a.detach(), b.detach())
     filled = torch.full(targets.shape, torch.nan)
     found = head.backward(hidden.detach(), targets, upstream, plain, filled)
     assert head.chunk_rows == 10
@@ -64,7 +65,7 @@ def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
 def test_what_a_forward_pass_kept_changes_nothing(monkeypatch, chunks, wide):
     torch.manual_seed(4)
     head, hidden = Head(FrozenWeight(torch.randn(V, H)), scale=0.3), torch.randn(T, H)
-    pair = LoraPair(torch.randn(R, H), torch.randn(V, R))
+    pair = LowRank(torch.randn(R, H), torch.randn(V, R))
     targets = torch.randint(0, V, (T, 4) if wide else (T,))
     upstream = torch.randn(targets.shape)
     upstream[::3] = 0
@@ -120,12 +121,12 @@ def test_bf16_logits_are_not_rounded_to_bf16():
     """Every value of the product fits fp32; plain bf16 output would be off by up to 0.06."""
     torch.manual_seed(3)
     weight, hidden = torch.randn(V, 64).bfloat16(), torch.randn(T, 64).bfloat16()
-    pair = LoraPair(torch.randn(R, 64).bfloat16(), torch.randn(V, R).bfloat16())
+    pair = LowRank(torch.randn(R, 64).bfloat16(), torch.randn(V, R).bfloat16())
     exact = hidden.double() @ weight.double().t()
     plain = (hidden @ weight.t()).double()
     assert (plain - exact).abs().max() > 0.02
     for head in (Head(FrozenWeight(weight)), Head(FrozenWeight(weight, _Plain))):
         assert (head.logits(hidden, None).double() - exact).abs().max() < 1e-3
-    low = (hidden @ pair[0].t()).double()
-    exact += low @ pair[1].double().t()
+    low = (hidden @ pair.a.t()).double()
+    exact += low @ pair.b.double().t()
     assert (Head(FrozenWeight(weight)).logits(hidden, pair).double() - exact).abs().max() < 2e-3

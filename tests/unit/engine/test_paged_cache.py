@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from engine_reference import draw, run_batch
+from engine_reference import draw, run_batch, without_compiler
 
 from tinker_cookbook.engine.sampling import paged_cache, prefix_cache
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, LayerShape, PagedCache
@@ -23,7 +23,7 @@ SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
 
-@pytest.fixture(params=["native", "gathered"])
+@pytest.fixture(params=["native", "torch"])
 def cache(request, monkeypatch) -> PagedCache:
     """With the layout of the C kernel, and with that of torch's operators."""
     monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: BLOCK * (request.param == "native"))
@@ -39,8 +39,7 @@ def test_layout_of_a_layer(cache):
     assert cache.bytes_per_token == token * 4
     cache.new(1)
     shapes = [list(pool.shape[1:]) for pool in pools(cache)]
-    keys = [[2, 8, BLOCK], [1, 16, BLOCK]] if cache.native else [[2, BLOCK, 8], [1, BLOCK, 16]]
-    assert shapes == [*keys, [2, BLOCK, 4], [1, BLOCK, 16]]
+    assert shapes == [[2, BLOCK, 8], [1, BLOCK, 16], [2, BLOCK, 4], [1, BLOCK, 16]]
 
 
 def test_a_fork_shares_full_blocks_and_owns_the_rest(cache):
@@ -145,15 +144,13 @@ def test_what_is_not_a_number_does_not_stay_in_freed_memory(monkeypatch):
 @needs_compiler
 def test_the_choice():
     assert PagedCache(SHAPES, torch.float32, CPU).native
-    capped = [*SHAPES, LayerShape(1, 8, 8, plain=False)]
-    assert not PagedCache(capped, torch.float32, CPU).native
     assert not PagedCache(SHAPES, torch.float64, CPU).native
 
 
-@pytest.fixture(params=["native", "gathered"])
+@pytest.fixture(params=["native", "torch"])
 def base(request, stories_base, monkeypatch):
-    if request.param == "gathered":
-        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+    if request.param == "torch":
+        without_compiler(monkeypatch, stories_base)
     return stories_base
 
 

@@ -58,15 +58,14 @@ def wishes(base, rng, texts) -> list[dict]:
     return [kinds[i % len(kinds)](len(tokens)) for i, tokens in enumerate(texts)]
 
 
-@pytest.mark.parametrize("kind", ["stories", "gemma2", "gemma3", "qwen2_bias"])
-@pytest.mark.parametrize("way", ["native", "arenas"])
-def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, way, monkeypatch):
-    """Else what a run computes would depend on which requests happened to meet."""
-    if way == "arenas":
-        monkeypatch.setattr(
-            "tinker_cookbook.engine.sampling.paged_cache.page_tokens", lambda *_: None
-        )
-    base = stories_base if kind == "stories" else tiny_base(kind)
+@pytest.mark.parametrize("kind", ["stories", "gemma2", "gemma3", "qwen2_bias", "torch"])
+def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, monkeypatch):
+    """Else what a run computes would depend on which requests happened to meet. torch's operators
+    round differently."""
+    base = stories_base if kind in ("stories", "torch") else tiny_base(kind)
+    if kind == "torch":
+        ref.without_compiler(monkeypatch, base)
+    bound = 1e-4 if kind == "torch" else 0
     rng = np.random.default_rng(0)
     sampler = Sampler(base, ref.random_adapter(base))
     texts = prompts(base, rng)
@@ -77,7 +76,7 @@ def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, way, monke
         monkeypatch.setattr(scoring, "STEP_TOKENS", min(step, budget) // 2)
         for found, expected in zip(serve(sampler, asked, budget), alone, strict=True):
             for one, other in zip(arrays(found), arrays(expected), strict=True):
-                np.testing.assert_array_equal(one, other)
+                np.testing.assert_allclose(one, other, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("way", ["reader", "planner"])
@@ -124,8 +123,7 @@ def test_a_common_prompt_is_read_once(stories_base, monkeypatch):
     stem = rng.integers(3, 512, 200)
     texts = [np.concatenate([stem, rng.integers(3, 512, 41)]) for _ in range(8)]
     serve(Sampler(stories_base, None), [(t, {"logprobs": True}) for t in texts])
-    filled = 200 + stories_base.filling(200)
-    assert computed == [filled, 8 * 40]  # the last tokens' hidden states are of no use
+    assert computed == [200, 8 * 40]  # the last tokens' hidden states are of no use
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ operators.
 * ``divisible_layout`` and ``gathered_experts``: the same for matrices that are divided among ranks;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
-* ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page;
+* ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page, in
+  ``zeros_in_huge_pages``;
 * ``StepList``: all layers of a sampling step in one call.
 """
 
@@ -21,6 +22,7 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
+from tinker_cookbook.engine.kernels.cpu.huge_pages import zeros_in_huge_pages
 from tinker_cookbook.engine.kernels.cpu.linear import (
     DivisibleLayout,
     FrozenWeight,
@@ -65,6 +67,7 @@ __all__ = [
     "page_tokens",
     "quantized_layout",
     "training_attention",
+    "zeros_in_huge_pages",
 ]
 
 

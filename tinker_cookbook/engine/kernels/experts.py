@@ -14,10 +14,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, MakeLayout, _Plain
-from tinker_cookbook.engine.model.low_rank import ExpertTerm, RowGroups, filling, outer
+from tinker_cookbook.engine.model.low_rank import ExpertTerm, RowGroups, outer
 
 _ALIGNED_BYTES = 16
 """torch's grouped product needs row strides of a multiple of this many bytes."""
@@ -123,14 +122,12 @@ class _EachExpert(FrozenExperts):
         outs, lows = [], []
         for expert, first, ends in rows.present():
             mine, layout = x[first : first + ends[-1]], self._weights[expert].forward
-            padded = _padded(mine, layout.any_rows)
             if term is None:
-                out = layout.product(padded, self._bias_of(expert))
+                out = layout.product(mine, self._bias_of(expert))
             else:
-                low_rank = term.of(expert)
-                out, low = layout.trained(padded, self._bias_of(expert), low_rank)
-                lows.append(low[: len(mine)])
-            outs.append(out[: len(mine)])
+                out, low = layout.trained(mine, self._bias_of(expert), term.of(expert))
+                lows.append(low)
+            outs.append(out)
         return self._joined(outs, x), lows
 
     def gradients(
@@ -151,10 +148,8 @@ class _EachExpert(FrozenExperts):
             gradient, low_rank = upstream[here], term.of(expert)
             if needs_x:
                 layout = self._weights[expert].backward
-                padded = _padded(gradient, layout.any_rows)
-                d_x, d_low = layout.trained(padded, None, low_rank.back)
-                d_xs.append(d_x[: len(gradient)])
-                d_low = d_low[: len(gradient)]
+                d_x, d_low = layout.trained(gradient, None, low_rank.back)
+                d_xs.append(d_x)
             else:
                 d_low = gradient @ low_rank.b.detach()
             # The kernel pads the rank to whole panels with zeros.
@@ -166,8 +161,7 @@ class _EachExpert(FrozenExperts):
         outs = []
         for expert, first, ends in rows.present():
             layout = self._weights[expert].backward
-            gradient = upstream[first : first + ends[-1]]
-            outs.append(layout.product(_padded(gradient, layout.any_rows))[: len(gradient)])
+            outs.append(layout.product(upstream[first : first + ends[-1]]))
         width = self._weights[0].shape[1]
         return _cat(outs, upstream.new_empty(0, width))
 
@@ -181,8 +175,7 @@ class _EachExpert(FrozenExperts):
                 for term, start, end in zip(terms, starts, ends, strict=True)
                 if term is not None and end > start
             ]
-            padded = _padded(mine, layout.any_rows)
-            outs.append(layout.adapted(padded, self._bias_of(expert), parts)[: len(mine)])
+            outs.append(layout.adapted(mine, self._bias_of(expert), parts))
         return self._joined(outs, x)
 
     def _bias_of(self, expert: int) -> Tensor | None:
@@ -278,13 +271,6 @@ def gathered_experts(weight: Tensor, bias: Tensor | None = None) -> FrozenExpert
     """Like ``freeze_experts``, but without a copy of ``weight``, which FSDP frees after the
     layer."""
     return freeze_experts(weight, bias, None if _OneCall.suits(weight) else _Plain)
-
-
-def _padded(x: Tensor, any_rows: bool) -> Tensor:
-    """Pads ``x`` [n, in] to a number of rows for which row results are batch-invariant."""
-    if any_rows or x.device.type != "cpu":
-        return x
-    return F.pad(x, (0, 0, 0, surplus)) if (surplus := filling(len(x))) else x
 
 
 def _cat(parts: list[Tensor], empty: Tensor) -> Tensor:

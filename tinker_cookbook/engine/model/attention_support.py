@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,8 +83,6 @@ def check_batch_attention(
         tokens = torch.arange(2, device=base.device)
         base.hidden_of_batch(tokens, tokens, probe, Segments([]))
         shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-        if base.vision is not None and base.vision.sees_both_ways:  # not the C kernel's attention
-            shapes = [replace(shape, plain=False) for shape in shapes]
         # 2. Does a batch give the same results as each sequence alone?
         found = _batch(base, shapes, base.hidden_of_batch)
         if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, found[1]):

@@ -36,7 +36,7 @@ from tinker_cookbook.engine.model.attention_support import (
 from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
 from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
-from tinker_cookbook.engine.model.head import Head, LoraPair
+from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
@@ -53,7 +53,7 @@ from tinker_cookbook.engine.model.lora import (
     Placement,
     Target,
 )
-from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
+from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.model.router_replay import RouterReplay
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
@@ -358,20 +358,11 @@ class BaseModel:
             "train_mlp=false to train attention and unembedding alone"
         )
 
-    @cached_property
-    def _ragged(self) -> bool:
-        """Whether some layer's width is not a multiple of 16."""
-        # Element-wise functions compute the end of a tensor, and of each thread's part, with other
-        # instructions than full vectors. With such a width, that end may be in the middle of a
-        # token.
-        return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
-
     def filling(self, tokens: int) -> int:
         """Returns the number of padding tokens with which a token's result does not depend on the
         number of ``tokens`` in a batch."""
-        if self._steps is not None:
-            return 0
-        return -tokens % 32 if self._ragged else filling(tokens)
+        # torch's products of a few rows (routers of experts) use other kernels on a CPU.
+        return -tokens % 8 if self._steps is None else 0
 
     @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
@@ -399,11 +390,6 @@ class BaseModel:
     def shared_layout(self) -> type[PackedLayout | TreeLayout] | None:
         """Attention layout of rows with shared prefixes; ``None`` if the model supports none."""
         return check_tree_attention(self)
-
-    def unembed_pair(self, terms: Terms) -> LoraPair | None:
-        """Returns the adapter of the unembedding layer, if it has one."""
-        term = terms.get(self.unembed_name)
-        return None if term is None else LoraPair(term.a, term.b, term.owners)
 
     def activation_bytes_per_token(self, *, train_vision: bool = False) -> int:
         """Returns the bytes of activations per trained token, from the model's shapes; with

@@ -10,39 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
-from tinker_cookbook.engine.model.low_rank import Owners, Part
+from tinker_cookbook.engine.model.low_rank import LowRank, Part
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks are more efficient but need several times their size
 _CHUNK_BYTES_GPU = 512 << 20
 _KEPT_BYTES = 256 << 20
 """Bytes that a forward pass may save for its backward pass: about 1,300 positions at V = 50k."""
-
-
-class LoraPair(NamedTuple):
-    """Adapter of the unembedding layer: ``A`` [r, H] and ``B`` [V, r] (scaled), in the compute
-    dtype or fp32. With the ``owners`` of the positions, stacked adapters of several runs."""
-
-    a: Tensor
-    b: Tensor
-    owners: Owners | None = None
-
-    def at(self, rows: slice | Tensor) -> LoraPair:
-        """Returns the pair for the positions ``rows``."""
-        return self if self.owners is None else self._replace(owners=self.owners.at(rows))
-
-    def parts(self) -> Iterator[tuple[slice, slice]]:
-        """Yields the positions and ranks of each adapter."""
-        # One product per adapter: with a vocabulary as the output, computing the ranks of other
-        # adapters as well costs far more than launching kernels.
-        everything = (slice(None), slice(None))
-        return iter([everything]) if self.owners is None else self.owners.parts()
 
 
 @dataclass
@@ -113,15 +93,9 @@ class Head:
         budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
         return max(8, budget // (4 * self.weight.shape[0]))
 
-    def logits(self, hidden: Tensor, lora: LoraPair | None) -> Tensor:
+    def logits(self, hidden: Tensor, lora: LowRank | None) -> Tensor:
         """Returns fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
-        z = self._product(hidden)
-        if lora is not None:
-            for rows, ranks in lora.parts():
-                low = F.linear(hidden[rows].to(lora.a.dtype), lora.a[ranks])
-                # Added in fp32, like the frozen product, because both are summands of a logit.
-                z[rows].addmm_(low.float(), lora.b[:, ranks].float().t())
-        return self._scaled(z)
+        return self.logits_of_parts(hidden, [] if lora is None else lora.parts(len(hidden)))
 
     def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
         """Returns logits for ``parts`` of the rows, each with its own adapter."""
@@ -147,7 +121,7 @@ class Head:
         self,
         hidden: Tensor,
         targets: Tensor,
-        lora: LoraPair | None,
+        lora: LowRank | None,
         kept: SavedSoftmax | None = None,
     ) -> Tensor:
         """Returns fp32 log-probabilities in the shape of ``targets`` ([T] or [T, K]).
@@ -164,7 +138,7 @@ class Head:
         return out
 
     @torch.no_grad()
-    def topk(self, hidden: Tensor, k: int, lora: LoraPair | None) -> tuple[Tensor, Tensor]:
+    def topk(self, hidden: Tensor, k: int, lora: LowRank | None) -> tuple[Tensor, Tensor]:
         """Returns the ``k`` most probable tokens of each position: (logprobs [T, k], ids [T,
         k])."""
         values, ids = [], []
@@ -181,7 +155,7 @@ class Head:
         hidden: Tensor,
         targets: Tensor,
         upstream: Tensor,
-        lora: LoraPair | None,
+        lora: LowRank | None,
         logprobs_out: Tensor | None = None,
         kept: SavedSoftmax | None = None,
     ) -> HeadGradients:
@@ -228,7 +202,7 @@ class Head:
         hidden: Tensor,
         targets: Tensor,
         needed: Tensor,
-        lora: LoraPair | None,
+        lora: LowRank | None,
         kept: SavedSoftmax | None,
     ) -> Iterator[tuple[Tensor, _Softmax]]:
         """Yields chunks of the positions in the mask ``needed`` [T], with their softmax."""
@@ -248,7 +222,7 @@ class Head:
             yield at, self._softmax(hidden[at], targets[at], _at(lora, at), slope=True)
 
     def _softmax(
-        self, hidden: Tensor, targets: Tensor, lora: LoraPair | None, *, slope: bool = False
+        self, hidden: Tensor, targets: Tensor, lora: LowRank | None, *, slope: bool = False
     ) -> _Softmax:
         z = self.logits(hidden, lora)
         # Read the target logits before the exponentials overwrite them.
@@ -261,13 +235,13 @@ class Head:
         return _Softmax(z, total, logprobs if targets.dim() == 2 else logprobs[:, 0], cap_slope)
 
     def _through_layer(
-        self, dz: Tensor, hidden: Tensor, lora: LoraPair | None, grads: HeadGradients
+        self, dz: Tensor, hidden: Tensor, lora: LowRank | None, grads: HeadGradients
     ) -> Tensor:
         # Only the hidden states and the adapter get gradients; the head's matrix is frozen.
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
-        for rows, ranks in lora.parts():
+        for rows, ranks in lora.members():
             a, b = lora.a[ranks], lora.b[:, ranks]
             d_low = dz[rows] @ b
             # Accumulate over chunks in fp32: a large sum in bfloat16 would lose small terms.
@@ -281,5 +255,5 @@ class Head:
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def _at(lora: LoraPair | None, rows: slice | Tensor) -> LoraPair | None:
+def _at(lora: LowRank | None, rows: slice | Tensor) -> LowRank | None:
     return None if lora is None else lora.at(rows)

@@ -103,6 +103,23 @@ class LowRank:
         shapes of ``A`` and ``B``."""
         return a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
 
+    def at(self, rows: slice | Tensor) -> LowRank:
+        """Returns the term for some of the rows, in ascending order."""
+        return self if self.owners is None else LowRank(self.a, self.b, self.owners.at(rows))
+
+    def members(self) -> Iterator[tuple[slice, slice]]:
+        """Yields the rows and the ranks of each adapter."""
+        everything = (slice(None), slice(None))
+        return iter([everything]) if self.owners is None else self.owners.parts()
+
+    def parts(self, count: int) -> list[Part]:
+        """Returns a term of its own for each adapter's part of ``count`` rows. With a vocabulary as
+        the output, computing the ranks of other adapters costs more than further kernels."""
+        if self.owners is None:
+            return [(self, 0, count)]
+        own = ((LowRank(self.a[r], self.b[:, r]), rows) for rows, r in self.members())
+        return [(term, rows.start, rows.stop) for term, rows in own]
+
     @cached_property
     def back(self) -> LowRank:
         """The term of the backward pass: ``(y B) A``."""
@@ -137,28 +154,7 @@ class LowRank:
         if out.dtype == low.dtype:
             out.addmm_(low, self.b.t())
         else:  # logits are fp32
-            out.addmm_(low.to(out.dtype), self.by_column[1].t())
-
-    def add(self, out: Tensor, x: Tensor) -> None:
-        """Adds the term for ``x`` [T, in] to ``out``, computed in fp32 with values of the model's
-        dtype: on a CPU products of few rows are faster in fp32."""
-        a, b = self.by_column
-        count, x = len(x), x.float()
-        if surplus := filling(count):
-            x = F.pad(x, (0, 0, 0, surplus))
-        low = F.linear(x, a)
-        # In place if there is no padding to cut off and no rounding.
-        if out.dtype == torch.float32 and not surplus:
-            out.addmm_(low, b.t())
-        else:
-            out.add_(F.linear(low, b)[:count])
-
-    @cached_property
-    def by_column(self) -> tuple[Tensor, Tensor]:
-        """``A`` and ``B`` in fp32, contiguous by column."""
-        # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
-        # that is contiguous by row takes only a third to a half of the time.
-        return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
+            out.addmm_(low.to(out.dtype), self.b.to(out.dtype).t())
 
 
 class GroupedLowRank(LowRank):
@@ -351,12 +347,3 @@ def outer(left: Tensor, right: Tensor) -> Tensor:
     """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 if either is."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     return left.to(dtype).t() @ right.to(dtype)
-
-
-def filling(rows: int) -> int:
-    """Returns the number of padding rows that make ``rows`` a multiple of 8."""
-    # torch uses other kernels for products of a few rows, which round differently, but a
-    # sample must not depend on the rest of its batch. Measured with MKL and oneDNN on x86: for
-    # multiples of 4 a row's result is bit-identical. Also, oneDNN compiles a kernel for each
-    # number of rows that occurs; padding reduces these to an eighth.
-    return -rows % 8

@@ -14,7 +14,6 @@ import torch
 
 from tinker_cookbook.engine.kernels import PagedAttention
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
-from tinker_cookbook.engine.sampling.gathered_attention import GatheredAttention
 from tinker_cookbook.engine.sampling.padded_attention import PaddedAttention
 from tinker_cookbook.engine.sampling.paged_cache import Run
 
@@ -28,13 +27,10 @@ class BatchLayout:
         """Sliding window of each layer that was called. The check at load reads it."""
 
     @cached_property
-    def _attention(self) -> PagedAttention | GatheredAttention | PaddedAttention:
+    def _attention(self) -> PagedAttention | PaddedAttention:
         # Created at the first layer and used by all, because the runs are the same.
-        cache = self.runs[0].table.cache
-        if cache.native:
-            return PagedAttention(self.runs)
-        gathers = cache.device.type == "cpu" or any(r.last_seen is not None for r in self.runs)
-        return GatheredAttention(self.runs) if gathers else PaddedAttention(self.runs)
+        kind = PagedAttention if self.runs[0].table.cache.native else PaddedAttention
+        return kind(self.runs)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes keys and values to the cache; returns the attention [T, heads, D]."""

@@ -54,10 +54,9 @@ class BatchPlan:
         plan._add_prefills(prefills, step_tokens - len(plan.tokens))
         if not plan.tokens:
             return None
-        # The padded number of tokens keeps a token's result independent of the rest of the batch.
         # Padding tokens belong to no sequence: no attention reads or writes them.
-        last, count = plan.owners[-1], len(plan.tokens)
-        short = last.base.filling(count)
+        last = plan.owners[-1]
+        short = last.base.filling(len(plan.tokens))
         plan._append([0] * short, [0] * short, last)
         return plan
 

@@ -1,8 +1,8 @@
 """Attention of one step on a GPU: sequences are padded to one length and computed together.
 
 On a GPU, launching a kernel takes as long as a short product. So decode tokens of all
-lengths, and prefill chunks of all prompts, are one call of torch's fused attention each. On a CPU
-padding costs more than calls: ``gathered_attention`` computes sequences of similar length together.
+lengths, and prefill chunks of all prompts, are one call of torch's fused attention each. A CPU for
+which the C kernel cannot be compiled uses it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bias
-from tinker_cookbook.engine.sampling.gathered_attention import attention_weights
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, PagedCache, Run, slots
 
 _QUERIES = 512
@@ -37,7 +36,7 @@ _HEADS = 64
 
 def _padded(run: Run) -> int:
     """Number of keys of a run, in whole blocks."""
-    return -(-(run.position + run.count) // BLOCK) * BLOCK
+    return -(-(int(run.seen.max()) + 1) // BLOCK) * BLOCK
 
 
 def grouped(runs: Sequence[Run], cache: PagedCache) -> list[list[Run]]:
@@ -63,6 +62,26 @@ def grouped(runs: Sequence[Run], cache: PagedCache) -> list[list[Run]]:
     return [sorted(group, key=lambda run: run.first) for group in groups]
 
 
+def _weights(call: AttentionCall, query: Tensor, keys: Tensor, bias: Tensor, count: int) -> Tensor:
+    """Returns attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
+
+    ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax are
+    fp32.
+    """
+    scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(call.scale)
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores += bias
+    if call.sinks is None:
+        return scores.softmax(-1).to(query.dtype)
+    # A sink is an additional logit per head; its weight is dropped after the softmax.
+    kv_heads = len(scores) // count
+    sinks = call.sinks.float().view(1, kv_heads, -1, 1)
+    sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
+    sinks = sinks.expand(count, -1, -1, -1).reshape(len(scores), scores.shape[1], 1)
+    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1].to(query.dtype)
+
+
 class _Group:
     """N runs, padded to L queries and S keys each."""
 
@@ -72,20 +91,22 @@ class _Group:
         blocks = max(map(_padded, runs)) // BLOCK
         # Past the end of a run, repeat its last query and its first block: finite numbers
         # that are dropped or have weight 0.
-        rows = np.empty((len(runs), blocks + 2 * length), dtype=np.int64)
+        rows = np.empty((len(runs), blocks + 3 * length), dtype=np.int64)
         for row, run in zip(rows, runs, strict=True):
             mine = [block.index for block in run.table.blocks[: _padded(run) // BLOCK]]
             row[:blocks] = mine + mine[:1] * (blocks - len(mine))
             offsets = np.minimum(np.arange(length), run.count - 1)
             row[blocks : blocks + length] = run.position + offsets
-            row[blocks + length :] = run.first + offsets
-        self.where = rows[:, blocks + length :].flatten()
+            row[blocks + length : -length] = run.seen[offsets]
+            row[-length:] = run.first + offsets
+        self.where = rows[:, -length:].flatten()
         """Index in the batch of each query [N * L]."""
         self._first = bool((self.where == np.arange(len(self.where))).all())
         on_device = torch.from_numpy(rows).to(cache.device)  # one copy for all
         self._table = on_device[:, :blocks]
-        self._position = on_device[:, blocks : blocks + length]
-        self._where = on_device[:, blocks + length :].flatten()
+        self._position = on_device[:, blocks : blocks + length].flatten()
+        self._seen = on_device[:, blocks + length : -length].flatten()
+        self._where = on_device[:, -length:].flatten()
         self._blocks: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
@@ -93,7 +114,7 @@ class _Group:
         """Returns [N, 1, L, S]: 0 for visible keys, -inf for others; one for all layers."""
         if (window, dtype) not in self._biases:
             key = torch.arange(self._table.shape[1] * BLOCK, device=self._table.device)
-            bias = causal_bias(self._position.flatten(), key, window)
+            bias = causal_bias(self._position, key, window, self._seen)
             bias = bias.view(self._count, 1, self._length, -1)
             self._biases[window, dtype] = bias.to(dtype)
         return self._biases[window, dtype]
@@ -141,14 +162,14 @@ class _Group:
         query = query.reshape(count * kv_heads, -1, width)
         bias = self._bias(call.window, torch.float32)
         bias = bias.expand(count, heads, length, -1).reshape(len(query), -1, bias.shape[-1])
-        weights = attention_weights(call, query, keys.flatten(0, 1), bias, count)
+        weights = _weights(call, query, keys.flatten(0, 1), bias, count)
         found = torch.bmm(weights, values.flatten(0, 1))
         found = found.view(count, heads, length, -1).transpose(1, 2)
         return found.reshape(count * length, heads, -1)
 
 
 class PaddedAttention:
-    """Attention of one step over a paged cache, for devices other than the CPU."""
+    """Attention of one step over a paged cache, with torch's operators."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._cache = cache = runs[0].table.cache
@@ -162,6 +183,7 @@ class PaddedAttention:
                 position=run.position + start,
                 first=run.first + start,
                 count=min(most, run.count - start),
+                last_seen=run.seen[start : start + most],
             )
             for run in runs
             if run.count > 1

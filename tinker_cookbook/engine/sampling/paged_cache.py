@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.kernels import page_tokens
+from tinker_cookbook.engine.kernels import page_tokens, zeros_in_huge_pages
 
 BLOCK = 64
 """Tokens of a block; ``PAGE`` in ``kernels/cpu/attention.c``."""
@@ -67,8 +67,8 @@ class BlockTable:
 class PagedCache:
     """Pools of the blocks of one base model.
 
-    ``keys[i]`` of layer i is [blocks, kv heads, BLOCK, width] and ``values[i]`` likewise. For the
-    C kernel (``native``) keys are stored as [blocks, kv heads, width, BLOCK]. With a number of
+    ``keys[i]`` of layer i is [blocks, kv heads, BLOCK, width] and ``values[i]`` likewise. The C
+    kernel (``native``) stores the keys of a block and head in its own order. With a number of
     ``choices`` (``RouterReplay.width``), ``choices[0]`` is [blocks, BLOCK, number]: the experts
     that each token was routed to.
     """
@@ -81,7 +81,7 @@ class PagedCache:
         choices: int = 0,
     ) -> None:
         self.plain = all(shape.plain for shape in shapes)
-        self.native = page_tokens(dtype, device) == BLOCK and self.plain
+        self.native = page_tokens(dtype, device) == BLOCK
         self.dtype, self.device = dtype, device
         numbers = sum(shape.heads * (shape.key + shape.value) for shape in shapes)
         self.bytes_per_token = numbers * dtype.itemsize + choices * torch.int16.itemsize
@@ -90,10 +90,8 @@ class PagedCache:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for shape in shapes:
-            key = (shape.key, BLOCK) if self.native else (BLOCK, shape.key)
-            self.keys.append(torch.empty(0, shape.heads, *key, dtype=dtype, device=device))
-            value = (BLOCK, shape.value)
-            self.values.append(torch.empty(0, shape.heads, *value, dtype=dtype, device=device))
+            for pools, width in ((self.keys, shape.key), (self.values, shape.value)):
+                pools.append(torch.empty(0, shape.heads, BLOCK, width, dtype=dtype, device=device))
         self._blocks: list[Block] = []
         self._free: list[Block] = []
         # On a GPU, copies and clears of all sequences are batched in a few kernels by ``settle``.
@@ -259,7 +257,8 @@ class PagedCache:
         # One layer at a time, so that only one layer's old pool exists next to the new ones.
         for pools in (self.keys, self.values, self.choices):
             for layer, old in enumerate(pools):
-                new = old.new_zeros(count, *old.shape[1:])
+                shape = (count, *old.shape[1:])
+                new = zeros_in_huge_pages(shape, old.dtype) if self.native else old.new_zeros(shape)
                 torch.index_select(old, 0, index, out=new[: len(used)])
                 pools[layer] = new
         # Tables hold blocks and not indices, so they stay valid.
@@ -281,6 +280,12 @@ class Run:
     count: int
     decodes: bool = False
     last_seen: np.ndarray | None = None
+
+    @property
+    def seen(self) -> np.ndarray:
+        """The last position that each token sees, [count]."""
+        own = np.arange(self.position, self.position + self.count)
+        return own if self.last_seen is None else self.last_seen
 
 
 def slots(runs: Sequence[Run]) -> Slots:

@@ -60,19 +60,17 @@ def read_together(
     hidden: torch.Tensor | None = None
     while waiting:
         runs, parts = _next_runs(waiting, complete, cache, row.last_seen)
-        count = sum(map(len, parts))
         indices = np.concatenate(parts)
-        # Pad the number of tokens, so that results do not depend on it.
-        fill = (0, base.filling(count))
+        fill = (0, base.filling(len(indices)))
         found = base.hidden_of_batch(
             torch.from_numpy(np.pad(row.tokens[indices], fill)).to(base.device),
-            torch.from_numpy(_padded(positions[..., indices], fill)).to(base.device),
+            torch.from_numpy(positions[..., np.pad(indices, fill)]).to(base.device),
             BatchLayout(runs),
             Segments.of_one(terms),
         )
         if hidden is None:
             hidden = found.new_empty(len(row.tokens), found.shape[-1])
-        hidden[torch.from_numpy(indices).to(base.device)] = found[:count]
+        hidden[torch.from_numpy(indices).to(base.device)] = found[: len(indices)]
         for run in runs:
             run.table.length += run.count
         # A complete segment is the prefix that others wait for.
@@ -88,10 +86,6 @@ def read_together(
             pause()
     assert hidden is not None
     return hidden, row.where
-
-
-def _padded(positions: np.ndarray, fill: tuple[int, int]) -> np.ndarray:
-    return np.pad(positions, [(0, 0)] * (positions.ndim - 1) + [fill])
 
 
 def _next_runs(

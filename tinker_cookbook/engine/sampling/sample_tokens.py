@@ -90,24 +90,18 @@ def sample_sequences(
     if not outputs:  # a step with prefill only
         return []
     indices, rows = zip(*outputs, strict=True)
-    # fp32 logits, once for each hidden state, with the owners' adapters. The number of rows is
-    # padded, so that a row's result does not depend on it.
+    # fp32 logits, once for each hidden state, with the owners' adapters.
     once, first, which = np.unique(indices, return_index=True, return_inverse=True)
     owners = [rows[i].request.sampler for i in first]
-    base = owners[0].base
-    short = base.filling(len(once))
-    padded = torch.from_numpy(np.pad(once, (0, short), mode="edge")).to(hidden.device)
-    segments = segments_of(owners + owners[-1:] * short)
-    logits = segments.apply(base.unembed_name, hidden[padded], base.head.logits_of_parts)
+    base, at = owners[0].base, torch.from_numpy(once).to(hidden.device)
+    logits = segments_of(owners).apply(base.unembed_name, hidden[at], base.head.logits_of_parts)
     if hidden.device.type == "mps":  # MPS has no float64
         logits = logits.cpu()
     known = Exponentials.of(logits)
-    in_order = np.array_equal(
-        once, indices
-    )  # then slicing off the padding is enough, without a copy
-    chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
-    logits = logits[chosen]
-    known = Exponentials(known.top[chosen], known.weights[chosen], known.sums[chosen])
+    if len(once) < len(rows):
+        which = torch.from_numpy(which).to(logits.device)
+        logits = logits[which]
+        known = Exponentials(known.top[which], known.weights[which], known.sums[which])
     # Reported log-probabilities are at temperature 1 over the whole vocabulary.
     normalizer = known.top + known.sums.sum(-1, keepdim=True).log().float()
     settings = [row.request.settings for row in rows]

@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.head import LoraPair
 from tinker_cookbook.engine.model.lora import Adapter
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.exceptions import TrainingError
@@ -64,15 +63,6 @@ class Sampler:
     def release_terms(self) -> None:
         """Frees the terms; the next call of ``terms`` computes equal ones. Thread-safe."""
         self._terms = None
-
-    def unembed_pair(self) -> LoraPair | None:
-        """Returns the part of ``terms`` for the unembedding layer."""
-        low_rank = self.terms().get(self.base.unembed_name)
-        if low_rank is None:
-            return None
-        # Except on a CPU, the sampler applies adapters in the dtype of training.
-        on_cpu = self.base.device.type == "cpu"
-        return LoraPair(*(low_rank.by_column if on_cpu else (low_rank.a, low_rank.b)))
 
 
 def segments_of(owners: Sequence[Sampler]) -> Segments:

@@ -16,7 +16,6 @@ import torch
 
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_together
 from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest, settle
 from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
@@ -224,7 +223,7 @@ def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> N
 
 def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
     """Fills in the most probable tokens, for each k alone: the order of ties may depend on k."""
-    head, lora = sampler.base.head, sampler.unembed_pair()
+    head, lora = sampler.base.head, sampler.terms().get(sampler.base.unembed_name)
     for k in sorted({request.topk for request, _, _ in scored} - {0}):
         wanted = [item for item in scored if item[0].topk == k]
         indices = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
@@ -248,7 +247,7 @@ def _logprobs(
 ) -> np.ndarray:
     """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] at ``indices`` of ``hidden``."""
     out = np.empty(targets.shape, dtype=np.float32)
-    lora = sampler.unembed_pair()
+    lora = sampler.terms().get(sampler.base.unembed_name)
     for index in _chunks(sampler.base, len(indices)):
         states = hidden[_tensor(indices[index], hidden)]
         found = sampler.base.head.logprobs(states, _tensor(targets[index], hidden), lora)
@@ -265,7 +264,7 @@ def _chunks(base: BaseModel, count: int) -> Iterator[np.ndarray]:
     size = max(8, base.head.chunk_rows // 8 * 8)
     for start in range(0, count, size):
         index = np.arange(start, min(start + size, count))
-        yield np.pad(index, (0, filling(len(index))), mode="edge")
+        yield np.pad(index, (0, -len(index) % 8), mode="edge")
 
 
 def _tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.head import LoraPair, SavedSoftmax
+from tinker_cookbook.engine.model.head import SavedSoftmax
 from tinker_cookbook.engine.model.lora import TermGradients, cast
-from tinker_cookbook.engine.model.low_rank import Terms
+from tinker_cookbook.engine.model.low_rank import LowRank, Terms
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import CustomLossFn, Loss, LossInputs, evaluate_custom
 from tinker_cookbook.engine.training.packing import MicroBatch, PaddedBatch, concatenate, pad, plan
@@ -144,17 +144,17 @@ class MicroBatchPass:
         ``trained_only`` positions without weight get 0 and no logits are computed for them."""
         # Detached: the head has its own backward pass, because autograd would store [T, V] logits.
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
-        head, pair = self._base.head, self._unembed_pair()
+        head, term = self._base.head, self._unembed_term()
         # Positions with a weight come first: only their softmax is needed in ``backward``.
         trained = self._trained()
         at = trained.nonzero()[:, 0]
         self._kept = SavedSoftmax(at) if grad else None
         self._logprobs = torch.zeros(self._targets.shape, device=hidden.device)
-        of_rows = None if pair is None else pair.at(at)
+        of_rows = None if term is None else term.at(at)
         self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], of_rows, self._kept)
         if not trained_only:
             at = (~trained).nonzero()[:, 0]
-            of_rows = None if pair is None else pair.at(at)
+            of_rows = None if term is None else term.at(at)
             self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], of_rows)
 
     def body(self, *, grad: bool, checkpoint: float) -> Tensor:
@@ -192,7 +192,7 @@ class MicroBatchPass:
             hidden.detach(),
             self._targets,
             upstream,
-            self._unembed_pair(),
+            self._unembed_term(),
             self._logprobs if fill_logprobs else None,
             self._kept,
         )
@@ -233,10 +233,10 @@ class MicroBatchPass:
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
-    def _unembed_pair(self) -> LoraPair | None:
+    def _unembed_term(self) -> LowRank | None:
         """Returns the adapter of the head for its positions [T]."""
-        pair = self._base.unembed_pair(self._terms)
-        return None if pair is None else pair.at(self._flat)
+        term = self._terms.get(self._base.unembed_name)
+        return None if term is None else term.at(self._flat)
 
     def _trained(self) -> Tensor:
         """Returns the mask [T] of the head's positions with a weight or, without weights, an

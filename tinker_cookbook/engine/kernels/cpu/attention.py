@@ -77,10 +77,10 @@ class CallOfAttention(KernelCall):
         *((name, _int64) for name in ("value_width", "window")),
         *((name, _int64 * 2) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, _pointer) for name in ("query", "key", "value", "out")),
-        *((name, _pointer) for name in ("run_first", "run_count", "position")),
+        *((name, _pointer) for name in ("run_first", "run_count", "position", "seen")),
         *((name, _pointer) for name in ("first_page", "pages")),
-        *((name, _pointer) for name in ("keys", "values")),
-        ("scale", ctypes.c_float),
+        *((name, _pointer) for name in ("keys", "values", "sinks")),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
         ("half", ctypes.c_int32),
     )
 
@@ -113,20 +113,22 @@ class PagedAttention:
         self._first_page = ends[number]
         self._pages = np.fromiter(chain.from_iterable(tables), np.int64, ends[-1])
         self._cache = runs[0].table.cache
-        self._tokens = int(self._first[-1] + self._count[-1])
+        self._seen = None
+        if any(run.last_seen is not None for run in runs):
+            self._seen = np.concatenate([run.seen for run in runs]) + 1
         # The call holds only addresses, so the arrays are attributes to keep them alive.
         self.call = CallOfAttention(
             runs=len(tiles),
             run_first=self._first.ctypes.data,
             run_count=self._count.ctypes.data,
             position=self._position.ctypes.data,
+            seen=None if self._seen is None else self._seen.ctypes.data,
             first_page=self._first_page.ctypes.data,
             pages=self._pages.ctypes.data,
         )
 
     def __call__(self, attention: AttentionCall) -> torch.Tensor:
-        """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the
-        last run. The layer has neither a soft cap nor sinks.
+        """Writes keys and values to the cache; returns the attention [T, heads, D].
 
         Raises:
             TypeError: query, key or value does not have the cache's dtype.
@@ -141,14 +143,16 @@ class PagedAttention:
             raise TypeError(f"query, key and value are {kinds}, expected {dtype}")
         # The kernel supports any strides of tokens and heads, but a head must be contiguous.
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        # Padding rows belong to no run, so the kernel would leave them uninitialized.
-        out[self._tokens :] = 0
+        # Padding tokens belong to no run: their result is 0.
+        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
         call = self.call
         call.heads, call.width = query.shape[1:]
         call.kv_heads, call.value_width = value.shape[1:]
         # In C, 0 means no window.
         call.window, call.scale = attention.window or 0, attention.scale
+        call.cap = attention.softcap or 0
+        sinks = None if attention.sinks is None else attention.sinks.float().contiguous()
+        call.sinks = None if sinks is None else sinks.data_ptr()
         call.half = query.dtype == torch.bfloat16
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.query_stride[:] = query.stride()[:2]

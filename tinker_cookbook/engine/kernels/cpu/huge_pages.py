@@ -1,4 +1,4 @@
-"""Memory for packed weights in huge pages.
+"""Memory for packed weights and the KV cache in huge pages.
 
 A product of few rows reads each weight once, at the memory's speed, and with pages of 4 KiB the
 processor waits for addresses: the products of SmolLM2-135M with one row took 1.25 times as long.
@@ -6,8 +6,10 @@ processor waits for addresses: the products of SmolLM2-135M with one row took 1.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -33,10 +35,18 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
+def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns a tensor of zeros of its own, which takes memory where it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    return _region(size)[:size].view(dtype).view(*shape)
+
+
 def _region(size: int) -> Tensor:
     # Private, because shared memory has huge pages only by another setting of the system.
     memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # a system without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return whole[-whole.data_ptr() % _PAGE :]
+    start = -whole.data_ptr() % _PAGE
+    if size >= _PAGE:
+        with suppress(AttributeError, OSError):  # a system without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE, start, size // _PAGE * _PAGE)
+    return whole[start:]

@@ -46,10 +46,6 @@ _ONEDNN: Any = torch.ops.mkldnn
 class Layout(ABC):
     """A matrix ``W`` [out, in] prepared for ``x W^T`` with ``x`` [T, in]."""
 
-    any_rows = False
-    """Whether a row's result is bit-identical for any number of rows, not only for multiples
-    of 8."""
-
     copies = True
     """Whether ``transposed`` allocates memory."""
 
@@ -188,15 +184,16 @@ class _OneDnn(Layout):
         self._packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), self._ROWS)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _ONEDNN._linear_pointwise(x, self._packed, bias, "none", [], "")
+        return _ONEDNN._linear_pointwise(_whole(x), self._packed, bias, "none", [], "")[: len(x)]
 
     def product_fp32(self, x: Tensor) -> Tensor:
+        x, count = _whole(x), len(x)
         rounded = self.product(x)
         if x.dtype == torch.float32:
-            return rounded
+            return rounded[:count]
         # As in ``_Plain``: oneDNN rounds only after the subtraction, so this is the rounding error.
         lost = _ONEDNN._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
-        return rounded.float().add_(lost)
+        return rounded.float().add_(lost)[:count]
 
     def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
         if not parts:
@@ -216,11 +213,18 @@ class _OneDnn(Layout):
         return self._packed.to_dense()
 
 
+def _whole(x: Tensor) -> Tensor:
+    """Pads ``x`` [T, in] to a multiple of 8 rows."""
+    # oneDNN uses other kernels for products of a few rows, which round differently, but a sample
+    # must not depend on the rest of its batch. For multiples of 4 a row's result was bit-identical.
+    # Also, oneDNN compiles a kernel for each number of rows that occurs.
+    return F.pad(x, (0, 0, 0, surplus)) if (surplus := -len(x) % 8) else x
+
+
 class _Panels(Layout):
     """Panels of a few outputs each (``product.c``), for float32 and bfloat16. All sums are fp32,
     and low-rank terms are added in the same call."""
 
-    any_rows = True
     pairs = False
     codes = 0
     """Address of ``struct Codes`` for panels in 4 bits."""
@@ -302,16 +306,12 @@ def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
     each for its rows."""
     if not parts:
         return out
-    if out.device.type != "cpu":
-        add_together(out, x, parts)
-        return out
-    if library() is not None and out.dtype in (torch.float32, torch.bfloat16):
-        # The kernel accumulates in fp32.
+    half_or_float = out.dtype in (torch.float32, torch.bfloat16)
+    if out.device.type == "cpu" and half_or_float and library() is not None:
         out = out.contiguous()
-        _add(out, x, parts)
-        return out
-    for low_rank, first, end in parts:
-        low_rank.add(out[first:end], x[first:end])
+        _add(out, x, parts)  # with sums in fp32
+    else:
+        add_together(out, x, parts)
     return out
 
 

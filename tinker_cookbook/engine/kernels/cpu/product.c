@@ -15,25 +15,10 @@ enum { FEW = REGISTERS == 16, WIDE = FEW ? 2 : 3, ROWS = FEW ? 6 : 8, PANEL = WI
 enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 
 int64_t tinker_panel(void) { return PANEL; }
+int tinker_pairs(void) { return HAS_PAIRS; }
 
-/* Panels of float32; of bfloat16, for x in float32; or of pairs of bfloat16 numbers, for x in pairs.
-   A pair is one element of 32 bits: inputs, ranks and strides count pairs. */
-enum { FLOATS, HALVES, PAIRS };
-
-#if defined __AVX512BF16__
-#include <immintrin.h>
-int tinker_pairs(void) { return 1; }
-INLINE Floats multiply_add(Floats sum, Floats x, Floats weights, int kind) {
-    if (kind != PAIRS) return sum + x * weights;
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
-}
-#else
-int tinker_pairs(void) { return 0; }
-INLINE Floats multiply_add(Floats sum, Floats x, Floats weights, int kind) {
-    return sum + x * weights;
-}
-#endif
-
+/* Panels are FLOATS, HALVES or PAIRS; inputs, ranks and strides count the 32-bit elements of
+   pairs. */
 INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
                      int accumulate, int rows, int kind) {
     const int64_t size = kind == HALVES ? 2 : 4;

@@ -241,6 +241,8 @@ class StepList:
         (_, heads, width), (_, kv_heads, value_width) = of.query.shape, of.value.shape
         call = CallOfAttention(heads=heads, width=width, kv_heads=kv_heads, half=self._half)
         call.value_width, call.window, call.scale = value_width, of.window or 0, of.scale
+        call.cap = of.softcap or 0
+        _require(of.sinks is None)
         call.query, call.key, call.value = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.query_stride[:] = (heads * width, width)
         call.key_stride[:] = (kv_heads * width, width)

@@ -159,6 +159,22 @@ INLINE Floats lookup(const float *values, Words at) {
 #endif
 }
 
+/* Numbers that are multiplied with others: float32; bfloat16, with float32; or pairs of bfloat16
+   numbers, with pairs. A pair is one element of 32 bits. */
+enum { FLOATS, HALVES, PAIRS };
+
+#if defined __AVX512BF16__
+#include <immintrin.h>
+enum { HAS_PAIRS = 1 };
+INLINE Floats multiply_add(Floats sum, Floats x, Floats y, int kind) {
+    if (kind != PAIRS) return sum + x * y;
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+}
+#else
+enum { HAS_PAIRS = 0 };
+INLINE Floats multiply_add(Floats sum, Floats x, Floats y, int kind) { return sum + x * y; }
+#endif
+
 /* Prefetches `bytes` bytes. */
 INLINE void prefetch(const void *from, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)from + b);
