@@ -68,15 +68,13 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
 INLINE void score(float *scores, const float *q, const char *keys, int64_t count, int64_t depth,
                   int group, int kind, const char *next, int64_t step) {
     const int64_t size = kind == HALVES ? 2 : 4;
-    for (int64_t j = 0; j < count; j += AT_ONCE * LANES, keys += AT_ONCE * LANES * depth * size)
-        switch ((count - j + LANES - 1) / LANES) {
-            case 1: score_vectors(scores + j, q, keys, depth, group, 1, kind, next, step); break;
-            case 2: score_vectors(scores + j, q, keys, depth, group, 2, kind, next, step); break;
-#if defined __AVX512F__ || defined __aarch64__
-            case 3: score_vectors(scores + j, q, keys, depth, group, 3, kind, next, step); break;
-#endif
-            default: score_vectors(scores + j, q, keys, depth, group, AT_ONCE, kind, next, step);
-        }
+    for (int64_t j = 0, vectors; j < count; j += vectors * LANES) {
+        const char *k = keys + j * depth * size;
+        vectors = count - j > (AT_ONCE - 1) * LANES ? AT_ONCE : count - j > LANES ? 2 : 1;
+        if (vectors == AT_ONCE) score_vectors(scores + j, q, k, depth, group, AT_ONCE, kind, next, step);
+        else if (vectors == 2) score_vectors(scores + j, q, k, depth, group, 2, kind, next, step);
+        else score_vectors(scores + j, q, k, depth, group, 1, kind, next, step);
+    }
 }
 
 /* Adds the values of `count` tokens, weighted, to `sums` [group][width], and prefetches `next`. */
