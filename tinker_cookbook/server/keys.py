@@ -29,7 +29,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
     # Imported where it is needed: to print a key must not take the seconds of loading torch.
-    from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
+    from tinker_cookbook.server.owner_store import OwnerStore
 
 FIRST_OWNER = "local"
 KEYS_FILE = "server_keys.json"
@@ -178,7 +178,7 @@ class KeyFile:
         return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _set_keys(self, keys: dict[str, str]) -> None:
-        from tinker_cookbook.engine.checkpoints.owner_store import OwnerStore
+        from tinker_cookbook.server.owner_store import OwnerStore
 
         # An owner keeps its sessions when its key changes, so the object stays. Those without a
         # key stay too, for requests that run in this moment.
