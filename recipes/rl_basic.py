@@ -14,10 +14,8 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of, fill
+from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 DEFAULT_MODEL_NAME = DEMO_MODEL
@@ -31,38 +29,55 @@ DEFAULT_MODEL_NAME = DEMO_MODEL
     dataset_builder__renderer_name="renderer_name",
     dataset_builder__n_batches="num_batches",
     dataset_builder__seed="seed",
-    kl_reference_config__base_model="kl_reference_model",
-    kl_reference_config__load_checkpoint_path="kl_reference_path",
 )
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "rl_basic"
+    model_name: str = DEFAULT_MODEL_NAME
+
+    # Data: sums, of which num_test are held out; a batch has 8 sums with 8 answers each.
     max_operand: int = chz.field(default=9, doc="Largest operand of a + b")
     include_fewshot: bool = chz.field(
         default=False, doc="Show a worked example before the question"
     )
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
     num_batches: int = chz.field(default=40, doc="Steps per epoch")
-    max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+    groups_per_batch: int = 8
+    group_size: int = 8
+    max_tokens: int = 12
 
+    # Update.
+    learning_rate: float | None = None  # a quarter of the recommended rate: 3.3e-4
+    loss_fn: str = "auto"  # importance_sampling; asynchronous: stable_reinforce
+    num_epochs: int = 1
+    eval_every: int = 10
+    save_every: int = 10
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset of sums and the config of the run."""
-    check_model(cli)
-    return rl_config(cli, "rl_basic", fill(ArithmeticDatasetBuilder, cli))
+    def build_dataset(self) -> ArithmeticDatasetBuilder:
+        """Returns the sums. Your own task: return another ``RLDatasetBuilder``."""
+        return ArithmeticDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            max_operand=self.max_operand,
+            num_batches=self.num_batches,
+            num_test=self.num_test,
+            include_fewshot=self.include_fewshot,
+            seed=self.seed,
+        )
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
     """Returns a run of a model as a blueprint with settings that can be changed."""
-    return blueprint_of(build_config(CLIConfig(model_name=model_name)))
+    return blueprint_of(CLIConfig(model_name=model_name).resolved())
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model to add."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 if __name__ == "__main__":

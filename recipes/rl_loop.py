@@ -26,7 +26,7 @@ from tinker_cookbook.grading.numbers import check_gsm8k
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.renderers import ensure_text, get_renderer
-from tinker_cookbook.rl.config import loss_hint
+from tinker_cookbook.rl.losses import loss_hint
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,

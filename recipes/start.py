@@ -88,6 +88,7 @@ def resolve(kind: type[C], cli: RecipeSettings, recipe_name: str, **derived: Any
         "recipe_name": recipe_name,
         "log_path": cli.log_path or cli_utils.default_log_path(recipe_name),
         "renderer_name": cli.renderer,
+        "behavior_if_log_dir_exists": None,  # :func:`start` has applied it
     }
     return fill(kind, cli, **(settings | derived))
 

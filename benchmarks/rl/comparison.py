@@ -11,7 +11,7 @@ from benchmarks.harness import Outcome
 from benchmarks.report import pairs
 from benchmarks.rl.config import Config
 from benchmarks.trl_comparison import Comparison, after_first, run_comparison
-from tinker_cookbook.rl.settings import rl_learning_rate
+from tinker_cookbook.hyperparam_utils import get_lr
 
 _LAST = 5
 
@@ -82,7 +82,7 @@ COMPARISON = Comparison(
     figures=figures,
     describe=lambda run: f"reward {run['rewards'][0]:.3f} to {run['rewards'][-1]:.3f}",
     lines=_lines,
-    learning_rate=rl_learning_rate,
+    learning_rate=lambda model: 0.25 * get_lr(model),
     extras=reward_differences,
 )
 

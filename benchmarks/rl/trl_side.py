@@ -60,9 +60,7 @@ class Problems:
 
 def read_problems(job: dict[str, Any]) -> tuple[Problems, Any]:
     """The recipe's problems, and its config with everything derived filled in."""
-    from tinker_cookbook.recipes.rl_basic import build_config
-
-    config = build_config(recipe_settings(job, Path("unused")))
+    config = recipe_settings(job, Path("unused")).resolved()
     dataset, _ = asyncio.run(config.dataset_builder())
     batches = [dataset.get_batch(index) for index in range(job["steps"])]
     return Problems([builder for batch in batches for builder in batch]), config

@@ -14,20 +14,24 @@ import chz
 
 from tinker_cookbook.recipes.code_rl.code_env import DATASETS, DeepcoderDatasetBuilder
 from tinker_cookbook.recipes.code_rl.tasks import ONE_LINE
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.rollouts.limits import check_range
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.sandbox import SandboxBackend, available_tier
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
 @also_named(log_dir="log_path")
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "code_rl"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 4
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
+    max_tokens: int = 32
     dataset: str = chz.field(default=ONE_LINE, doc=f"One of {', '.join(DATASETS)}")
     dataset_path: str | None = chz.field(
         default=None, doc="Tasks to train on instead of the Hub's: a JSONL file or a folder"
@@ -47,32 +51,36 @@ class CLIConfig(RLSettings):
     sandbox_backend: SandboxBackend = chz.field(
         default=SandboxBackend.LOCAL, doc="Where programs run: local, sandboxfusion or modal"
     )
-    group_size: int = chz.field(default=8, doc="Answers to a problem, compared with each other")
-    groups_per_batch: int = chz.field(default=4, doc="Problems per step")
-    max_tokens: int = chz.field(default=32, doc="Maximum tokens of an answer")
 
-
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    for name in ("max_turns", "timeout"):
-        check_range(name, getattr(cli, name), 1)
-    if cli.sandbox_backend == SandboxBackend.LOCAL:
-        # Before anything else: without a sandbox no program may run.
-        available_tier()
-    dataset = fill(
-        DeepcoderDatasetBuilder,
-        cli,
-        batch_size=cli.groups_per_batch,
-        max_generation_tokens=cli.max_tokens,
-    )
-    dataset.check()
-    return rl_config(cli, "code_rl", dataset)
+    def build_dataset(self) -> DeepcoderDatasetBuilder:
+        """Returns the tasks."""
+        for name in ("max_turns", "timeout"):
+            check_range(name, getattr(self, name), 1)
+        if self.sandbox_backend == SandboxBackend.LOCAL:
+            # Before anything else: without a sandbox no program may run.
+            available_tier()
+        return DeepcoderDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            max_generation_tokens=self.max_tokens,
+            dataset=self.dataset,
+            dataset_path=self.dataset_path,
+            test_path=self.test_path,
+            num_test=self.num_test,
+            max_turns=self.max_turns,
+            timeout=self.timeout,
+            format_coef=self.format_coef,
+            partial_credit=self.partial_credit,
+            sandbox_backend=self.sandbox_backend,
+            seed=self.seed,
+        )
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model to write programs."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 cli_main = main

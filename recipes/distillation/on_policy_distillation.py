@@ -19,14 +19,12 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.distillation.datasets import DistillationDatasetConfig
 from tinker_cookbook.recipes.distillation.on_policy_settings import (
     OnPolicySettings,
     TeacherSettings,
     dataset_with_teacher,
-    on_policy_config,
-    run,
 )
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -34,16 +32,16 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 class CLIConfig(TeacherSettings, OnPolicySettings):
     """Settings of the recipe. Options that are None are derived and printed."""
 
+    recipe_name: str = "on_policy_distillation"
 
-def build_config(cli: CLIConfig) -> train_on_policy.Config:
-    """Builds the dataset, the teacher and the config of the run."""
-    check_model(cli)
-    return on_policy_config(cli, "on_policy_distillation", [dataset_with_teacher(cli, cli)])
+    def build_dataset(self) -> list[DistillationDatasetConfig]:
+        """Returns the dataset and its teacher."""
+        return [dataset_with_teacher(self, self)]
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a student towards its teacher on its own samples."""
-    await run(config, build_config(config))
+    await train_on_policy.main(config)
 
 
 cli_main = main

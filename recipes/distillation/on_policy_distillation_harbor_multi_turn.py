@@ -20,19 +20,13 @@ from tinker_cookbook.recipes.distillation.harbor_multiturn import (
     HarborDistillationDatasetBuilder,
     zero_reward,
 )
-from tinker_cookbook.recipes.distillation.on_policy_settings import (
-    OnPolicyLoopSettings,
-    on_policy_config,
-    run,
-)
+from tinker_cookbook.recipes.distillation.on_policy_settings import OnPolicyLoopSettings
 from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     EXAMPLES,
     HarborTask,
     SandboxFactory,
     load_harbor_tasks,
 )
-from tinker_cookbook.recipes.start import fill
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.imports import lookup_func
@@ -43,6 +37,7 @@ from tinker_cookbook.utils.imports import lookup_func
 class CLIConfig(OnPolicyLoopSettings):
     """Settings of the recipe. Options that are None are derived and printed."""
 
+    recipe_name: str = "on_policy_distillation_harbor_multi_turn"
     teacher_model: str | None = chz.field(
         default=None, doc="Base model of the teacher; default: the student's"
     )
@@ -59,38 +54,43 @@ class CLIConfig(OnPolicyLoopSettings):
     sandbox_timeout: int = chz.field(default=600, doc="Lifetime of a sandbox in seconds")
     command_timeout: int = chz.field(default=120, doc="Seconds for a command of the model")
     max_trajectory_tokens: int = chz.field(default=32 * 1024, doc="Maximum tokens of an episode")
-    group_size: int = chz.field(default=4, doc="Episodes of a task")
-    max_tokens: int | None = chz.field(  # type: ignore[assignment]
-        default=2048, doc="Maximum tokens of an answer"
-    )
+    group_size: int = 4
+    max_tokens: int | None = 2048  # type: ignore[assignment]
 
-
-def build_config(cli: CLIConfig, tasks: list[HarborTask]) -> train_on_policy.Config:
-    """Builds the dataset, the teacher and the config of the run."""
-    check_model(cli)
-    if not (cli.teacher_model or cli.teacher_checkpoint):
-        raise ConfigurationError(
-            "teacher_model, teacher_checkpoint: got neither, so the teacher would be the student "
-            "itself; expected one of them"
+    def build_dataset(
+        self, tasks: list[HarborTask] | None = None
+    ) -> list[DistillationDatasetConfig]:
+        """Returns the tasks, by default those of ``dataset``, and their teacher."""
+        if not (self.teacher_model or self.teacher_checkpoint):
+            raise ConfigurationError(
+                "teacher_model, teacher_checkpoint: got neither, so the teacher would be the "
+                "student itself; expected one of them"
+            )
+        dataset = HarborDistillationDatasetBuilder(
+            tasks=load_harbor_tasks(self.dataset) if tasks is None else tasks,
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            model_name=self.model_name,
+            renderer_name=self.renderer,
+            max_turns=self.max_turns,
+            sandbox_timeout=self.sandbox_timeout,
+            command_timeout=self.command_timeout,
+            max_trajectory_tokens=self.max_trajectory_tokens,
+            max_generation_tokens=self.max_tokens,
+            sandbox_factory=_factory(self.sandbox_factory),
+            reward_fn=zero_reward,
         )
-    dataset = fill(
-        HarborDistillationDatasetBuilder,
-        cli,
-        tasks=tasks,
-        batch_size=cli.groups_per_batch,
-        renderer_name=cli.renderer,
-        max_generation_tokens=cli.max_tokens,
-        sandbox_factory=_factory(cli.sandbox_factory),
-        reward_fn=zero_reward,
-    )
-    teacher = TeacherConfig(
-        base_model=cli.teacher_model or cli.model_name,
-        load_checkpoint_path=cli.teacher_checkpoint,
-    )
-    part = DistillationDatasetConfig(
-        dataset_builder=dataset, teacher_config=teacher, groups_per_batch=cli.groups_per_batch
-    )
-    return on_policy_config(cli, "on_policy_distillation_harbor_multi_turn", [part])
+        teacher = TeacherConfig(
+            base_model=self.teacher_model or self.model_name,
+            load_checkpoint_path=self.teacher_checkpoint,
+        )
+        return [
+            DistillationDatasetConfig(
+                dataset_builder=dataset,
+                teacher_config=teacher,
+                groups_per_batch=self.groups_per_batch,
+            )
+        ]
 
 
 def _factory(given: Any) -> SandboxFactory | None:
@@ -110,12 +110,13 @@ def _factory(given: Any) -> SandboxFactory | None:
 
 async def cli_main(cli_config: CLIConfig, tasks: list[HarborTask]) -> None:
     """Trains a student towards its teacher on ``tasks``."""
-    await run(cli_config, build_config(cli_config, tasks))
+    datasets = cli_config.build_dataset(tasks)
+    await train_on_policy.main(chz.replace(cli_config, dataset_configs=datasets))
 
 
 async def main(config: CLIConfig) -> None:
     """Trains on the tasks of the settings."""
-    await cli_main(config, load_harbor_tasks(config.dataset))
+    await train_on_policy.main(config)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.distillation.datasets import DistillationDatasetConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.distillation.on_policy_settings import (
     DATASETS,
@@ -22,10 +23,7 @@ from tinker_cookbook.recipes.distillation.on_policy_settings import (
     OnPolicySettings,
     TeacherSettings,
     dataset_with_teacher,
-    on_policy_config,
-    run,
 )
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -49,14 +47,12 @@ class SecondSettings(FirstSettings):
 class CLIConfig(OnPolicySettings):
     """Settings of the recipe. Options that are None are derived and printed."""
 
+    recipe_name: str = "on_policy_multi_teacher"
     first: FirstSettings = chz.field(default_factory=FirstSettings, doc="A dataset and its teacher")
     second: SecondSettings = chz.field(
         default_factory=SecondSettings, doc="The second dataset and its teacher"
     )
-    groups_per_batch: int = chz.field(default=8, doc="Prompts of each dataset per step")
-    max_tokens: int | None = chz.field(  # type: ignore[assignment]
-        default=64, doc="Maximum tokens to sample in an answer"
-    )
+    max_tokens: int | None = 64  # type: ignore[assignment]
     deepmath_teacher_model: str | None = chz.field(
         default=None, doc="Short for first.dataset=deepmath first.teacher_model=…"
     )
@@ -96,25 +92,22 @@ class CLIConfig(OnPolicySettings):
             )
         return chz.replace(part, dataset=dataset, **given)
 
-
-def build_config(cli: CLIConfig) -> train_on_policy.Config:
-    """Builds both datasets with their teachers and the config of the run."""
-    check_model(cli)
-    parts = {"first.": cli.part("first", "deepmath"), "second.": cli.part("second", "tulu3")}
-    datasets = [
-        dataset_with_teacher(
-            chz.replace(cli, groups_per_batch=part.groups_per_batch or cli.groups_per_batch),
-            part,
-            where,
-        )
-        for where, part in parts.items()
-    ]
-    return on_policy_config(cli, "on_policy_multi_teacher", datasets)
+    def build_dataset(self) -> list[DistillationDatasetConfig]:
+        """Returns both datasets with their teachers."""
+        parts = {"first.": self.part("first", "deepmath"), "second.": self.part("second", "tulu3")}
+        return [
+            dataset_with_teacher(
+                chz.replace(self, groups_per_batch=part.groups_per_batch or self.groups_per_batch),
+                part,
+                where,
+            )
+            for where, part in parts.items()
+        ]
 
 
 async def main(config: CLIConfig) -> None:
     """Trains one student towards several teachers."""
-    await run(config, build_config(config))
+    await train_on_policy.main(config)
 
 
 cli_main = main

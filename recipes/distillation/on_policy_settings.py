@@ -17,9 +17,8 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.start import example_data, fill, start
+from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.rl.settings import SampledSettings, sampled_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
@@ -63,34 +62,46 @@ class TeacherSettings:
 
 
 @chz.chz
-class OnPolicyLoopSettings(SampledSettings):
+class OnPolicyLoopSettings(train_on_policy.Config):
     """Settings of on-policy distillation on any environments; None is derived and printed."""
 
-    lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
-    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
-    kl_discount_factor: float = chz.field(
-        default=0.0, doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only"
-    )
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
+    lr_schedule: LRSchedule = "linear"
     center_teacher_kl: bool | None = chz.field(
         default=None,
         doc="Take the mean of the batch's tokens of the same dataset as baseline; default: "
         "wherever the whole batch trains at once and n_teacher_targets is 0",
     )
-    n_teacher_targets: int = chz.field(
-        default=0,
-        doc="Use the teacher's top K tokens as targets at each position (20 is usual); 0: "
-        "use only the log-probability of the sampled token. The teacher must have the "
-        "same prompt as the student",
-    )
-    reward_coef: float = chz.field(
-        default=0.0,
-        doc="Weight of the task's rewards, added to the teachers; 0: only in the metrics",
-    )
+    reward_coef: float = 0.0
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=None, doc="Maximum tokens to sample in an answer; default: 12 for sums, else 256"
     )
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+    eval_every: int = 5
+    save_every: int = 10
+
+    def build_dataset(self) -> list[DistillationDatasetConfig]:
+        """Returns the datasets with their teachers."""
+        raise NotImplementedError
+
+    def resolved(self) -> train_on_policy.Config:
+        """Returns the config of the loop; settings that follow from the data are filled in."""
+        datasets = self.dataset_configs or self.build_dataset()
+        max_tokens, center = self.max_tokens, self.center_teacher_kl
+        if max_tokens is None:
+            # A sum needs few tokens, an answer in words many.
+            sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
+            max_tokens = 12 if sums else 256
+        if center is None:
+            # The baseline is a mean over the whole batch, which streaming does not have at once,
+            # and a loss over distributions uses no advantages.
+            center = self.num_minibatches is None and not self.n_teacher_targets
+        filled = chz.replace(
+            self, dataset_configs=datasets, max_tokens=max_tokens, center_teacher_kl=center
+        )
+        return super(OnPolicyLoopSettings, filled).resolved()
 
 
 @also_named(n_batches="num_batches")
@@ -125,11 +136,28 @@ def dataset_with_teacher(
         renderer_name=settings.teacher_renderer_name,
         **_own_prompt(settings, where),
     )
+    shared: dict[str, Any] = {
+        "model_name_for_tokenizer": cli.model_name,
+        "renderer_name": cli.renderer,
+        "groups_per_batch": cli.groups_per_batch,
+        "group_size": cli.group_size,
+    }
     if name == SUMS:
-        prompts: RLDatasetBuilder = fill(ArithmeticDatasetBuilder, cli, include_fewshot=False)
+        prompts: RLDatasetBuilder = ArithmeticDatasetBuilder(
+            max_operand=cli.max_operand,
+            num_batches=cli.num_batches,
+            num_test=cli.num_test,
+            include_fewshot=False,
+            seed=cli.seed,
+            **shared,
+        )
     else:
-        file = str(example_data("conversations.jsonl")) if name == EXAMPLE else name
-        prompts = fill(PromptOnlyDatasetBuilder, cli, dataset_name=file)
+        prompts = PromptOnlyDatasetBuilder(
+            dataset_name=str(example_data("conversations.jsonl")) if name == EXAMPLE else name,
+            max_prompt_tokens=cli.max_prompt_tokens,
+            max_prompts=cli.max_prompts,
+            **shared,
+        )
     return DistillationDatasetConfig(
         dataset_builder=prompts, teacher_config=teacher, groups_per_batch=cli.groups_per_batch
     )
@@ -176,34 +204,3 @@ def text_or_file(setting: str, value: str | None) -> str | None:
     if not text:
         raise ConfigurationError(f"{setting}: {value} is empty, expected a prompt")
     return text
-
-
-def on_policy_config(
-    cli: OnPolicyLoopSettings, recipe_name: str, datasets: list[DistillationDatasetConfig]
-) -> train_on_policy.Config:
-    """Builds the config of the run; settings that follow from model and data are filled in."""
-    max_tokens, center = cli.max_tokens, cli.center_teacher_kl
-    if max_tokens is None:
-        # A sum needs few tokens, an answer in words many.
-        sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
-        max_tokens = 12 if sums else 256
-    if center is None:
-        # The baseline is a mean over the whole batch, which streaming does not have at once, and
-        # a loss over distributions uses no advantages.
-        center = cli.num_minibatches is None and not cli.n_teacher_targets
-    return sampled_config(
-        train_on_policy.Config,
-        cli,
-        recipe_name,
-        dataset_configs=datasets,
-        max_tokens=max_tokens,
-        center_teacher_kl=center,
-    )
-
-
-async def run(cli: OnPolicyLoopSettings, config: train_on_policy.Config) -> None:
-    """Checks config and vocabularies, then the log folder, then trains."""
-    # First, so that a wrong setting with behavior_if_log_dir_exists=delete deletes nothing.
-    config.check()
-    train_on_policy.check_vocabularies(config)
-    await start(config, cli.behavior_if_log_dir_exists, train_on_policy.main)

@@ -21,45 +21,55 @@ from tinker_cookbook.recipes.forecasting.env import (
     evaluator_builder,
 )
 from tinker_cookbook.recipes.forecasting.settings import MarketSettings
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz
-class Config(MarketSettings, RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class Config(MarketSettings, train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "forecasting"
+    model_name: str = DEMO_MODEL
+    learning_rate: float | None = None  # a quarter of the recommended rate
     train_epochs: int = number(3, "Passes over the training markets", low=1)
     validation_group_size: int = number(8, "Forecasts per market in evaluation", low=1)
-    group_size: int = chz.field(default=32, doc="Forecasts per market, compared with each other")
-    groups_per_batch: int = chz.field(default=16, doc="Markets per step")
-    max_tokens: int = chz.field(default=32, doc="Maximum tokens of an answer")
-    eval_every: int = number(16, "Steps between evaluations; 0: never")
-    save_every: int = number(64, "Steps between checkpoints; 0: never")
-    max_steps: int | None = number(128, "Number of steps; 0: only evaluate")
+    group_size: int = 32
+    groups_per_batch: int = 16
+    max_tokens: int = 32
+    eval_every: int = 16
+    save_every: int = 64
+    max_steps: int | None = 128
+
+    def build_dataset(self) -> ProphetArenaRLDatasetBuilder:
+        """Returns the markets that the settings name; writes the synthetic ones."""
+        return ProphetArenaRLDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            validation_group_size=self.validation_group_size,
+            train_epochs=self.train_epochs,
+            data_path=self.csv_file(),
+            data_cache_dir=self.data_cache_dir,
+            dataset_revision=self.dataset_revision,
+            split_date=self.split_date,
+            max_train_questions=self.max_train_questions,
+            max_validation_questions=self.max_validation_questions,
+            seed=self.seed,
+            include_validation=False,
+        )
 
 
-def build_dataset(cli: Config) -> ProphetArenaRLDatasetBuilder:
-    """Returns the markets that the settings name; writes the synthetic ones."""
-    fixed = {"data_path": cli.csv_file(), "include_validation": False}
-    return fill(ProphetArenaRLDatasetBuilder, cli, **fixed)
-
-
-def build_config(cli: Config, made: list[ForecastEvaluator] | None = None) -> train.Config:
-    """Builds the dataset, its evaluator and the config of the run.
-
-    The evaluator is appended to ``made`` when the run begins.
-    """
-    check_model(cli)
-    dataset = build_dataset(cli)
-    config = rl_config(cli, "forecasting", dataset)
+def with_evaluator(cli: Config, made: list[ForecastEvaluator]) -> Config:
+    """Adds the evaluator, which is appended to ``made`` when the run begins."""
+    dataset, config = cli.build_dataset(), cli.resolved()
     builder = evaluator_builder(
         dataset,
-        [] if made is None else made,
+        made,
         max_tokens=config.max_tokens,
         strategy=config.effective_rollout_strategy(),
         temperature=config.eval_temperature,
@@ -68,7 +78,8 @@ def build_config(cli: Config, made: list[ForecastEvaluator] | None = None) -> tr
         seed=config.seed,
         config=config.rollouts(),
     )
-    return chz.replace(config, evaluator_builders=[*config.evaluator_builders, builder])
+    builders = [*cli.evaluator_builders, builder]
+    return chz.replace(cli, dataset_builder=dataset, evaluator_builders=builders)
 
 
 def show(table: Sequence[CalibrationBin]) -> None:
@@ -87,7 +98,7 @@ def show(table: Sequence[CalibrationBin]) -> None:
 async def cli_main(cfg: Config) -> None:
     """Trains forecasts, and prints how well they are calibrated."""
     made: list[ForecastEvaluator] = []
-    await run(cfg, build_config(cfg, made))
+    await train.main(with_evaluator(cfg, made))
     if made and made[-1].last_table:
         show(made[-1].last_table)
 

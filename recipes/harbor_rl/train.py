@@ -18,17 +18,21 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     SandboxFactory,
     load_harbor_tasks,
 )
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "harbor_rl"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 4
+    learning_rate: float | None = None  # a quarter of the recommended rate
+    max_tokens: int = 2048
     dataset: str = chz.field(
         default=EXAMPLES, doc="Folder of tasks, or a dataset in Harbor's cache"
     )
@@ -46,25 +50,27 @@ class CLIConfig(RLSettings):
     num_test: int | None = chz.field(
         default=None, doc="Tasks held out for evaluation; default: evaluate on all"
     )
-    group_size: int = chz.field(default=4, doc="Episodes of a task")
-    max_tokens: int = chz.field(default=2048, doc="Maximum tokens of an answer")
 
-
-def build_config(
-    cli: CLIConfig, tasks: list[HarborTask], sandbox_factory: SandboxFactory | None = None
-) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    dataset = fill(
-        HarborDatasetBuilder,
-        cli,
-        tasks=tasks,
-        batch_size=cli.groups_per_batch,
-        renderer_name=cli.renderer,
-        max_generation_tokens=cli.max_generation_tokens or cli.max_tokens,
-        sandbox_factory=sandbox_factory,
-    )
-    return rl_config(cli, "harbor_rl", dataset)
+    def build_dataset(
+        self, tasks: list[HarborTask] | None = None, sandbox_factory: SandboxFactory | None = None
+    ) -> HarborDatasetBuilder:
+        """Returns the tasks; default: those of ``dataset``, in sandboxes on this machine."""
+        return HarborDatasetBuilder(
+            tasks=load_harbor_tasks(self.dataset) if tasks is None else tasks,
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            model_name=self.model_name,
+            renderer_name=self.renderer,
+            max_turns=self.max_turns,
+            sandbox_timeout=self.sandbox_timeout,
+            command_timeout=self.command_timeout,
+            grader_timeout=self.grader_timeout,
+            max_trajectory_tokens=self.max_trajectory_tokens,
+            max_generation_tokens=self.max_generation_tokens or self.max_tokens,
+            context_overflow_reward=self.context_overflow_reward,
+            sandbox_factory=sandbox_factory,
+            num_test=self.num_test,
+        )
 
 
 async def cli_main(
@@ -73,12 +79,13 @@ async def cli_main(
     sandbox_factory: SandboxFactory | None = None,
 ) -> None:
     """Trains on ``tasks`` with sandboxes of ``sandbox_factory``; default: local ones."""
-    await run(cli_config, build_config(cli_config, tasks, sandbox_factory))
+    dataset = cli_config.build_dataset(tasks, sandbox_factory)
+    await train.main(chz.replace(cli_config, dataset_builder=dataset))
 
 
 async def main(config: CLIConfig) -> None:
     """Trains on the tasks of the settings."""
-    await cli_main(config, load_harbor_tasks(config.dataset))
+    await train.main(config)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ import chz
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 GENERATOR_PREFIX = "reasoning_gym:"
@@ -33,9 +31,14 @@ ENVS = ("arithmetic", *HUB_NAMES)
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "math_rl"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
     env: str = chz.field(
         default="arithmetic", doc=f"{', '.join(ENVS)}, or {GENERATOR_PREFIX}GENERATOR"
     )
@@ -64,24 +67,43 @@ class CLIConfig(RLSettings):
         default="answer", doc="reasoning_gym: tag around the answer; None: the reply is the answer"
     )
 
-
-def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
-    """Builds the dataset that ``env`` names; raises for settings that it does not have."""
-    _check_env(cli)
-    if cli.env == "arithmetic":
-        # The dataset counts steps, this recipe problems.
-        batches = max(1, cli.num_problems // cli.groups_per_batch)
-        return fill(ArithmeticDatasetBuilder, cli, num_batches=batches)
-    if cli.env.startswith(GENERATOR_PREFIX):
-        return fill(
-            ReasoningGymDatasetBuilder,
-            cli,
-            generator=cli.env.removeprefix(GENERATOR_PREFIX),
-            size=cli.num_problems,
-            config=cli.reasoning_gym_config,
-            scoring_timeout_seconds=cli.grading_timeout_seconds,
+    def build_dataset(self) -> RLDatasetBuilder:
+        """Returns the dataset that ``env`` names; raises for settings that it does not have."""
+        _check_env(self)
+        shared: dict[str, Any] = {
+            "model_name_for_tokenizer": self.model_name,
+            "renderer_name": self.renderer,
+            "groups_per_batch": self.groups_per_batch,
+            "group_size": self.group_size,
+            "num_test": self.num_test,
+            "format_coef": self.format_coef,
+            "seed": self.seed,
+        }
+        if self.env == "arithmetic":
+            return ArithmeticDatasetBuilder(
+                max_operand=self.max_operand,
+                # The dataset counts steps, this recipe problems.
+                num_batches=max(1, self.num_problems // self.groups_per_batch),
+                include_fewshot=self.include_fewshot,
+                **shared,
+            )
+        if self.env.startswith(GENERATOR_PREFIX):
+            return ReasoningGymDatasetBuilder(
+                generator=self.env.removeprefix(GENERATOR_PREFIX),
+                size=self.num_problems,
+                config=self.reasoning_gym_config,
+                answer_tag=self.answer_tag,
+                scoring_timeout_seconds=self.grading_timeout_seconds,
+                **shared,
+            )
+        return MathDatasetBuilder(
+            env=self.env,
+            dataset_path=self.dataset_path,
+            test_path=self.test_path,
+            include_fewshot=self.include_fewshot,
+            grading_timeout_seconds=self.grading_timeout_seconds,
+            **shared,
         )
-    return fill(MathDatasetBuilder, cli)
 
 
 def _check_env(cli: CLIConfig) -> None:
@@ -110,15 +132,9 @@ def _check_env(cli: CLIConfig) -> None:
         )
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    return rl_config(cli, "math_rl", build_dataset(cli))
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model on mathematics."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 cli_main = main

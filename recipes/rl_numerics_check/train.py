@@ -20,17 +20,21 @@ from tinker_cookbook.recipes.rl_numerics_check.env import (
     CountingTaskConfig,
 )
 from tinker_cookbook.recipes.rl_numerics_check.task import GENERATED
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "rl_numerics_check"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
     task: CountingTaskConfig = chz.field(default_factory=CountingTaskConfig, doc="The task")
     corpus: str = chz.field(
         default=GENERATED, doc="generated, wikitext (WikiText-103 of the Hub), or a text file"
@@ -39,29 +43,34 @@ class CLIConfig(RLSettings):
         DEFAULT_MAX_TRAJECTORY_TOKENS, "Maximum tokens of an episode", low=1
     )
     n_batches: int = number(1000, "Steps per epoch", low=1)
-    kl_depth_edges: tuple[int, ...] = chz.field(
-        default=(512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
-        doc="Context lengths at which the KL is split",
-    )
-    max_tokens: int = chz.field(default=1024, doc="Maximum tokens of an answer")
-    eval_every: int = number(0, "Steps between evaluations; 0: never")
+    kl_depth_edges: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    max_tokens: int = 1024
+    eval_every: int = 0
+
+    def build_dataset(self) -> CountingDatasetBuilder:
+        """Returns the counting task."""
+        return CountingDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            max_generation_tokens=self.max_tokens,
+            task=self.task,
+            corpus=self.corpus,
+            max_trajectory_tokens=self.max_trajectory_tokens,
+            n_batches=self.n_batches,
+            seed=self.seed,
+        )
 
 
 def build_config(cli_config: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli_config)
-    dataset = fill(
-        CountingDatasetBuilder,
-        cli_config,
-        batch_size=cli_config.groups_per_batch,
-        max_generation_tokens=cli_config.max_tokens,
-    )
-    return rl_config(cli_config, "rl_numerics_check", dataset)
+    """Returns the config of the loop."""
+    return cli_config.resolved()
 
 
 async def main(config: CLIConfig) -> None:
     """Trains on the counting task, and logs the KL by context length."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ import chz
 from tinker_cookbook.judges.settings import JudgeMode
 from tinker_cookbook.recipes.rubric.data import PrometheusDatapointListBuilder
 from tinker_cookbook.recipes.rubric.env import RubricGradedDatasetBuilder
-from tinker_cookbook.recipes.rubric.train import JudgedSettings, judged_config
+from tinker_cookbook.recipes.rubric.train import JudgedSettings
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import run
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
@@ -26,6 +24,7 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 class CLIConfig(JudgedSettings):
     """Settings of the recipe."""
 
+    recipe_name: str = "rubric_prometheus"
     data_path: str = chz.field(
         default="prometheus-eval/Feedback-Collection", doc="Hub name, or a file with its columns"
     )
@@ -33,6 +32,11 @@ class CLIConfig(JudgedSettings):
     grader_mode: JudgeMode = chz.field(
         default="text", doc="text: sample a text and read the score; labels: probability of Yes"
     )
+
+    def build_dataset(self) -> RubricGradedDatasetBuilder:
+        """Returns the conversations of Feedback-Collection."""
+        data = PrometheusDatapointListBuilder(data_path=self.data_path)
+        return self.judged_dataset(data, None, self.labelled_path)
 
 
 def get_dataset_builder(
@@ -57,16 +61,9 @@ def get_dataset_builder(
     )
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    data = PrometheusDatapointListBuilder(data_path=cli.data_path)
-    return judged_config(cli, "rubric_prometheus", data, None, cli.labelled_path)
-
-
 async def main(cli_config: CLIConfig) -> None:
     """Trains a model on a judge's scores of its answers."""
-    await run(cli_config, build_config(cli_config))
+    await train.main(cli_config)
 
 
 cli_main = main

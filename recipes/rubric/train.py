@@ -20,21 +20,24 @@ from tinker_cookbook.recipes.rubric.data import (
     RubricDatapointListBuilderFromJsonl,
 )
 from tinker_cookbook.recipes.rubric.env import RubricGradedDatasetBuilder
-from tinker_cookbook.recipes.start import example_data
+from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
 @also_named(train_group_size="group_size")
 @chz.chz
-class JudgedSettings(RLSettings):
-    """Settings of a recipe with a judge, in addition to those of every RL recipe."""
+class JudgedSettings(train.Config):
+    """Settings of a recipe with a judge, in addition to those of the loop."""
 
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
     grader_llm_name: str | None = chz.field(
         default=None,
         doc="Judge: a model of the backend, or its name on the server; default: model_name, "
@@ -100,17 +103,70 @@ class JudgedSettings(RLSettings):
             dtype=self.dtype,
         )
 
+    def judged_dataset(
+        self,
+        train_data: RubricDatapointListBuilder,
+        test_data: RubricDatapointListBuilder | None,
+        labelled_path: str | None,
+    ) -> RubricGradedDatasetBuilder:
+        """Returns conversations whose answers the judge grades."""
+        return RubricGradedDatasetBuilder(
+            renderer_name=self.renderer,
+            model_name_for_tokenizer=self.model_name,
+            batch_size=self.groups_per_batch,
+            train_group_size=self.group_size,
+            test_group_size=self.test_group_size,
+            train_datapoint_list_builder=train_data,
+            test_datapoint_list_builder=test_data,
+            judge=self.judge_settings(),
+            format_coef=self.format_coef,
+            labelled_path=labelled_path,
+            min_kappa=self.min_kappa,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop, which leaves out answers without a grade."""
+        config = super().resolved()
+        if config.rollout_error_tolerance is not None:
+            return config
+        # The judge retries; a resampled answer would not help it.
+        return chz.replace(config, rollout_error_tolerance=LeaveOutUngraded())
+
 
 @chz.chz
 class CLIConfig(JudgedSettings):
     """Settings of the recipe."""
 
+    recipe_name: str = "rubric"
     train_jsonl_path: str | None = chz.field(
         default=None, doc="Conversations with rubrics to train on; default: the example data"
     )
     test_jsonl_path: str | None = chz.field(
         default=None, doc="Conversations with rubrics to evaluate on"
     )
+
+    def build_dataset(self) -> RubricGradedDatasetBuilder:
+        """Returns the conversations of the files, or of the example."""
+        # The example's labels apply only to the example's criteria.
+        example = self.train_jsonl_path is None
+        paths = {
+            "train_jsonl_path": "rubric_train.jsonl",
+            "test_jsonl_path": "rubric_test.jsonl",
+            "labelled_path": "rubric_labelled.jsonl",
+        }
+        found: dict[str, str | None] = {
+            name: getattr(self, name) or (str(example_data(file)) if example else None)
+            for name, file in paths.items()
+        }
+        train_path, test_path = found["train_jsonl_path"], found["test_jsonl_path"]
+        assert train_path is not None
+        return self.judged_dataset(
+            RubricDatapointListBuilderFromJsonl(jsonl_path=train_path),
+            None
+            if test_path is None
+            else RubricDatapointListBuilderFromJsonl(jsonl_path=test_path),
+            found["labelled_path"],
+        )
 
 
 def get_dataset_builder(
@@ -141,62 +197,9 @@ def get_dataset_builder(
     )
 
 
-def judged_config(
-    cli: JudgedSettings,
-    recipe_name: str,
-    train_data: RubricDatapointListBuilder,
-    test_data: RubricDatapointListBuilder | None,
-    labelled_path: str | None,
-) -> train.Config:
-    """Builds the config of a run with a judge."""
-    dataset = RubricGradedDatasetBuilder(
-        renderer_name=cli.renderer,
-        model_name_for_tokenizer=cli.model_name,
-        batch_size=cli.groups_per_batch,
-        train_group_size=cli.group_size,
-        test_group_size=cli.test_group_size,
-        train_datapoint_list_builder=train_data,
-        test_datapoint_list_builder=test_data,
-        judge=cli.judge_settings(),
-        format_coef=cli.format_coef,
-        labelled_path=labelled_path,
-        min_kappa=cli.min_kappa,
-    )
-    config = rl_config(cli, recipe_name, dataset)
-    if config.rollout_error_tolerance is None:
-        # The judge retries; a resampled answer would not help it.
-        config = chz.replace(config, rollout_error_tolerance=LeaveOutUngraded())
-    return config
-
-
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    # The example's labels apply only to the example's criteria.
-    example = cli.train_jsonl_path is None
-    paths = {
-        "train_jsonl_path": "rubric_train.jsonl",
-        "test_jsonl_path": "rubric_test.jsonl",
-        "labelled_path": "rubric_labelled.jsonl",
-    }
-    found: dict[str, str | None] = {
-        name: getattr(cli, name) or (str(example_data(file)) if example else None)
-        for name, file in paths.items()
-    }
-    train_path, test_path = found["train_jsonl_path"], found["test_jsonl_path"]
-    assert train_path is not None
-    return judged_config(
-        cli,
-        "rubric",
-        RubricDatapointListBuilderFromJsonl(jsonl_path=train_path),
-        None if test_path is None else RubricDatapointListBuilderFromJsonl(jsonl_path=test_path),
-        found["labelled_path"],
-    )
-
-
 async def main(cli_config: CLIConfig) -> None:
     """Trains a model on a judge's scores of its answers."""
-    await run(cli_config, build_config(cli_config))
+    await train.main(cli_config)
 
 
 cli_main = main

@@ -16,8 +16,6 @@ Without ``model_name`` the command first creates a small model for the example d
 
 from __future__ import annotations
 
-import asyncio
-
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -31,17 +29,17 @@ from tinker_cookbook.recipes.search_tool.search_env import (
 )
 from tinker_cookbook.recipes.search_tool.small_model import N_RESULTS, SMALL, small_model_path
 from tinker_cookbook.recipes.search_tool.tools import EmbeddingConfig, RetrievalConfig
-from tinker_cookbook.recipes.start import check_dataset_name, fill
+from tinker_cookbook.recipes.start import check_dataset_name
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "search_tool"
     model_name: str = chz.field(
         default=SMALL,
         doc="Hub name or local folder; small: a model made on this machine for the example data",
@@ -71,8 +69,10 @@ class CLIConfig(RLSettings):
         default=5, doc="Maximum answers in an episode, including the last one"
     )
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without 'Answer:'")
-    max_tokens: int | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Maximum tokens of one answer; default: 1024, for model_name=small 48"
+    groups_per_batch: int = 8
+    group_size: int = 8
+    max_tokens: int = chz.field(
+        default=0, doc="Maximum tokens of one answer; 0: 1024, for model_name=small 48"
     )
     max_trajectory_tokens: int | None = chz.field(
         default=32 * 1024, doc="Tokens of an episode; a longer one ends"
@@ -91,17 +91,52 @@ class CLIConfig(RLSettings):
         default=None,
         doc="Whether to train on parts of a batch early; default: if num_minibatches",
     )
-    learning_rate: float | None = chz.field(  # type: ignore[assignment]
+    learning_rate: float | None = chz.field(
         default=None, doc="Default: 4e-5, for model_name=small 2e-3"
     )
-    seed: int = chz.field(default=2, doc="Seed of the order of questions and of the samples")
+    seed: int = 2
+
+    def build_dataset(self) -> SearchR1DatasetBuilder:
+        """Returns the questions and the index of the documents."""
+        embeddings = EmbeddingConfig(
+            model_name=self.embedding_model_name, embedding_dim=self.embedding_dim
+        )
+        return SearchR1DatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            max_generation_tokens=self.max_tokens,
+            max_trajectory_tokens=self.max_trajectory_tokens,
+            max_turns=self.max_turns,
+            format_coef=self.format_coef,
+            dataset=self.dataset,
+            test_path=self.test_path,
+            num_test=self.num_test,
+            corpus=self.corpus,
+            index_path=self.index_path,
+            max_words=self.max_words,
+            instructions=self.instructions,
+            retrieval_config=RetrievalConfig(
+                n_results=self.n_results or 3, method=self.method, embedding_config=embeddings
+            ),
+            chroma_host=self.chroma_host,
+            chroma_port=self.chroma_port,
+            chroma_collection_name=self.chroma_collection_name,
+            seed=self.seed,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop; makes the small model if it is not there yet."""
+        return super(CLIConfig, with_model(self)).resolved()
 
 
-def resolved(cli: CLIConfig) -> CLIConfig:
+def with_model(cli: CLIConfig) -> CLIConfig:
     """Returns the settings with those that depend on the model filled in.
 
     Makes the small model if ``model_name=small`` and it is not there yet.
     """
+    check_dataset_name(cli.dataset, DATASETS)
     small = cli.model_name == SMALL
     if small and cli.dataset != EXAMPLE:
         raise ConfigurationError(
@@ -113,7 +148,7 @@ def resolved(cli: CLIConfig) -> CLIConfig:
         "max_tokens": 48 if small else 1024,
         "learning_rate": 2e-3 if small else 4e-5,
     }
-    changes = {key: value for key, value in defaults.items() if getattr(cli, key) is None}
+    changes = {key: value for key, value in defaults.items() if not getattr(cli, key)}
     # The original switches streaming with one setting and counts parts with another.
     if cli.stream_minibatch is True and cli.num_minibatches is None:
         changes["num_minibatches"] = 4
@@ -130,31 +165,9 @@ def resolved(cli: CLIConfig) -> CLIConfig:
     return chz.replace(cli, renderer_name=name, max_trajectory_tokens=tokens)
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_dataset_name(cli.dataset, DATASETS)
-    cli = resolved(cli)
-    retrieval = RetrievalConfig(
-        n_results=cli.n_results or 3,
-        method=cli.method,
-        embedding_config=EmbeddingConfig(
-            model_name=cli.embedding_model_name, embedding_dim=cli.embedding_dim
-        ),
-    )
-    dataset = fill(
-        SearchR1DatasetBuilder,
-        cli,
-        batch_size=cli.groups_per_batch,
-        max_generation_tokens=cli.max_tokens,
-        retrieval_config=retrieval,
-    )
-    return rl_config(cli, "search_tool", dataset)
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model to answer with searches."""
-    # In a thread, because it may make the small model.
-    await run(config, await asyncio.to_thread(build_config, config))
+    await train.main(config)
 
 
 cli_main = main

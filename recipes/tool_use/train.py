@@ -10,30 +10,29 @@ The default model is a tiny one that the recipe first trains from example episod
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.recipes.tool_use import tiny_model
 from tinker_cookbook.recipes.tool_use.shop import ShopDatasetBuilder
 from tinker_cookbook.renderers import UnsupportedToolsError, get_renderer
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 TINY = "tiny"
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "tool_use"
+    groups_per_batch: int = 8
+    group_size: int = 8
     model_name: str = chz.field(
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe trains first"
     )
@@ -43,13 +42,32 @@ class CLIConfig(RLSettings):
     tiny_steps: int = chz.field(default=400, doc="model_name=tiny: steps of its training")
     max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
     call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
-    max_tokens: int = chz.field(default=32, doc="Maximum tokens of a response")
+    max_tokens: int = 32
     num_batches: int = chz.field(default=200, doc="Steps per epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=40, doc="Number of steps")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations")
-    save_every: int = chz.field(default=50, doc="Steps between checkpoints")
+    max_steps: int | None = 40
+    eval_every: int = 5
+    save_every: int = 50
+
+    def build_dataset(self) -> ShopDatasetBuilder:
+        """Returns the questions; raises for a chat format without tools."""
+        try:
+            renderer = get_renderer(self.renderer, get_tokenizer(self.model_name))
+            renderer.create_conversation_prefix_with_tools([])
+        except UnsupportedToolsError as error:
+            raise ConfigurationError(f"renderer_name: got {self.renderer!r}: {error}") from error
+        return ShopDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            num_batches=self.num_batches,
+            num_test=self.num_test,
+            max_turns=self.max_turns,
+            call_coef=self.call_coef,
+            seed=self.seed,
+        )
 
 
 async def with_model(cli: CLIConfig) -> CLIConfig:
@@ -72,21 +90,9 @@ async def with_model(cli: CLIConfig) -> CLIConfig:
     )
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    try:
-        renderer = get_renderer(cli.renderer, get_tokenizer(cli.model_name))
-        renderer.create_conversation_prefix_with_tools([])
-    except UnsupportedToolsError as error:
-        raise ConfigurationError(f"renderer_name: got {cli.renderer!r}: {error}") from error
-    return rl_config(cli, "tool_use", fill(ShopDatasetBuilder, cli))
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model to call tools."""
-    cli = await with_model(config)
-    await run(cli, await asyncio.to_thread(build_config, cli))
+    await train.main(await with_model(config))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,10 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.recipes.verifiers_rl.library import has_v1
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -68,14 +66,29 @@ class VerifiersSettings:
 
 
 @chz.chz
-class CLIConfig(VerifiersSettings, RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(VerifiersSettings, train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "verifiers_rl"
+    model_name: str = DEMO_MODEL
     num_test: int = chz.field(
         default=0, doc="Tasks held out (0.4) or of the eval dataset (0.1.9) to evaluate on"
     )
-    groups_per_batch: int = chz.field(default=32, doc="Tasks per step")
-    max_tokens: int = chz.field(default=512, doc="Maximum tokens of a response")
+    groups_per_batch: int = 32
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
+    max_tokens: int = 512
+
+    def build_dataset(self) -> RLDatasetBuilder:
+        """Returns the tasks of the environment."""
+        return dataset_builder(
+            self,
+            self.model_name,
+            self.renderer,
+            group_size=self.group_size,
+            groups_per_batch=self.groups_per_batch,
+            num_test=self.num_test,
+        )
 
 
 def dataset_builder(
@@ -96,17 +109,18 @@ def dataset_builder(
     if not has_v1():
         from tinker_cookbook.recipes.verifiers_rl import verifiers_env
 
-        rollouts = fill(
-            verifiers_env.VerifiersRollouts,
-            cli,
+        rollouts = verifiers_env.VerifiersRollouts(
             model_name=model_name,
             renderer_name=renderer_name,
             group_size=group_size,
+            max_concurrent_generation=cli.max_concurrent_generation,
+            max_concurrent_scoring=cli.max_concurrent_scoring,
         )
-        return fill(
-            verifiers_env.VerifiersRLDatasetBuilder,
-            cli,
+        return verifiers_env.VerifiersRLDatasetBuilder(
+            vf_env_id=cli.vf_env_id,
             vf_env_args=arguments,
+            dataset_n=cli.dataset_n,
+            dataset_seed=cli.dataset_seed,
             rollouts=rollouts,
             **shape,
         )
@@ -127,21 +141,9 @@ def dataset_builder(
     return env.VerifiersTaskDatasetBuilder(spec=spec, group_size=group_size, **shape)
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    shape = {
-        "group_size": cli.group_size,
-        "groups_per_batch": cli.groups_per_batch,
-        "num_test": cli.num_test,
-    }
-    dataset = dataset_builder(cli, cli.model_name, cli.renderer, **shape)
-    return rl_config(cli, "verifiers_rl", dataset)
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model on the environment."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 async def cli_main(cli_config: CLIConfig, env: Any | None) -> None:

@@ -21,15 +21,13 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.recipes.tiny_llama import TinyModelSettings, make_model_once
 from tinker_cookbook.recipes.tiny_vlm import RENDERER, Example, example_of, make_tiny_vlm
 from tinker_cookbook.recipes.vision_rl.env import START_SEED, PictureDatasetBuilder
 from tinker_cookbook.recipes.vision_rl.pictures import KINDS, Kind, make_pictures, texts
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 TINY = "tiny"
@@ -37,9 +35,10 @@ _EXAMPLES = 3000
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "vision_rl"
     model_name: str = chz.field(
         default=TINY, doc="Hub name or folder of a model; tiny: one that the recipe makes"
     )
@@ -52,15 +51,28 @@ class CLIConfig(RLSettings):
     kinds: list[Kind] = chz.field(
         default_factory=lambda: list(KINDS), doc=f"Of {', '.join(KINDS)}, separated by commas"
     )
-    groups_per_batch: int = chz.field(default=16, doc="Pictures per step")
+    groups_per_batch: int = 16
+    group_size: int = 8
     num_batches: int = number(200, "Steps per epoch", low=1)
     num_test: int = number(120, "Pictures to evaluate on; 0: no evaluation")
-    max_tokens: int = chz.field(default=4, doc="Maximum tokens of an answer")
-    lora_rank: int = number(64, "Rank of the LoRA adapter", low=1)
+    max_tokens: int = 4
+    lora_rank: int = 64
     learning_rate: float | None = chz.field(default=None, doc="Default: 1e-3 for the tiny model")
-    max_steps: int | None = chz.field(default=100, doc="Number of steps")
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=50, doc="Steps between checkpoints")
+    max_steps: int | None = 100
+    save_every: int = 50
+
+    def build_dataset(self) -> PictureDatasetBuilder:
+        """Returns the pictures."""
+        return PictureDatasetBuilder(
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            num_batches=self.num_batches,
+            num_test=self.num_test,
+            kinds=self.kinds,
+            seed=self.seed,
+        )
 
     @chz.validate
     def _check_kinds(self) -> None:
@@ -103,16 +115,10 @@ def _examples(cli: CLIConfig, folder: Path) -> list[Example]:
     return examples
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    return rl_config(cli, "vision_rl", fill(PictureDatasetBuilder, cli))
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model to answer questions about pictures."""
-    cli = await asyncio.to_thread(make_model, config) if config.model_name == TINY else config
-    await run(cli, await asyncio.to_thread(build_config, cli))
+    tiny = config.model_name == TINY
+    await train.main(await asyncio.to_thread(make_model, config) if tiny else config)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tinker_cookbook import cli_utils
 from tinker_cookbook.backends import connect
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import DistillationDatasetConfig, TeacherConfig
-from tinker_cookbook.training.config import RunSettings
+from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 OPENINGS = [
@@ -94,30 +94,27 @@ def taught(
 
 
 @chz.chz
-class CLIConfig(RunSettings):
+class CLIConfig(train_on_policy.Config):
     """What a test sets on the command line."""
 
-    model_name: str
-    log_path: str
+    recipe_name: str = "taught_stories"
     teacher: str
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "raise"
-    num_substeps: int = 1
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = "raise"
+    compute_post_kl: bool = True
+    max_tokens: int = 8
+    learning_rate: float | None = 2e-3
+    reward_coef: float = 0.0
+    lr_schedule: LRSchedule = "linear"
+    eval_every: int = 10
+
+    def build_dataset(self) -> list[DistillationDatasetConfig]:
+        short = taught(self.model_name, self.log_path, self.teacher, group_size=2)
+        return short.dataset_configs
 
 
 async def main(cli: CLIConfig) -> None:
     """Six steps of short answers."""
-    config = taught(
-        cli.model_name,
-        cli.log_path,
-        cli.teacher,
-        group_size=2,
-        max_tokens=8,
-        num_substeps=cli.num_substeps,
-        compute_post_kl=True,
-        **{name: getattr(cli, name) for name in chz.chz_fields(RunSettings)},
-    )
-    cli_utils.check_log_dir(cli.log_path, cli.behavior_if_log_dir_exists)
-    await train_on_policy.main(config)
+    await train_on_policy.main(cli)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import chz
 import pytest
 from tiny_model import make_tiny_model
 
@@ -149,7 +150,7 @@ def test_a_dataset_is_checked_before_anything_starts(stories_model):
     with pytest.raises(ConfigurationError, match="num_test: got 10"):
         HarborDatasetBuilder(tasks=tasks, num_test=10, **settings).check()
     cli = train.CLIConfig(model_name=stories_model, renderer_name="role_colon", num_test=3)
-    assert train.build_config(cli, tasks).dataset_builder.num_test == 3
+    assert cli.build_dataset(tasks).num_test == 3
 
 
 # Rewards -----------------------------------------------------------------------------------------
@@ -324,12 +325,12 @@ def test_a_model_that_solves_a_task_gets_its_reward(tokenizer_folder):
 def test_distillation_needs_a_teacher_and_runs_no_tests(stories_model):
     given = {"model_name": str(stories_model), "renderer_name": "role_colon"}
     with pytest.raises(ConfigurationError, match="teacher_model, teacher_checkpoint: got neither"):
-        distillation.build_config(distillation.CLIConfig(**given), list(TASKS.values()))
-    given["teacher_model"] = "t"
+        distillation.CLIConfig(**given).resolved()
+    given["teacher_model"] = str(stories_model)
     for factory, message in (("json:none", "is not found"), ("math:pi", "expected module:call")):
         cli = distillation.CLIConfig(**given, sandbox_factory=factory)
         with pytest.raises(ConfigurationError, match=message):
-            distillation.build_config(cli, list(TASKS.values()))
+            cli.resolved()
     cli = parse_arguments(
         distillation.CLIConfig,
         [
@@ -339,10 +340,10 @@ def test_distillation_needs_a_teacher_and_runs_no_tests(stories_model):
             "max_turns=3",
         ],
     )
-    config = distillation.build_config(cli, list(TASKS.values()))
+    config = chz.replace(cli, dataset_configs=cli.build_dataset(list(TASKS.values()))).resolved()
     config.check()
     (part,) = config.dataset_configs
-    assert part.teacher_config.base_model == "t"
+    assert part.teacher_config.base_model == str(stories_model)
     train, test = asyncio.run(part.dataset_builder())
     assert (len(train), test) == (2, None)
     (group, *_) = train.get_batch(0)

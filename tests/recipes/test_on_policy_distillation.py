@@ -131,7 +131,7 @@ def settings(*arguments, of=on_policy_distillation):
 
 
 def test_by_default_the_teacher_sees_the_answers_of_sums(stories_model):
-    config = on_policy_distillation.build_config(settings(f"model_name={stories_model}"))
+    config = settings(f"model_name={stories_model}").resolved()
     (part,) = config.dataset_configs
     assert isinstance(part.dataset_builder, ArithmeticDatasetBuilder)
     assert part.teacher_config.base_model == stories_model
@@ -142,25 +142,23 @@ def test_by_default_the_teacher_sees_the_answers_of_sums(stories_model):
 
 def test_distributions_as_targets_need_no_other_setting(stories_model):
     words = (f"model_name={stories_model}", f"teacher_model={stories_model}", "n_teacher_targets=8")
-    config = on_policy_distillation.build_config(settings(*words))
+    config = settings(*words).resolved()
     config.check()
     assert not config.center_teacher_kl
     with pytest.raises(ConfigurationError, match="center_teacher_kl: got True with n_teacher_t"):
-        on_policy_distillation.build_config(settings(*words, "center_teacher_kl=true")).check()
+        settings(*words, "center_teacher_kl=true").resolved().check()
 
 
 def test_a_teacher_of_its_own_gets_no_hint(stories_model, tmp_path):
     prompt = tmp_path / "style.txt"
     prompt.write_text("Write like a pirate.\n")
-    config = on_policy_distillation.build_config(
-        settings(
-            f"model_name={stories_model}",
-            "dataset=example",
-            f"teacher_prompt={prompt}",
-            "teacher_checkpoint=tinker://a/sampler_weights/b",
-            "teacher_renderer_name=role_colon",
-        )
-    )
+    config = settings(
+        f"model_name={stories_model}",
+        "dataset=example",
+        f"teacher_prompt={prompt}",
+        "teacher_checkpoint=tinker://a/sampler_weights/b",
+        "teacher_renderer_name=role_colon",
+    ).resolved()
     (part,) = config.dataset_configs
     assert isinstance(part.dataset_builder, PromptOnlyDatasetBuilder)
     assert part.teacher_config.system_prompt == "Write like a pirate."
@@ -170,12 +168,12 @@ def test_a_teacher_of_its_own_gets_no_hint(stories_model, tmp_path):
 
 def test_two_teachers_by_default_and_by_name(stories_model):
     model = f"model_name={stories_model}"
-    config = on_policy_multi_teacher.build_config(settings(model, of=on_policy_multi_teacher))
+    config = settings(model, of=on_policy_multi_teacher).resolved()
     sums, brief = (part.teacher_config for part in config.dataset_configs)
     assert "{answer}" in sums.answer_hint
     assert brief.system_prompt == "Answer in one short sentence."
     given = settings(model, "second.teacher_prompt=Be odd.", of=on_policy_multi_teacher)
-    config = on_policy_multi_teacher.build_config(given)
+    config = given.resolved()
     assert config.dataset_configs[1].teacher_config.system_prompt == "Be odd."
     assert isinstance(config.dataset_configs[1].dataset_builder, PromptOnlyDatasetBuilder)
     assert TeacherSettings().dataset == "sums"
@@ -183,7 +181,7 @@ def test_two_teachers_by_default_and_by_name(stories_model):
 
 def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_model):
     start = "load_checkpoint_path=tinker://a/weights/b"
-    config = on_policy_distillation.build_config(settings(f"model_name={stories_model}", start))
+    config = settings(f"model_name={stories_model}", start).resolved()
     (part,) = config.dataset_configs
     assert part.teacher_config.load_checkpoint_path == "tinker://a/weights/b"
     assert "{answer}" in part.teacher_config.answer_hint
@@ -199,7 +197,7 @@ def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_m
 )
 def test_what_cannot_work_is_said(stories_model, arguments, message):
     with pytest.raises(ConfigurationError, match=message):
-        on_policy_distillation.build_config(settings(f"model_name={stories_model}", *arguments))
+        settings(f"model_name={stories_model}", *arguments).resolved()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
+import chz
 import pytest
 
 from recipes import rl_basic, rl_loop, sl_basic
@@ -15,7 +16,6 @@ from recipes.distillation import on_policy_multi_teacher
 from recipes.math_rl import train as math_rl
 from recipes.preference.rlhf import settings as rlhf
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.settings import rl_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.keys import aliases_of, keys_of
@@ -214,7 +214,6 @@ EXCEPTIONS = {
     ("recipes.sl_basic", "recipe_name"): _NAME,
     ("recipes.sl_basic", "evaluator_builders"): _OWN_TASK,
     ("recipes.sl_basic", "infrequent_evaluator_builders"): _OWN_TASK,
-    ("recipes.rl_basic", "dataset_builder"): _OWN_TASK,
 }
 # Settings of the original's self-distillation that this loop does not have.
 MISSING = {
@@ -290,7 +289,7 @@ def test_second_names(program, alias, key):
 
 
 def resolved(cli):
-    return rl_config(cli, "test", RLDatasetBuilder())
+    return chz.replace(cli, dataset_builder=RLDatasetBuilder()).resolved()
 
 
 def test_async_and_streaming_settings_reach_the_loop(stories_model):

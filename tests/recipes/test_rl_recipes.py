@@ -103,7 +103,7 @@ def test_help_lists_the_keys_and_loads_nothing_heavy(module):
 def test_the_documented_command_derives_renderer_and_learning_rate(recipe, monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", "tml-not-a-key")
     arguments = ["model_name=meta-llama/Llama-3.1-8B", "log_path=/tmp/rl_training"]
-    config = recipe.build_config(parse_arguments(recipe.CLIConfig, arguments))
+    config = parse_arguments(recipe.CLIConfig, arguments).resolved()
     config.check()
     assert config.renderer_name == config.dataset_builder.renderer_name == "role_colon"
     assert config.learning_rate == pytest.approx(5e-4 * (2000 / 4096) ** 0.781 / 4)
@@ -122,7 +122,7 @@ def test_the_demo_model_is_the_default():
 
 def test_where_a_run_goes_without_a_log_path(common):
     common = [argument for argument in common if not argument.startswith("log_path=")]
-    config = rl_basic.build_config(parse_arguments(rl_basic.CLIConfig, common))
+    config = parse_arguments(rl_basic.CLIConfig, common).resolved()
     assert config.log_path == "/tmp/tinker-examples/rl_basic"
 
 
@@ -137,7 +137,7 @@ def test_where_a_run_goes_without_a_log_path(common):
 )
 def test_math_environments_by_name(common, env, kind):
     cli = parse_arguments(math_rl.CLIConfig, [*common, f"env={env}"])
-    assert type(math_rl.build_config(cli).dataset_builder) is kind
+    assert type(cli.resolved().dataset_builder) is kind
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,7 @@ def test_math_environments_by_name(common, env, kind):
 )
 def test_settings_that_cannot_work(common, arguments, words):
     with pytest.raises((ConfigurationError, DataError), match=words):
-        math_rl.build_config(
-            parse_arguments(math_rl.CLIConfig, last_of_each([*common, *arguments]))
-        ).check()
+        parse_arguments(math_rl.CLIConfig, last_of_each([*common, *arguments])).resolved().check()
 
 
 def test_settings_reach_the_run(common):
@@ -176,7 +174,7 @@ def test_settings_reach_the_run(common):
         "eval_every=7",
         "weight_decay=0.01",
     ]
-    config = rl_basic.build_config(parse_arguments(rl_basic.CLIConfig, arguments))
+    config = parse_arguments(rl_basic.CLIConfig, arguments).resolved()
     config.check()
     assert config.kl_reference_config.base_model == config.model_name
     assert config.loss_fn_config == {"clip_high_threshold": 1.3, "clip_low_threshold": 0.8}
@@ -217,7 +215,7 @@ def test_one_step(common, tmp_path, name):
     if "num_test=2" in extra:
         assert 0 <= last["test/env/all/correct"] <= 1
     assert ("kl_policy_base" in last) == (name == "kl penalty")
-    assert load_config(tmp_path / "run") == recipe.build_config(cli)
+    assert load_config(tmp_path / "run") == cli.resolved()
 
 
 # --- the loop on one page --------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_the_demo_model_is_the_default():
 def test_settings_that_cannot_work(stories_model, argument, words):
     arguments = [f"model_name={stories_model}", "renderer_name=role_colon", argument]
     with pytest.raises(ConfigurationError, match=words):
-        train.build_config(parse_arguments(train.CLIConfig, arguments)).check()
+        parse_arguments(train.CLIConfig, arguments).resolved().check()
 
 
 class ShorterRuns(RecipeRuns):

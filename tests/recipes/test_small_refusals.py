@@ -109,10 +109,10 @@ def test_a_group_of_one_is_refused_before_the_start(stories_model):
     given = [f"model_name={stories_model}", "renderer_name=role_colon", "group_size=1"]
     cli = parse_arguments(rl_basic.CLIConfig, given)
     with pytest.raises(ConfigurationError, match="group_size: got 1, expected at least 2; an ep"):
-        rl_basic.build_config(cli)
+        cli.resolved()
     # A penalty towards a reference gives each token a reward of its own.
     cli = parse_arguments(rl_basic.CLIConfig, [*given, "kl_penalty_coef=0.1"])
-    assert rl_basic.build_config(cli).dataset_builder.group_size == 1
+    assert cli.resolved().dataset_builder.group_size == 1
 
 
 # --- others ------------------------------------------------------------------------------------

@@ -120,14 +120,14 @@ def test_a_missing_or_unknown_library_is_an_error_with_the_command(monkeypatch, 
     cli = train.CLIConfig(model_name=stories_model, renderer_name="role_colon")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.1")
     with pytest.raises(ConfigurationError, match=r"got version 0\.2\.1.*verifiers-legacy"):
-        train.build_config(cli)
+        cli.resolved()
 
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[verifiers\]'"):
-        train.build_config(cli)
+        cli.resolved()
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_a_missing_or_unknown_library_is_an_error_with_the_command(monkeypatch, 
 def test_wrong_settings_are_named(stories_model, given, names):
     cli = train.CLIConfig(model_name=stories_model, renderer_name="role_colon", **given)
     with pytest.raises(ConfigurationError, match=names):
-        train.build_config(cli)
+        cli.resolved()

@@ -22,7 +22,6 @@ from tinker_cookbook.rl.rollouts.place import current_place
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import AgentToolMessageEnv, tool
-from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -92,30 +91,23 @@ class StoryBuilder(RLDatasetBuilder):
 
 
 @chz.chz
-class CLIConfig(RunSettings):
-    model_name: str
-    log_path: str
+class CLIConfig(train.Config):
+    recipe_name: str = "tool_stories"
+    renderer_name: str | None = "role_colon"
+    max_tokens: int = 8
+    learning_rate: float | None = 0.005
+    loss_normalization: str = "sum"
     visits: str = chz.field(doc="Folder of the counts")
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "raise"
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = "raise"
+
+    def build_dataset(self) -> StoryBuilder:
+        return StoryBuilder(cli=self)
 
 
 async def main(cli: CLIConfig) -> None:
     """Trains."""
     Path(cli.visits).mkdir(exist_ok=True)
-    shared = {name: getattr(cli, name) for name in chz.chz_fields(RunSettings)}
-    config = train.Config(
-        log_path=cli.log_path,
-        model_name=cli.model_name,
-        recipe_name="tool_stories",
-        renderer_name="role_colon",
-        dataset_builder=StoryBuilder(cli=cli),
-        max_tokens=8,
-        learning_rate=0.005,
-        **shared,
-    )
-    config.check()
-    cli_utils.check_log_dir(cli.log_path, cli.behavior_if_log_dir_exists)
-    await train.main(config)
+    await train.main(cli)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from tinker import types
 
     from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-    from tinker_cookbook.rl.config import PolicyTrainingConfig
+    from tinker_cookbook.rl.config import Config
 else:
     tinker = lazy_module("tinker")
     torch = lazy_module("torch")
@@ -244,7 +244,7 @@ class TopKSignal(TeacherSignal):
     """
 
     def submit(
-        self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
+        self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: Config
     ) -> Future[types.ForwardBackwardOutput]:
         """Queues one pass with autograd."""
         data = []

@@ -39,10 +39,10 @@ from tinker_cookbook.distillation.topk_distributions import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import REQUIRED, number, prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -57,18 +57,29 @@ __all__ = ["Config", "main"]
 __getattr__ = official_names(__name__)
 
 
+_OF_RL = (
+    "dataset_builder",
+    "random_rewards",
+    "kl_reference_config",
+    "kl_reference_model",
+    "kl_reference_path",
+)
+
+
 @chz.chz
-class Config(PolicyTrainingConfig):
+class Config(train.Config):
     """Settings of an on-policy distillation."""
 
+    dataset_builder: RLDatasetBuilder = chz.field(
+        default=None, doc="Has no effect: dataset_configs has the data"
+    )
     dataset_configs: list[DistillationDatasetConfig] = chz.field(
-        doc="Datasets and their teachers; a batch has groups of each"
+        default_factory=list,
+        doc="Datasets and their teachers; a batch has groups of each",
+        metadata=REQUIRED,
     )
-    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers' KL penalty")
-    kl_discount_factor: float = chz.field(
-        default=0.0,
-        doc="Discount of later tokens' KL in a token's penalty; 0: only its own KL",
-    )
+    kl_penalty_coef: float = number(1.0, "Weight of the teachers' KL penalty")
+    loss_normalization: str = "sum"
     center_teacher_kl: bool = chz.field(
         default=False,
         doc="Subtract the mean KL of the dataset's tokens in the batch as a baseline: learns "
@@ -84,11 +95,28 @@ class Config(PolicyTrainingConfig):
         doc="Weight of the environments' rewards; 0: only in the metrics",
     )
 
+    def resolved(self) -> Config:
+        """Returns the config with all values that follow from others."""
+        for name in _OF_RL:
+            if getattr(self, name):
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)!r:.80}, expected none: the data are in "
+                    "dataset_configs, and their teachers are the reference"
+                )
+        return self._filled(Config, "dataset_configs", **self._derived())
+
+    def _reference(self) -> None:
+        """The teachers are the reference."""
+
+    def check_data(self) -> None:
+        """Raises ``ConfigurationError`` for settings of the data that cannot work."""
+        if not self.dataset_configs:
+            raise ConfigurationError("dataset_configs: got none, expected at least one")
+        check_vocabularies(self)
+
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first invalid setting."""
         super().check()
-        if not self.dataset_configs:
-            raise ConfigurationError("dataset_configs: got none, expected at least one")
         if not np.isfinite(self.reward_coef):
             raise ConfigurationError(
                 f"reward_coef: got {self.reward_coef}, expected a finite number"
@@ -197,16 +225,14 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     Before sampling, raises ``ConfigurationError`` for an invalid setting or a
     teacher with another vocabulary, and ``CheckpointError`` if a teacher's weights are missing.
     """
-    config.check()
-    # The teacher scores the student's token ids, which differ in another vocabulary.
-    await asyncio.to_thread(check_vocabularies, config)
-
-    teachers = partial(_open_teachers, config)
-    await train.run(config, _TeacherDatasetBuilder(config=config), teachers, rollout_executor)
+    async with prepared(config) as config:
+        teachers = partial(_open_teachers, config)
+        await train.run(config, _TeacherDatasetBuilder(config=config), teachers, rollout_executor)
 
 
 def check_vocabularies(config: Config) -> None:
     """Raises ``ConfigurationError`` for a teacher with another vocabulary than the student."""
+    # The teacher scores the student's token ids, which differ in another vocabulary.
     for i, part in enumerate(config.dataset_configs):
         check_same_vocabulary(
             config.model_name,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
     from tinker_cookbook.official.checkpoint_manager import CheckpointManager
     from tinker_cookbook.official.cost_tracker import CostTracker
-    from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
+    from tinker_cookbook.rl.config import Config
     from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
     from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
     from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
@@ -201,7 +201,7 @@ async def run_loop(
 class CallerSession:
     """Session of a loop over a client, logger and checkpoint manager of the caller."""
 
-    config: PolicyTrainingConfig
+    config: Config
     client: TrainingClient
     ml_logger: Logger
     start_step: int
@@ -320,7 +320,7 @@ def count_discarded_rollout(
 
 def drop_constant_reward_group(
     trajectory_group: TrajectoryGroup | None,
-    config: PolicyTrainingConfig,
+    config: Config,
     cost_tracker: CostTracker | None,
     discarded_log: DiscardedWorkLog | None = None,
     step: int = 0,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
     from tinker_cookbook.official.checkpoint_manager import CheckpointManager
-    from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
+    from tinker_cookbook.rl.config import Config
     from tinker_cookbook.tokenizer_utils import Tokenizer
 else:
     tinker = lazy_module("tinker")
@@ -337,7 +337,7 @@ async def do_train_step_and_get_sampling_client(
 
 
 async def train_on_data(
-    config: PolicyTrainingConfig,
+    config: Config,
     i_batch: int,
     training_client: TrainingClient,
     checkpoint_mgr: CheckpointManager,
@@ -359,7 +359,7 @@ async def train_on_data(
 
 
 async def _finish_step(
-    config: PolicyTrainingConfig,
+    config: Config,
     i_batch: int,
     training_client: TrainingClient,
     checkpoint_mgr: CheckpointManager,

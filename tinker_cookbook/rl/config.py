@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import chz
 
-from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
+from tinker_cookbook.rl.losses import (
+    DEFAULT_LOSS,
+    LOSSES_WITH_PENALTY,
+    RL_LOSSES,
+    SAME_ON_POLICY,
+    check_loss,
+    check_substeps,
+)
+from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.rollouts.limits import (
     RolloutConfig,
     TerminationRewardPolicy,
@@ -22,40 +29,29 @@ from tinker_cookbook.rl.rollouts.presets import (
     default_rollout_config_for_model,
     default_rollout_strategy_for_model,
 )
-from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strategy_from_config
+from tinker_cookbook.rl.rollouts.strategy import (
+    RetryOnFailure,
+    RolloutStrategy,
+    rollout_strategy_from_config,
+)
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import TrainingConfig, number
+from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
+from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.utils.terminal import get_console
 
-# Algorithms, which are a loss together with a normalization of the advantages.
-# GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
-_ALGORITHMS = {
-    "grpo": "GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=std",
-    "dr_grpo": "Dr. GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=center",
-    "rloo": "RLOO is loss_fn=importance_sampling with advantage_normalization=leave_one_out",
-    "dapo": "DAPO is loss_fn=ppo with loss_fn_config.clip_high_threshold=1.28 and "
-    "remove_constant_reward_groups=True",
-    "reinforce": "REINFORCE is loss_fn=importance_sampling on samples of the present weights",
-}
-
-RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
-DEFAULT_LOSS = "importance_sampling"
-# Their gradient equals the one of importance_sampling if the sampler has the learner's weights.
-SAME_ON_POLICY = ("ppo", "cispo", "stable_reinforce")
-LOSS_NORMALIZATIONS = ("sum", "tokens")
-# Their penalty terms are not advantages: dividing only the advantages would change the balance.
-LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
-# The others truncate the ratio to the sampler themselves, or compare with the sampler's policy.
-LOSSES_WITH_RATIO_CAP = ("importance_sampling", "ppo", "gspo")
-
-
-def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
-    """Returns the end of an error about ``loss_fn``: the loss and settings that were probably
-    meant."""
-    known = _ALGORITHMS.get(name.lower().replace("-", "_").replace(".", ""))
-    return f"; {known}" if known is not None else nearest(name, losses)
+_SHORT_KEYS = (
+    "kl_reference_model",
+    "kl_reference_path",
+    "max_steps_off_policy",
+    "stale_groups",
+    "num_minibatches",
+    "rollout_max_retries",
+    "groups_per_batch",
+    "group_size",
+)
 
 
 @chz.chz
@@ -123,15 +119,31 @@ class StreamMinibatchConfig:
     num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
 
 
+@also_named(batch_size="groups_per_batch")
 @chz.chz
-class PolicyTrainingConfig(TrainingConfig):
-    """Settings of a run that trains on samples of its policy (RL, on-policy distillation)."""
+class Config(TrainingConfig):
+    """Settings of a reinforcement learning run.
+
+    ``build_dataset`` of a recipe uses ``groups_per_batch`` and ``group_size``; a given
+    ``dataset_builder`` has its own.
+    """
+
+    # Data.
+    dataset_builder: RLDatasetBuilder = chz.field(
+        default=None, doc="Training and test environments", metadata=REQUIRED
+    )
+    groups_per_batch: int | None = number(None, "Problems per step of a recipe", low=1)
+    group_size: int | None = number(
+        None, "Episodes of a problem in a recipe, compared with each other", low=1
+    )
+    random_rewards: bool = chz.field(
+        default=False, doc="Random-reward control; scores must not rise"
+    )
 
     # Sampling.
-    max_tokens: int = chz.field(doc="Maximum tokens of a response")
-    temperature: float = chz.field(
-        default=1.0,
-        doc="Sampling temperature. The losses compare with log-probabilities at temperature 1",
+    max_tokens: int = number(256, "Maximum tokens of a response", low=1)
+    temperature: float = number(
+        1.0, "Sampling temperature. The losses compare with log-probabilities at temperature 1"
     )
     top_p: float = chz.field(
         default=1.0,
@@ -140,7 +152,7 @@ class PolicyTrainingConfig(TrainingConfig):
     top_k: int = chz.field(
         default=-1, doc="Number of most probable tokens that are sampled from; -1: all"
     )
-    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
+    eval_temperature: float = number(1.0, "Temperature on the test set; 0: greedy")
     rollout_config: RolloutConfig | None = chz.field(
         default=None, doc="Limits of an episode, parse errors, termination"
     )
@@ -148,7 +160,12 @@ class PolicyTrainingConfig(TrainingConfig):
         default=None, doc="Reward of an episode that reached a limit, instead of rollout_config's"
     )
     rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
-        default=None, doc="Handling of a failed episode; None or False: end the run"
+        default=None,
+        doc="Continue without failed episodes; False: a failure ends the run; default: the "
+        "model's preset",
+    )
+    rollout_max_retries: int | None = number(
+        None, "Retries of a failed episode, instead of rollout_error_tolerance"
     )
     replay_router: bool = chz.field(
         default=False,
@@ -156,8 +173,13 @@ class PolicyTrainingConfig(TrainingConfig):
     )
 
     # Loss and update.
-    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
-    loss_fn: str = chz.field(default=DEFAULT_LOSS, doc=f"One of {', '.join(RL_LOSSES)}")
+    lr_schedule: LRSchedule = "constant"
+    loss_fn: str = chz.field(
+        default="auto",
+        munger=lambda _, name: DEFAULT_LOSS if name == "auto" else name,
+        doc=f"One of {', '.join(RL_LOSSES)}; auto: {DEFAULT_LOSS}, or stable_reinforce with "
+        "max_steps_off_policy",
+    )
     loss_fn_config: dict[str, float] | None = chz.field(
         default=None, doc="Settings of the loss: loss_fn_config.clip_high_threshold=1.3"
     )
@@ -165,22 +187,33 @@ class PolicyTrainingConfig(TrainingConfig):
         default="center", doc="center, std or leave_one_out"
     )
     loss_normalization: str = chz.field(
-        default="sum",
+        default="auto",
         doc="sum: sum over the tokens of a step, as in the Tinker API; tokens: their mean, as in "
-        "TRL (advantages are divided by the number of action tokens)",
+        "TRL (advantages are divided by the number of action tokens); auto: sum with a given "
+        "dataset_builder; in a recipe tokens, unless the loss has a penalty term or the run "
+        "streams",
     )
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Do not train on groups whose rewards are all equal"
     )
-    importance_ratio_cap: float = chz.field(
-        default=0.0,
-        doc="Truncated importance sampling: upper limit of the ratio of trainer to sampler "
+    importance_ratio_cap: float = number(
+        0.0,
+        "Truncated importance sampling: upper limit of the ratio of trainer to sampler "
         "probability of a token (2 is usual); 0: off",
     )
-    num_substeps: int = chz.field(default=1, doc="Optimizer steps per batch")
-    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
+    num_substeps: int = number(1, "Optimizer steps per batch", low=1)
+    kl_penalty_coef: float = number(0.0, "Weight of the KL penalty; 0: none")
     kl_discount_factor: float = chz.field(
         default=0.0, doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only"
+    )
+    kl_reference_config: KLReferenceConfig | None = chz.field(
+        default=None, doc="Reference policy of the KL penalty; needed with kl_penalty_coef"
+    )
+    kl_reference_model: str | None = chz.field(
+        default=None, doc="Reference model of the KL penalty; default: model_name, untrained"
+    )
+    kl_reference_path: str | None = weights_field(
+        "sampler_weights", "Adapter of the reference, if it has one"
     )
     compute_post_kl: bool = chz.field(
         default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
@@ -191,25 +224,152 @@ class PolicyTrainingConfig(TrainingConfig):
     )
 
     # Overlap of sampling and training; default: synchronous.
+    max_steps_off_policy: int | None = number(
+        None, "Max staleness in optimizer steps for asynchronous RL; default: synchronous"
+    )
+    stale_groups: str | None = chz.field(
+        default=None,
+        doc="Groups older than max_steps_off_policy: discard (the default) or train",
+    )
     async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
+    num_minibatches: int | None = number(
+        None, "Start training on parts of the batch while the rest is still sampled", low=1
+    )
     stream_minibatch_config: StreamMinibatchConfig | None = chz.field(
         default=None, doc="Streaming training"
     )
 
     # Evaluation and transcripts.
-    eval_every: int = number(20, "Steps between evaluations; 0: never")
+    eval_every: int = 20
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps, besides the test set"
     )
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    num_groups_to_log: int = chz.field(
-        default=4, doc="Groups per step whose transcripts are written"
-    )
+    num_groups_to_log: int = number(4, "Groups per step whose transcripts are written")
     rollout_json_export: bool = chz.field(
         default=True, doc="Write transcripts of all groups as JSON lines too"
     )
+
+    def recommended_rate(self) -> float:
+        """Returns a quarter of ``get_lr``: 3.3e-4 for the demo model, 7e-5 for Llama 8B."""
+        # Less than for supervised training, because rewards are noisier than target texts.
+        return 0.25 * super().recommended_rate()
+
+    def resolved(self) -> Config:
+        """Returns the config with all values that follow from others, as the loop trains with it.
+
+        The short keys of nested settings have become these, so they are None.
+        """
+        config = self._filled(Config, "dataset_builder", **self._derived())
+        if not self.random_rewards:
+            return config
+        # Random rewards give nothing to learn: a rising score shows an error of the setup.
+        random = RandomRewardDatasetBuilder(inner=config.dataset_builder, seed=self.seed)
+        return chz.replace(config, dataset_builder=random, random_rewards=False)
+
+    def _derived(self) -> dict[str, Any]:
+        self._check_group()
+        asynchronous, stream = self._asynchronous(), self._stream()
+        normalization = self.loss_normalization
+        if normalization == "auto":
+            used = self.loss_fn if asynchronous is None else asynchronous.loss_fn
+            # Code for the Tinker API expects a sum. A recipe has the mean where it is possible.
+            summed = not self.is_recipe() or stream is not None or used in LOSSES_WITH_PENALTY
+            normalization = "sum" if summed else "tokens"
+        tolerance = self.rollout_error_tolerance
+        if self.rollout_max_retries is not None:
+            tolerance = RetryOnFailure(max_retries=self.rollout_max_retries)
+        return dict.fromkeys(_SHORT_KEYS) | {
+            "loss_fn": self.loss_fn,
+            "loss_normalization": normalization,
+            "async_config": asynchronous,
+            "stream_minibatch_config": stream,
+            "rollout_error_tolerance": tolerance,
+            "kl_reference_config": self._reference(),
+        }
+
+    def _check_group(self) -> None:
+        if self.group_size and not self.is_recipe():
+            raise ConfigurationError(
+                f"group_size: got {self.group_size}, but the dataset_builder decides it; set "
+                "dataset_builder.group_size, or what it has in its place"
+            )
+        if self.group_size != 1:
+            return
+        # With a KL penalty a group of one can still learn, from the reference.
+        if self.kl_penalty_coef:
+            get_console().print(f"group_size=1: every group {GROUP_OF_ONE}", soft_wrap=True)
+            return
+        raise ConfigurationError(
+            "group_size: got 1, expected at least 2; an episode's advantage is its reward less the "
+            "mean of its group, which is 0 in a group of one, so nothing would be learned"
+        )
+
+    def _groups_for(self, short: str, nested: str) -> int:
+        """Returns the groups of a batch for a short key of a nested config."""
+        given, config = getattr(self, short), getattr(self, nested)
+        if config is not None:
+            raise ConfigurationError(
+                f"{short}={given} and {nested}.{short}={getattr(config, short)} set the same; "
+                "leave one out"
+            )
+        if self.groups_per_batch is None:
+            raise ConfigurationError(
+                f"{short}={given}: groups_per_batch, the groups of an update, is missing"
+            )
+        return self.groups_per_batch
+
+    def _asynchronous(self) -> AsyncConfig | None:
+        if self.max_steps_off_policy is not None:
+            given = getattr(self, "X_loss_fn")  # noqa: B009 - the value before the munger
+            return AsyncConfig(
+                max_steps_off_policy=self.max_steps_off_policy,
+                groups_per_batch=self._groups_for("max_steps_off_policy", "async_config"),
+                loss_fn="stable_reinforce" if given == "auto" else given,
+                stale_groups=self.stale_groups,
+            )
+        if self.stale_groups is not None:
+            raise ConfigurationError(
+                f"stale_groups={self.stale_groups} without max_steps_off_policy, the bound of a "
+                "group's age in an asynchronous run; set max_steps_off_policy, or leave "
+                "stale_groups out"
+            )
+        return self.async_config
+
+    def _stream(self) -> StreamMinibatchConfig | None:
+        if self.num_minibatches is None:
+            return self.stream_minibatch_config
+        groups = self._groups_for("num_minibatches", "stream_minibatch_config")
+        return StreamMinibatchConfig(groups_per_batch=groups, num_minibatches=self.num_minibatches)
+
+    def _reference(self) -> KLReferenceConfig | None:
+        given = [n for n in ("kl_reference_model", "kl_reference_path") if getattr(self, n)]
+        for name in given:
+            if not self.kl_penalty_coef:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} without kl_penalty_coef; expected a coefficient "
+                    "above 0, since only the penalty uses the reference"
+                )
+            if self.kl_reference_config is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} and kl_reference_config set the same; leave one "
+                    "out"
+                )
+        if not self.kl_penalty_coef or self.kl_reference_config is not None:
+            return self.kl_reference_config
+        if not given and not self.is_recipe():
+            raise ConfigurationError(
+                f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "
+                "the reference policy of the penalty; set "
+                f"kl_reference_config=KLReferenceConfig(base_model={self.model_name!r}), or "
+                "kl_penalty_coef=0"
+            )
+        return KLReferenceConfig(
+            base_model=self.kl_reference_model or self.model_name,
+            load_checkpoint_path=self.kl_reference_path,
+        )
 
     def training_loss_fn(self) -> str:
         """Returns the loss to train with: ``async_config.loss_fn`` in an asynchronous run."""
@@ -288,19 +448,7 @@ class PolicyTrainingConfig(TrainingConfig):
 
     @chz.validate
     def _check_bounds(self) -> None:
-        # One validator instead of one for each field, because a subclass that defines a field
-        # again, with another default, would drop the field's validator.
-        for name, low, high in (
-            ("max_tokens", 1, math.inf),
-            ("temperature", 0, math.inf),
-            ("eval_temperature", 0, math.inf),
-            ("kl_penalty_coef", 0, math.inf),
-            ("kl_discount_factor", 0, 1),
-            ("importance_ratio_cap", 0, math.inf),
-            ("num_substeps", 1, math.inf),
-            ("num_groups_to_log", 0, math.inf),
-        ):
-            check_range(name, getattr(self, name), low, high)
+        check_range("kl_discount_factor", self.kl_discount_factor, 0, 1)
         edges = self.kl_depth_edges
         if any(edge < 1 for edge in edges) or list(edges) != sorted(set(edges)):
             raise ConfigurationError(
@@ -326,7 +474,7 @@ class PolicyTrainingConfig(TrainingConfig):
                 f"max_tokens: got {self.max_tokens}, but the context of {self.model_name} is "
                 f"{context}, prompt included; expected less than {context}"
             )
-        self._check_loss()
+        check_loss(self)
         stream = self.stream_minibatch_config
         if stream is not None:
             # Before the division below, which needs both to be at least 1.
@@ -342,96 +490,15 @@ class PolicyTrainingConfig(TrainingConfig):
         if self.async_config is not None:
             # The dataset's batch size does not matter here: an asynchronous run forms its own.
             check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
+        if (reference := self._reference()) is not None:
+            check_tinker_path(
+                "kl_reference_config.load_checkpoint_path",
+                reference.load_checkpoint_path,
+                "sampler_weights",
+                "the run that saved the weights",
+            )
+        self.check_data()
 
-    def _check_loss(self) -> None:
-        name, normalization = self.training_loss_fn(), self.loss_normalization
-        if name not in RL_LOSSES:
-            raise ConfigurationError(
-                f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
-            )
-        # Two settings name a loss; a changed one must not be ignored silently.
-        if self.async_config is not None and self.loss_fn not in (DEFAULT_LOSS, name):
-            raise ConfigurationError(
-                f"loss_fn: got {self.loss_fn!r} with async_config.loss_fn={name!r}; an "
-                "asynchronous run trains with AsyncConfig.loss_fn, so set it there: "
-                f"async_config.loss_fn={self.loss_fn}"
-            )
-        if name == "stable_reinforce" and self.kl_penalty_coef > 0 and self.kl_discount_factor > 0:
-            raise ConfigurationError(
-                f"kl_discount_factor: got {self.kl_discount_factor:g} with "
-                "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
-                "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
-            )
-        if self.importance_ratio_cap and name not in LOSSES_WITH_RATIO_CAP:
-            raise ConfigurationError(
-                f"importance_ratio_cap: got {self.importance_ratio_cap:g} with the loss {name}, "
-                f"expected one of {', '.join(LOSSES_WITH_RATIO_CAP)}; cispo and stable_reinforce "
-                "truncate the ratio themselves (loss_fn_config.clip_high_threshold)"
-            )
-        if normalization not in LOSS_NORMALIZATIONS:
-            raise ConfigurationError(
-                f"loss_normalization: got {normalization!r}, expected one of "
-                f"{', '.join(LOSS_NORMALIZATIONS)}{nearest(normalization, LOSS_NORMALIZATIONS)}"
-            )
-        if normalization == "tokens" and name in LOSSES_WITH_PENALTY:
-            raise ConfigurationError(
-                f"loss_normalization: got 'tokens' with the loss {name}, whose penalty would then "
-                "outweigh the advantages; expected 'sum'"
-            )
-        if normalization == "tokens" and self.stream_minibatch_config is not None:
-            raise ConfigurationError(
-                "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
-                "tokens is not known when the first minibatch trains; expected 'sum'"
-            )
-        # A remote backend checks the loss settings itself.
-        kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
-        if kind == "local":
-            # Loads torch, which the local engine needs anyway.
-            from tinker_cookbook.engine.training.losses import get_loss
-
-            get_loss(name).resolve_config(self.loss_fn_config)
-
-
-@chz.chz
-class Config(PolicyTrainingConfig):
-    """Settings of a reinforcement learning run."""
-
-    dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
-    kl_reference_config: KLReferenceConfig | None = chz.field(
-        default=None, doc="Reference policy of the KL penalty; needed with kl_penalty_coef"
-    )
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
-        super().check()
+    def check_data(self) -> None:
+        """Raises ``ConfigurationError`` for settings of the data that cannot work."""
         self.dataset_builder.check()
-        if self.kl_penalty_coef == 0:
-            return
-        if self.kl_reference_config is None:
-            raise ConfigurationError(
-                f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "
-                "the reference policy of the penalty; set "
-                f"kl_reference_config=KLReferenceConfig(base_model={self.model_name!r}), or "
-                "kl_penalty_coef=0"
-            )
-        check_tinker_path(
-            "kl_reference_config.load_checkpoint_path",
-            self.kl_reference_config.load_checkpoint_path,
-            "sampler_weights",
-            "the run that saved the weights",
-        )
-        if self.stream_minibatch_config is not None:
-            raise ConfigurationError(
-                f"kl_penalty_coef={self.kl_penalty_coef:g} with stream_minibatch_config: the "
-                "penalty is centred over the whole batch, which is not complete when the first "
-                "minibatch trains; leave stream_minibatch_config out"
-            )
-
-
-def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") -> None:
-    """Raises ``ConfigurationError`` unless a batch is a multiple of the substeps."""
-    if groups_per_batch % num_substeps:
-        raise ConfigurationError(
-            f"num_substeps: got {num_substeps}, but {where}groups_per_batch is {groups_per_batch}; "
-            "expected a divisor of it, as each substep trains the same number of groups"
-        )

@@ -11,15 +11,14 @@ from typing import Any
 
 import chz
 
+from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
-from tinker_cookbook.rl.settings import DEMO_MODEL, RLSettings, rl_config
-from tinker_cookbook.rl.settings import run as train_or_continue
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
@@ -97,6 +96,34 @@ class TaskDatasetBuilder(RLDatasetBuilder):
         )
 
 
+@chz.chz
+class TaskConfig(train.Config):
+    """Settings of ``rl.run``: those of the loop, with the defaults of the recipes."""
+
+    recipe_name: str = "rl_run"
+    model_name: str = DEMO_MODEL
+    env: Callable[..., Env] | None = chz.field(default=None, doc="Creates an environment")
+    problems: Sequence[Any] = chz.field(default=(), doc="Problems to train on")
+    test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None
+
+    def build_dataset(self) -> TaskDatasetBuilder:
+        """Returns the problems."""
+        assert self.env is not None
+        return TaskDatasetBuilder(
+            env=self.env,
+            # The config is written to a file, where a long list would only add clutter.
+            problems=_Problems(self.problems),
+            test_problems=_Problems(self.test_problems) if len(self.test_problems) else (),
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+        )
+
+
 def run(
     env: Callable[..., Env],
     problems: Sequence[Any],
@@ -114,8 +141,8 @@ def run(
             dataset.
         model_name: Hub name or local folder of the model.
         test_problems: Held-out problems, evaluated every ``eval_every`` steps.
-        **settings: Fields of ``rl.settings.RLSettings``, named and with the same defaults as in
-            ``python -m recipes.math_rl.train --help``: ``batch_size``, ``group_size``,
+        **settings: Fields of ``rl.train.Config``, with the same defaults as in
+            ``python -m recipes.math_rl.train --help=all``: ``batch_size``, ``group_size``,
             ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` …
 
     Raises:
@@ -146,7 +173,7 @@ async def run_async(
 ) -> Path:
     """Asynchronous version of :func:`run`, for use within a running event loop."""
     # Check the names as the command line does.
-    fields, aliases = chz.chz_fields(RLSettings), aliases_of(RLSettings)
+    fields, aliases = chz.chz_fields(train.Config), aliases_of(train.Config)
     named: dict[str, Any] = {}
     for name, value in {"model_name": model_name, **settings}.items():
         key = aliases.get(name, name)
@@ -158,21 +185,9 @@ async def run_async(
             raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
         named[key] = value
     try:
-        resolved = chz.Blueprint(RLSettings).apply(named).make()
+        config = chz.Blueprint(TaskConfig).apply(named).make()
     except TypeError as error:  # the message of chz has the setting and both types
         raise ConfigurationError(f"rl.run: {error}") from error
-    # Some defaults depend on the model, so it must exist. This may access the Hub.
-    await asyncio.to_thread(check_model, resolved)
-    dataset = TaskDatasetBuilder(
-        env=env,
-        # The config is written to a file, where a long list would only add clutter.
-        problems=_Problems(problems),
-        test_problems=_Problems(test_problems) if len(test_problems) else (),
-        model_name_for_tokenizer=resolved.model_name,
-        renderer_name=resolved.renderer,
-        groups_per_batch=resolved.groups_per_batch,
-        group_size=resolved.group_size,
-    )
-    config = rl_config(resolved, "rl_run", dataset)
-    await train_or_continue(resolved, config)
-    return local_path(config.log_path)
+    config = chz.replace(config, env=env, problems=problems, test_problems=test_problems)
+    await train.main(config)
+    return local_path(config.run_path)

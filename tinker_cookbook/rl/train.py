@@ -20,25 +20,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.config import (
     AsyncConfig,
     Config,
     KLReferenceConfig,
-    PolicyTrainingConfig,
     StreamMinibatchConfig,
-    check_substeps,
 )
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.iteration import Loop
 from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, RolloutWorker, problem_batches
+from tinker_cookbook.rl.losses import check_substeps
 from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import set_rollout_executor
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
+from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
     TrainingSession,
@@ -73,24 +74,24 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
     """
-    config.check()
+    async with prepared(config) as config:
+        await run(config, config.dataset_builder, partial(_kl_penalty, config), rollout_executor)
 
-    async def kl_penalty(session: TrainingSession) -> AdvantageAdjuster | None:
-        reference = config.kl_reference_config
-        if config.kl_penalty_coef == 0 or reference is None:
-            return None
-        path = reference.load_checkpoint_path
-        client = await session.connection.service.create_sampling_client(
-            model_path=path, base_model=reference.base_model if path is None else None
-        )
-        return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
 
-    await run(config, config.dataset_builder, kl_penalty, rollout_executor)
+async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdjuster | None:
+    reference = config.kl_reference_config
+    if config.kl_penalty_coef == 0 or reference is None:
+        return None
+    path = reference.load_checkpoint_path
+    client = await session.connection.service.create_sampling_client(
+        model_path=path, base_model=reference.base_model if path is None else None
+    )
+    return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
 
 
 @through_restarts
 async def run(
-    config: PolicyTrainingConfig,
+    config: Config,
     dataset_builder: RLDatasetBuilder,
     make_adjuster: Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]],
     rollout_executor: Executor | None = None,
@@ -153,7 +154,7 @@ async def run(
         session.print(*session.summary())
 
 
-def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
+def check_first_batch(config: Config, dataset: RLDataset) -> int:
     """Returns the number of groups in the dataset's first batch, before anything is sampled.
 
     Raises:
@@ -178,7 +179,7 @@ def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
     return len(first)
 
 
-def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
+def count_steps(config: Config, num_batches: int, batch_size: int) -> int:
     """Returns the iterations of the run: ``max_steps``, or the length of ``num_epochs``.
 
     ``max_steps`` beyond the epochs repeats the data, as in TRL.
@@ -188,7 +189,7 @@ def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int)
     return epoch_steps(config, num_batches * config.num_epochs, batch_size)
 
 
-def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
+def epoch_steps(config: Config, num_batches: int, batch_size: int) -> int:
     """Returns the iterations of ``num_batches`` batches of the dataset."""
     if config.async_config is None:
         return num_batches

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import chz
+from chz.field import Field
 
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.engine_options import EngineSettings, ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
@@ -28,7 +32,11 @@ from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, w
 if TYPE_CHECKING:
     from tinker import types
 
+C = TypeVar("C", bound="TrainingConfig")
+
 DEFAULT_TTL_SECONDS = 604800
+# Metadata of a field that a config needs, except that of a recipe, which derives it.
+REQUIRED = {"required": True}
 
 
 def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[Any, str], None]:
@@ -175,15 +183,108 @@ def check_settings(settings: Any) -> None:
 
 @chz.chz
 class TrainingConfig(RunSettings):
-    """Settings of a run in every training loop; each loop adds its own."""
+    """Settings of a run in every training loop; each loop adds its own.
 
-    log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
+    A *recipe* is a subclass that defines ``build_dataset``. It adds settings of its own, and gives
+    a setting another default in one line (``group_size: int = 4``), which keeps bounds and meaning.
+    Values that are None or "auto" follow from the model; ``resolved`` fills them in.
+    """
+
+    log_path: str = chz.field(
+        default="",
+        doc="Folder of this run: metrics, config, checkpoint list; default of a recipe: "
+        f"{cli_utils.EXAMPLES_ROOT}/RECIPE",
+        metadata=REQUIRED,
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = chz.field(
+        default=None,
+        doc="ask, resume, delete or raise; default: ask in a recipe, else resume",
+    )
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
     renderer_name: str | None = chz.field(
-        default=None, doc="Chat format, saved with the run's checkpoints"
+        default=None,
+        doc="Chat format, saved with the run's checkpoints; default of a recipe: the model's",
     )
-    learning_rate: float = peak_rate(1e-4)
+    learning_rate: float | None = peak_rate(
+        1e-4, "Peak learning rate of AdamW; None: the recommended rate for the model"
+    )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known: dict[str, Field] = {}
+        for base in reversed(cls.__mro__[1:]):
+            known |= getattr(base, "__chz_fields__", {})
+        # Another default alone; chz would drop the rest of the field.
+        for name in cls.__annotations__.keys() & known.keys() & vars(cls).keys():
+            value, old = vars(cls)[name], known[name]
+            if not isinstance(value, Field):
+                field = chz.field(
+                    default=value,
+                    doc=old._doc,
+                    validator=[*old._validator],
+                    munger=old._munger,
+                    metadata=old.metadata,
+                )
+                setattr(cls, name, field)
+
+    def build_dataset(self) -> Any:
+        """Builds the data of a recipe from its own settings, for ``dataset_builder``."""
+        raise NotImplementedError
+
+    def values_of(self, kind: type[Any]) -> dict[str, Any]:
+        """Returns the fields of a settings class that these settings include."""
+        return {name: getattr(self, name) for name in chz.chz_fields(kind)}
+
+    @classmethod
+    def is_recipe(cls) -> bool:
+        """Returns whether the class builds its data itself."""
+        return cls.build_dataset is not TrainingConfig.build_dataset
+
+    @property
+    def renderer(self) -> str:
+        """Chat format: the setting, or the model's default."""
+        return model_info.resolve_renderer_name(
+            self.model_name, self.renderer_name, self.log_path or None
+        )[0]
+
+    @property
+    def run_path(self) -> str:
+        """Folder of the run: the setting, or the recipe's default."""
+        return self.log_path or cli_utils.default_log_path(self.recipe_name)
+
+    def recommended_rate(self) -> float:
+        """Returns the learning rate of a run without a configured one."""
+        return hyperparam_utils.get_lr(self.model_name)
+
+    def resolved(self) -> TrainingConfig:
+        """Returns the config with all values that follow from others, as the loop trains with it.
+
+        The result is of the loop's own class: the settings of a recipe have become its dataset.
+
+        Raises:
+            ConfigurationError: Settings contradict each other.
+            ModelNotFoundError: There is no such model; only the local engine finds that here.
+        """
+        return self._filled(type(self), "dataset_builder")
+
+    def _filled(self, loop: type[C], data: str, **derived: Any) -> C:
+        """Returns the config of a loop, whose field ``data`` has the data; ``derived`` are the
+        values that the loop derives."""
+        derived["behavior_if_log_dir_exists"] = None
+        if self.is_recipe() or self.learning_rate is None:
+            check_model(self)
+        if self.learning_rate is None:
+            derived["learning_rate"] = self.recommended_rate()
+        if not self.is_recipe():
+            for name, field in chz.chz_fields(self).items():
+                if field.metadata == REQUIRED and not getattr(self, name):
+                    raise ConfigurationError(f"{name}: got no value, and it is required")
+            return chz.replace(self, **derived)  # type: ignore[return-value]
+        derived |= {"log_path": self.run_path, "renderer_name": self.renderer}
+        given = self.values_of(loop)
+        given[data] = given[data] or self.build_dataset()
+        return loop(**given | derived)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for invalid or conflicting settings."""
@@ -220,12 +321,13 @@ class TrainingConfig(RunSettings):
         """Returns the optimizer settings of the 0-based update ``step``."""
         from tinker import types
 
+        rate = self.recommended_rate() if self.learning_rate is None else self.learning_rate
         # The rate depends only on the step and the run's length, so a resumed run has the same.
         multiplier = compute_schedule_lr_multiplier(
             self.lr_schedule, step, total_steps, self.warmup_steps
         )
         return types.AdamParams(
-            learning_rate=self.learning_rate * multiplier,
+            learning_rate=rate * multiplier,
             beta1=self.adam_beta1,
             beta2=self.adam_beta2,
             eps=self.adam_eps,
@@ -247,3 +349,18 @@ def recorded_renderer(config: TrainingConfig) -> str | None:
     common = getattr(builder, "common_config", None)
     names = (getattr(one, "renderer_name", None) for one in (config, builder, common))
     return next((name for name in names if isinstance(name, str)), None)
+
+
+@asynccontextmanager
+async def prepared(config: C) -> AsyncIterator[C]:
+    """Resolves and checks a config, then decides about its log folder, then runs the block.
+
+    A wrong setting together with ``behavior_if_log_dir_exists="delete"`` deletes nothing; what
+    fails later (the data, the backend, a checkpoint) brings the old run back.
+    """
+    behavior = config.behavior_if_log_dir_exists or ("ask" if config.is_recipe() else "resume")
+    # In a thread: it may read the Hub, or make data.
+    config = await asyncio.to_thread(config.resolved)
+    await asyncio.to_thread(config.check)
+    with cli_utils.log_dir_of_run(config.log_path, behavior):
+        yield config

@@ -12,43 +12,58 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
 @also_named(n_batches="num_batches")
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "guess_number"
+    model_name: str = DEMO_MODEL
+    learning_rate: float | None = None  # a quarter of the recommended rate
     low: int = chz.field(default=1, doc="Smallest possible number")
     high: int = chz.field(default=7, doc="Largest possible number")
     max_turns: int = chz.field(default=3, doc="Guesses in a game")
     malformed_reward: float = chz.field(
         default=-0.1, doc="Reward of an answer that has no number in the range, or is cut off"
     )
-    groups_per_batch: int = chz.field(
-        default=7, doc="Numbers per step; default: each number of the range once"
-    )
-    group_size: int = chz.field(default=16, doc="Games per number")
-    max_tokens: int = chz.field(default=8, doc="Maximum tokens of a guess")
+    groups_per_batch: int = 7  # each number of the range once
+    group_size: int = 16
+    max_tokens: int = 8
     num_batches: int = chz.field(default=60, doc="Steps per epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
 
+    def build_dataset(self) -> GuessNumberDatasetBuilder:
+        """Returns the game."""
+        return GuessNumberDatasetBuilder(
+            game=Game(
+                low=self.low,
+                high=self.high,
+                max_turns=self.max_turns,
+                malformed_reward=self.malformed_reward,
+            ),
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            num_batches=self.num_batches,
+            num_test=self.num_test,
+            seed=self.seed,
+        )
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the game and the config of the run."""
-    check_model(cli)
-    dataset = fill(GuessNumberDatasetBuilder, cli, game=fill(Game, cli))
-    return rl_config(cli, "guess_number", dataset)
+
+def build_config(cli_config: CLIConfig) -> train.Config:
+    """Returns the config of the loop."""
+    return cli_config.resolved()
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model to guess numbers."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 if __name__ == "__main__":

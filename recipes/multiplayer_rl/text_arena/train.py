@@ -15,40 +15,42 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook import cli_utils
+from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.dataset import TextArenaDatasetBuilder
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.games import GameSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import STOP_CONDITION
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import LeagueBuilder, PoolSettings
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import OpponentType
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings, GameSettings):
-    """Settings of the recipe, in addition to those of the game and of every RL recipe."""
+class CLIConfig(train.Config, GameSettings):
+    """Settings of the recipe, in addition to those of the game and of the loop."""
 
+    recipe_name: str = "text_arena"
+    model_name: str = DEMO_MODEL
+    learning_rate: float | None = None  # a quarter of the recommended rate
     opponents: str = chz.field(
         default="self,pool",
         doc="Opponents, which the groups use in rotation: self, pool, random, optimal, base_model",
     )
     batch_size: int = chz.field(default=512, doc="Trained seats per step")
-    group_size: int = chz.field(default=16, doc="Trained seats that are compared with each other")
+    group_size: int = 16
     num_train_datapoints: int = chz.field(default=40960, doc="Trained seats per epoch")
     test_opponent: OpponentType = chz.field(
         default="base_model", doc="base_model, random or optimal"
     )
     num_test_datapoints: int = chz.field(default=128, doc="Games of an evaluation; 0: none")
-    max_tokens: int = chz.field(default=64, doc="Maximum tokens of a move")
+    max_tokens: int = 64
     stop_condition: str | None = chz.field(
         default=STOP_CONDITION[0], doc="Text that ends a move; None: the renderer's stop sequences"
     )
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
+    eval_every: int = 5
     snapshot_every: int = chz.field(default=10, doc="Steps between snapshots for the pool; 0: none")
     pool_size: int = chz.field(
         default=20, doc="Snapshots to play against: the first and the newest ones"
@@ -60,54 +62,69 @@ class CLIConfig(RLSettings, GameSettings):
         default="random", doc="Additional players of the league: random, optimal, base_model"
     )
 
+    def pool_settings(self) -> PoolSettings:
+        """Returns the settings of the snapshots that are opponents."""
+        return PoolSettings(
+            renderer_name=self.renderer,
+            log_path=self.run_path,
+            model_name=self.model_name,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop_condition=() if self.stop_condition is None else (self.stop_condition,),
+            pool_size=self.pool_size,
+            seed=self.seed,
+            **self.values_of(BackendSettings),
+            **self.values_of(SamplerOptions),
+        )
+
+    def build_dataset(self) -> TextArenaDatasetBuilder:
+        """Returns the games and the opponents."""
+        opponents = names(self.opponents)
+        if "pool" in opponents and self.snapshot_every < 1:
+            raise ConfigurationError(
+                f"snapshot_every: got {self.snapshot_every} with opponents={self.opponents}; "
+                "expected at least 1, or no pool"
+            )
+        if "pool" in opponents and (self.async_config or self.max_steps_off_policy is not None):
+            raise ConfigurationError(
+                "opponents: got pool in an asynchronous run, where the members of the pool would "
+                "depend on timing; expected a synchronous run, or opponents without pool"
+            )
+        return TextArenaDatasetBuilder(
+            game=GameSettings(**self.values_of(GameSettings)),
+            pool=self.pool_settings(),
+            opponents=opponents,
+            batch_size=self.batch_size,
+            group_size=self.group_size,
+            num_batches=max(1, self.num_train_datapoints // self.batch_size),
+            test_opponent=self.test_opponent,
+            num_test=self.num_test_datapoints,
+            seed=self.seed,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop, with the league of the snapshots."""
+        # An asynchronous run forms its batches of this many groups.
+        groups = max(1, self.batch_size // self.group_size)
+        config = super(CLIConfig, chz.replace(self, groups_per_batch=groups)).resolved()
+        if not self.snapshot_every:
+            return config
+        league = LeagueBuilder(
+            pool=self.pool_settings(),
+            game=GameSettings(**self.values_of(GameSettings)),
+            opponents=names(self.league_opponents),
+            num_games=self.league_games,
+        )
+        return chz.replace(
+            config,
+            infrequent_evaluator_builders=[*config.infrequent_evaluator_builders, league],
+            infrequent_eval_every=self.snapshot_every,
+        )
+
 
 def build_config(cli_config: CLIConfig) -> train.Config:
-    """Builds the games, the opponent pool and the config of the run."""
-    # An asynchronous run forms its batches of this many groups.
-    groups = max(1, cli_config.batch_size // cli_config.group_size)
-    cli = chz.replace(cli_config, groups_per_batch=groups)
-    check_model(cli)
-    opponents = names(cli.opponents)
-    if "pool" in opponents and cli.snapshot_every < 1:
-        raise ConfigurationError(
-            f"snapshot_every: got {cli.snapshot_every} with opponents={cli.opponents}; expected at "
-            "least 1, or no pool"
-        )
-    if "pool" in opponents and (cli.async_config or cli.max_steps_off_policy is not None):
-        raise ConfigurationError(
-            "opponents: got pool in an asynchronous run, where the members of the pool would "
-            "depend on timing; expected a synchronous run, or opponents without pool"
-        )
-    pool = fill(
-        PoolSettings,
-        cli,
-        renderer_name=cli.renderer,
-        log_path=cli.log_path or cli_utils.default_log_path("text_arena"),
-        stop_condition=() if cli.stop_condition is None else (cli.stop_condition,),
-    )
-    dataset = fill(
-        TextArenaDatasetBuilder,
-        cli,
-        game=fill(GameSettings, cli),
-        pool=pool,
-        opponents=opponents,
-        num_batches=max(1, cli.num_train_datapoints // cli.batch_size),
-        num_test=cli.num_test_datapoints,
-    )
-    config = rl_config(cli, "text_arena", dataset)
-    if not cli.snapshot_every:
-        return config
-    league = LeagueBuilder(
-        pool=pool,
-        game=dataset.game,
-        opponents=names(cli.league_opponents),
-        num_games=cli.league_games,
-    )
-    return chz.replace(
-        config,
-        infrequent_evaluator_builders=[*config.infrequent_evaluator_builders, league],
-        infrequent_eval_every=cli.snapshot_every,
-    )
+    """Returns the config of the loop."""
+    return cli_config.resolved()
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -117,7 +134,7 @@ def names(text: str) -> tuple[str, ...]:
 
 async def main(config: CLIConfig) -> None:
     """Trains a model to play."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,23 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsDatasetBuilder,
 )
-from tinker_cookbook.recipes.start import fill
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.training.config import BackendSettings
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "twenty_questions"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 8
+    group_size: int = 8
+    learning_rate: float | None = None  # a quarter of the recommended rate
+    max_tokens: int = 24
     answerer_model_name: str | None = chz.field(
         default=None, doc="Model that answers; default: model_name, untrained"
     )
@@ -47,33 +52,43 @@ class CLIConfig(RLSettings):
     )
     malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
-    max_tokens: int = chz.field(default=24, doc="Maximum tokens of a question")
 
-
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the game, its answerer and the config of the run."""
-    check_model(cli)
-    if cli.answerer_max_tokens < 1:
-        raise ConfigurationError(
-            f"answerer_max_tokens: got {cli.answerer_max_tokens}, expected at least 1"
+    def build_dataset(self) -> TwentyQuestionsDatasetBuilder:
+        """Returns the game and its answerer."""
+        if self.answerer_max_tokens < 1:
+            raise ConfigurationError(
+                f"answerer_max_tokens: got {self.answerer_max_tokens}, expected at least 1"
+            )
+        # The same model has the same chat format; another model has its own.
+        other = self.answerer_model_name not in (None, self.model_name)
+        answerer = AnswererConfig(
+            model_name=self.answerer_model_name or self.model_name,
+            renderer_name=self.answerer_renderer_name or (None if other else self.renderer),
+            model_path=self.answerer_path,
+            max_tokens=self.answerer_max_tokens,
+            **self.values_of(BackendSettings),
         )
-    # The same model has the same chat format; another model has its own.
-    other = cli.answerer_model_name is not None and cli.answerer_model_name != cli.model_name
-    answerer = fill(
-        AnswererConfig,
-        cli,
-        model_name=cli.answerer_model_name or cli.model_name,
-        renderer_name=cli.answerer_renderer_name or (None if other else cli.renderer),
-        model_path=cli.answerer_path,
-        max_tokens=cli.answerer_max_tokens,
-    )
-    dataset = fill(TwentyQuestionsDatasetBuilder, cli, answerer=answerer, rules=fill(Rules, cli))
-    return rl_config(cli, "twenty_questions", dataset)
+        return TwentyQuestionsDatasetBuilder(
+            answerer=answerer,
+            rules=Rules(max_questions=self.max_questions, malformed_reward=self.malformed_reward),
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            groups_per_batch=self.groups_per_batch,
+            group_size=self.group_size,
+            words_path=self.words_path,
+            num_test=self.num_test,
+            seed=self.seed,
+        )
+
+
+def build_config(cli_config: CLIConfig) -> train.Config:
+    """Returns the config of the loop."""
+    return cli_config.resolved()
 
 
 async def main(config: CLIConfig) -> None:
     """Trains the model that guesses the word."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 if __name__ == "__main__":

@@ -25,56 +25,53 @@ from tinker_cookbook.recipes.preference.shorter.env import (
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.recipes.start import blocking, fill
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
     TournamentPattern,
 )
-from tinker_cookbook.rl.settings import RLSettings, rl_config, run
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RLSettings):
-    """Settings of the recipe, in addition to those of every RL recipe."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
-    groups_per_batch: int = chz.field(default=4, doc="Questions per step")
-    learning_rate: float | None = chz.field(
-        default=1e-4,
-        doc="Learning rate; 3e-4, as in the other RL recipes, leads to one-word answers",
-    )
-    max_tokens: int = chz.field(default=64, doc="Maximum tokens to sample in an answer")
+    recipe_name: str = "preference_shorter"
+    model_name: str = DEMO_MODEL
+    groups_per_batch: int = 4
+    group_size: int = 8
+    learning_rate: float | None = 1e-4  # 3e-4, as in other RL recipes, leads to one-word answers
+    max_tokens: int = 64
     tournament_pattern: TournamentPattern = chz.field(
         default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
     )
     matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
-    num_epochs: int = chz.field(default=4, doc="Passes over the 24 questions")
-    max_steps: int | None = chz.field(default=20, doc="Number of steps; overrides num_epochs")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+    num_epochs: int = 4
+    max_steps: int | None = 20
+    eval_every: int = 5
+    save_every: int = 10
 
-
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the questions, the preference model and the config of the run."""
-    check_model(cli)
-    dataset = fill(
-        PairwisePreferenceRLDatasetBuilder,
-        cli,
-        comparison_builder=ShorterComparisonBuilder(),
-        batch_size=cli.groups_per_batch,
-        policy_renderer_name=cli.renderer,
-        policy_model_name=cli.model_name,
-        preference_model_builder=ShorterPreferenceModelBuilder(),
-    )
-    return rl_config(cli, "preference_shorter", dataset)
+    def build_dataset(self) -> PairwisePreferenceRLDatasetBuilder:
+        """Returns the questions and the preference model."""
+        return PairwisePreferenceRLDatasetBuilder(
+            comparison_builder=ShorterComparisonBuilder(),
+            batch_size=self.groups_per_batch,
+            group_size=self.group_size,
+            policy_renderer_name=self.renderer,
+            policy_model_name=self.model_name,
+            preference_model_builder=ShorterPreferenceModelBuilder(),
+            tournament_pattern=self.tournament_pattern,
+            matchup_group_size=self.matchup_group_size,
+            test_group_size=self.test_group_size,
+        )
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model to answer briefly."""
-    await run(config, build_config(config))
+    await train.main(config)
 
 
 cli_main = blocking(main)

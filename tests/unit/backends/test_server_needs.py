@@ -46,7 +46,7 @@ def remote(server, stories_model, monkeypatch, tmp_path):
 def rl(remote, **settings):
     few = {"groups_per_batch": 2, "group_size": 2, "num_test": 0, "max_tokens": 4}
     config = rl_basic.CLIConfig(**remote, **few)
-    return chz.replace(rl_basic.build_config(config), **settings)
+    return chz.replace(config.resolved(), **settings)
 
 
 def run_rl(config):

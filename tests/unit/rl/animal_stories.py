@@ -22,7 +22,6 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils import logtree
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -169,46 +168,43 @@ def story_config(model: str, log_path, data=None, **settings) -> train.Config:
     )
 
 
+MODES = {
+    "sync": {},
+    "stream": {
+        "stream_minibatch_config": train.StreamMinibatchConfig(
+            groups_per_batch=4, num_minibatches=2
+        )
+    },
+    "async": {"async_config": train.AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)},
+}
+
+
 @chz.chz
-class CLIConfig(RunSettings):
-    model_name: str
-    log_path: str
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "raise"
+class CLIConfig(train.Config):
+    recipe_name: str = "animal_stories"
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = "raise"
+    learning_rate: float | None = 0.002
+    loss_normalization: str = "sum"
+    max_tokens: int = 10
+    eval_every: int = 10
     mode: str = "sync"
-    num_substeps: int = 1
     num_batches: int = 4
     slow_seconds: float = 0.0
     reward_for: str = "animals"
 
+    def build_dataset(self) -> StoryDatasetBuilder:
+        return StoryDatasetBuilder(
+            model=self.model_name,
+            num_batches=self.num_batches,
+            slow_seconds=self.slow_seconds,
+            reward_for=self.reward_for,
+            test_groups=2,
+        )
+
 
 async def main(cli: CLIConfig) -> None:
     """Trains in the mode asked for."""
-    modes = {
-        "sync": {},
-        "stream": {
-            "stream_minibatch_config": train.StreamMinibatchConfig(
-                groups_per_batch=4, num_minibatches=2
-            )
-        },
-        "async": {"async_config": train.AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)},
-    }
-    config = story_config(
-        cli.model_name,
-        cli.log_path,
-        data={
-            "num_batches": cli.num_batches,
-            "slow_seconds": cli.slow_seconds,
-            "reward_for": cli.reward_for,
-            "test_groups": 2,
-        },
-        num_substeps=cli.num_substeps,
-        learning_rate=0.002,
-        **modes[cli.mode],
-        **{name: getattr(cli, name) for name in chz.chz_fields(RunSettings)},
-    )
-    config.check()
-    cli_utils.check_log_dir(cli.log_path, cli.behavior_if_log_dir_exists)
-    await train.main(config)
+    await train.main(chz.replace(cli, **MODES[cli.mode]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from rollout_samples import Group, Steps
 
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.iteration import Loop
 from tinker_cookbook.rl.loop.sources import (
@@ -92,7 +92,7 @@ class NoTraining:
 def test_at_most_ten_frames_in_five_files_lead_from_the_loop_to_a_step(
     asynchronous, tmp_path, monkeypatch
 ):
-    config = PolicyTrainingConfig(
+    config = Config(
         model_name="none",
         recipe_name="depth",
         log_path=str(tmp_path),

@@ -12,7 +12,7 @@ from animal_stories import StoryDataset, StoryDatasetBuilder, story_config
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.settings import RLSettings, rl_config
+from tinker_cookbook.rl.task import TaskConfig
 from tinker_cookbook.rl.train import AsyncConfig, KLReferenceConfig, StreamMinibatchConfig
 from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config
 
@@ -84,8 +84,9 @@ def test_numbers_of_an_async_config_are_checked_when_it_is_made(wrong):
 
 def test_stale_groups_is_a_key_of_asynchronous_recipes(stories_model, tmp_path):
     def config(**settings):
-        cli = RLSettings(model_name=stories_model, renderer_name="role_colon", **settings)
-        return rl_config(cli, "test", StoryDatasetBuilder(model=stories_model))
+        data = StoryDatasetBuilder(model=stories_model)
+        given = {"renderer_name": "role_colon", "dataset_builder": data, **settings}
+        return TaskConfig(model_name=stories_model, **given).resolved()
 
     made = config(max_steps_off_policy=2, stale_groups="train").async_config
     assert (made.max_steps_off_policy, made.stale_groups) == (2, "train")

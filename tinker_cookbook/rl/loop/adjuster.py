@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tinker import types
 
     from tinker_cookbook.backends import Future, TrainingClient
-    from tinker_cookbook.rl.config import PolicyTrainingConfig
+    from tinker_cookbook.rl.config import Config
     from tinker_cookbook.rl.loop.sources import RolloutGroup
 
 
@@ -74,7 +74,7 @@ class AdvantageAdjuster(ABC):
         """Changes ``rollouts.data_D``: a whole batch, or one of its parts in a streaming run."""
 
     def submit(
-        self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
+        self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: Config
     ) -> Future[types.ForwardBackwardOutput]:
         """Submits the pass over adjusted data; by default with the loss of the run."""
         return submit_loss(client, data_D, config.training_loss_fn(), config.loss_fn_config)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
-from tinker_cookbook.rl.config import AsyncConfig, PolicyTrainingConfig
+from tinker_cookbook.rl.config import AsyncConfig, Config
 from tinker_cookbook.rl.loop.sources import (
     Consume,
     GroupSource,
@@ -123,7 +123,7 @@ class AsyncSource(GroupSource):
         self,
         dataset: RLDataset,
         worker: RolloutWorker,
-        config: PolicyTrainingConfig,
+        config: Config,
         total_steps: int,
         log_path: Path,
         start_step: int = 0,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.advantages import indices_of_varying_groups, normalized_advantages
-from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
 from tinker_cookbook.rl.loop.adjuster import (
     AdvantageAdjuster,
@@ -87,7 +87,7 @@ class Loop:
 
     def __init__(
         self,
-        config: PolicyTrainingConfig,
+        config: Config,
         session: LoopSession,
         source: GroupSource,
         reporter: Reporter,
@@ -203,7 +203,7 @@ class Update:
 
     def __init__(
         self,
-        config: PolicyTrainingConfig,
+        config: Config,
         client: TrainingClient,
         adam: types.AdamParams,
         adjuster: AdvantageAdjuster | None = None,

@@ -29,7 +29,7 @@ from tinker_cookbook.exceptions import (
     TinkerCookbookError,
 )
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
+from tinker_cookbook.rl.config import Config, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait
 from tinker_cookbook.rl.rollouts.errors import add_group, errors_of_group
@@ -165,7 +165,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        config: PolicyTrainingConfig,
+        config: Config,
         on_done: Callable[[int, int], None] | None = None,
         strategy: RolloutStrategy | None = None,
     ) -> None:

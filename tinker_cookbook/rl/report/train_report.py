@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.config import Config
 from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup, counted
 from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.report.live_view import RLProgress
@@ -81,7 +81,7 @@ class Reporter:
 
     def __init__(
         self,
-        config: PolicyTrainingConfig,
+        config: Config,
         session: ReportedSession,
         progress: RLProgress,
         tokenizer: Any,
@@ -260,9 +260,7 @@ def _worth_showing(name: str) -> bool:
     return name.endswith("env/all/reward/total")
 
 
-def _times(
-    done: IterationReport, counts: Mapping[str, int], config: PolicyTrainingConfig
-) -> Metrics:
+def _times(done: IterationReport, counts: Mapping[str, int], config: Config) -> Metrics:
     """Returns the times of an iteration and its token rates.
 
     ``time/total`` excludes evaluations and checkpoints; the other times add up to it.

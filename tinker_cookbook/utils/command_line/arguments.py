@@ -80,7 +80,7 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
     ) as error:
         raise ConfigurationError(_translate(str(error), keys, given)) from error
     # A base class without fields can be built from no keys at all, so chz misses nothing.
-    if recorded is None and (missing := _missing_classes(keys, given)):
+    if recorded is None and (missing := _missing(keys, given)):
         raise ConfigurationError(_missing_message(missing, keys))
     return config
 
@@ -121,7 +121,7 @@ def _translate(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) 
     if unknown := _UNKNOWN_KEY.search(message):
         return _unknown_message(unknown["key"], keys)
     if missing := _MISSING_KEYS.search(message):
-        names = [*missing["keys"].strip().split(", "), *_missing_classes(keys, given)]
+        names = {*missing["keys"].strip().split(", "), *_missing(keys, given)}
         order = {name: position for position, name in enumerate(keys)}
         return _missing_message(sorted(names, key=lambda name: order.get(name, 0)), keys)
     wrong = _WRONG_VALUE.search(message)
@@ -172,11 +172,11 @@ def _wrong_value_message(got: str, name: str, keys: Mapping[str, Key], message: 
     return f"{expected}; {reason}{meant}".removesuffix("; ")
 
 
-def _missing_classes(keys: Mapping[str, Key], given: Mapping[str, str]) -> list[str]:
+def _missing(keys: Mapping[str, Key], given: Mapping[str, str]) -> list[str]:
     # `...name=` sets a key at any depth, so which keys it covers is unknown here.
     if any(name.startswith("...") for name in given):
         return []
-    return [k.name for k in keys.values() if k.nested and k.required and k.name not in given]
+    return [key.name for key in keys.values() if key.required and key.name not in given]
 
 
 def _missing_message(names: Sequence[str], keys: Mapping[str, Key]) -> str:

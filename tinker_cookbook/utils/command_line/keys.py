@@ -57,12 +57,12 @@ def keys_of(
     """
     for name, field in chz.chz_fields(config_class).items():
         full = f"{prefix}{name}"
+        required = _is_required(config_class, field)
         if (element := _element_class(field.final_type)) is not None:
-            yield from _keys_of_list(full, field, element, chosen)
+            yield from _keys_of_list(full, field, element, chosen, required)
             continue
         # chz has no public access to the defaults of a field.
         default, factory = field._default, field._default_factory
-        required = default is MISSING and not callable(factory)
         inner = nested_class(field.final_type)
         if inner is None:
             if default is MISSING and callable(factory):
@@ -84,11 +84,16 @@ def keys_of(
             yield key
 
 
+def _is_required(config_class: type[Any], field: Any) -> bool:
+    if (field.metadata or {}).get("required"):
+        return not config_class.is_recipe()
+    return field._default is MISSING and not callable(field._default_factory)
+
+
 def _keys_of_list(
-    full: str, field: Any, element: type[Any], chosen: Mapping[str, str]
+    full: str, field: Any, element: type[Any], chosen: Mapping[str, str], required: bool
 ) -> Iterator[Key]:
     """Yields the list, and the keys of its elements on the command line, at least of one."""
-    required = field._default is MISSING and not callable(field._default_factory)
     starts = f"{full}."
     # The elements on the command line: NAME.0.KEY=… and NAME.1=… name the elements 0 and 1.
     indices = {
