@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import (
     DEMO_MODEL,
-    RecipeSettings,
     blueprint_of,
+    chat_data,
     check_dataset_name,
     example_data,
-    recommended_lr,
-    resolve,
-    start,
 )
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, NoRobotsBuilder
-from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.supervised.types import ChatDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 DEFAULT_MODEL_NAME = DEMO_MODEL
@@ -47,9 +41,13 @@ DATASETS = ("example", "no_robots")
     dataset_builder__common_config__train_on_what="train_on_what",
 )
 @chz.chz
-class CLIConfig(RecipeSettings, DataReportOptions):
-    """Settings of the recipe. Options that are None are derived from the model and printed."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "sl_basic"
+    model_name: str = DEFAULT_MODEL_NAME
+
+    # Data.
     dataset: str = chz.field(
         default="example",
         doc=f"{', '.join(DATASETS)}, a Hub name, a folder, or a file (jsonl, json, csv, parquet)",
@@ -66,51 +64,32 @@ class CLIConfig(RecipeSettings, DataReportOptions):
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
     batch_size: int = chz.field(default=8, doc="Conversations per step")
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
-    log_path: str = chz.field(
-        default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
-    )
-    eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
-    save_every: int | None = chz.field(
-        default=None, doc="Steps between checkpoints; default: 15, or a 20th of a longer run"
-    )
-    async_periodic_saves: bool = chz.field(
-        default=False, doc="Has no effect: saves never block submitted steps"
-    )
-    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
-    show_samples: int = chz.field(
-        default=1, doc="Held-out prompts answered before and after training"
-    )
 
+    # Update.
+    learning_rate: float | None = None  # the recommended rate: 1.3e-3
+    num_epochs: int = 1
+    eval_every: int = 15
+    save_every: int | None = None
 
-def build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> ChatDatasetBuilder:
-    """Builds the dataset that the settings name; raises for settings that it does not have."""
-    _check_dataset_settings(cli)
-    if cli.dataset_path is not None:
-        return FromConversationFileBuilder(
+    def build_dataset(self) -> ChatDatasetBuilder:
+        """Returns the dataset that the settings name. Your own data: return another builder."""
+        _check_dataset_settings(self)
+        common = chat_data(self, self.batch_size, self.max_length, self.train_on_what)
+        if self.dataset_path is None and self.dataset == "no_robots":
+            return NoRobotsBuilder(common_config=common)
+        if self.dataset_path is None and self.dataset == "example":
+            return FromConversationFileBuilder(
+                common_config=common,
+                file_path=str(example_data("conversations.jsonl")),
+                test_file_path=self.test_path or str(example_data("conversations_test.jsonl")),
+            )
+        return (ChatDataBuilder if self.dataset_path is None else FromConversationFileBuilder)(
             common_config=common,
-            file_path=cli.dataset_path,
-            test_file_path=cli.test_path,
-            test_size=cli.test_size,
-            shuffle_seed=cli.seed,
+            file_path=self.dataset_path or self.dataset,
+            test_file_path=self.test_path,
+            test_size=self.test_size,
+            shuffle_seed=self.seed,
         )
-    if cli.dataset == "example":
-        return FromConversationFileBuilder(
-            common_config=common,
-            file_path=str(example_data("conversations.jsonl")),
-            test_file_path=cli.test_path or str(example_data("conversations_test.jsonl")),
-        )
-    if cli.dataset == "no_robots":
-        return NoRobotsBuilder(common_config=common)
-    return ChatDataBuilder(
-        common_config=common,
-        file_path=cli.dataset,
-        test_file_path=cli.test_path,
-        test_size=cli.test_size,
-        shuffle_seed=cli.seed,
-    )
 
 
 def _check_dataset_settings(cli: CLIConfig) -> None:
@@ -136,27 +115,14 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
         )
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    common = cli.chat_data(cli.batch_size, cli.max_length, cli.train_on_what)
-    return resolve(
-        train.Config,
-        cli,
-        "sl_basic",
-        dataset_builder=build_dataset(cli, common),
-        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
-    )
-
-
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
     """Returns a run of a model as a blueprint with settings that can be changed."""
-    return blueprint_of(build_config(CLIConfig(model_name=model_name)))
+    return blueprint_of(CLIConfig(model_name=model_name).resolved())
 
 
 async def main(config: CLIConfig) -> None:
     """Fine-tunes a model on conversations."""
-    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
+    await train.main(config)
 
 
 if __name__ == "__main__":

@@ -21,20 +21,13 @@ from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.recipes.chat_sl.chat_datasets import NoRobotsBuilder, Tulu3Builder
-from tinker_cookbook.recipes.start import (
-    RecipeSettings,
-    blocking,
-    check_dataset_name,
-    resolve,
-    start,
-)
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, check_dataset_name
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.batch_loop import DataReportOptions
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, number, peak_rate
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 DATASETS = ("no_robots", "tulu3")
@@ -42,9 +35,11 @@ INSPECT_TASKS = ("inspect_evals/gsm8k", "inspect_evals/ifeval")
 
 
 @chz.chz
-class CLIConfig(RecipeSettings, DataReportOptions):
-    """Settings of the recipe. Options that are None are derived from the model and printed."""
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "chat_sl"
+    model_name: str = DEMO_MODEL
     dataset: str = chz.field(
         default="no_robots",
         doc=f"{', '.join(DATASETS)}, a Hub name, a folder, or a file (jsonl, json, csv, parquet)",
@@ -53,7 +48,6 @@ class CLIConfig(RecipeSettings, DataReportOptions):
         default=None, doc="Held-out conversations, as dataset; default: the split test of dataset"
     )
     test_size: int = number(0, "Without test_path: conversations to hold out")
-    learning_rate: float = peak_rate(1e-4)
     batch_size: int = number(256, "Conversations per step", low=1)
     max_length: int | None = number(
         16384, "Tokens after which examples are cut, at most the model's context", low=2
@@ -72,9 +66,36 @@ class CLIConfig(RecipeSettings, DataReportOptions):
     inline_evals_data: str | None = chz.field(
         default=None, doc="Local folder with the data of benchmarks or tasks; default: the Hub"
     )
-    eval_every: int = number(20, "Steps between evaluations on the held-out part; 0: never")
-    submit_ahead: int = number(1, "Number of steps that are submitted ahead")
-    show_samples: int = number(1, "Held-out prompts answered before and after training")
+    eval_every: int = 20
+
+    def build_dataset(self) -> ChatDatasetBuilder:
+        """Returns the conversations."""
+        # The default is longer than the context of small models.
+        limits = (self.max_length, resolve_max_length(self.model_name, None))
+        return get_dataset_builder(
+            self.dataset,
+            self.model_name,
+            self.renderer,
+            None if self.max_length is None else min(n for n in limits if n is not None),
+            self.batch_size,
+            self.train_on_what,
+            self.test_path,
+            self.test_size,
+            self.seed,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop, with the evaluations of ``inline_evals``."""
+        config = super().resolved()
+        builders = get_infrequent_evaluator_builders(
+            self.inline_evals,
+            self.renderer,
+            self.model_name,
+            self.inline_evals_limit,
+            self.inline_evals_data,
+        )
+        every = [*config.infrequent_evaluator_builders, *builders]
+        return chz.replace(config, infrequent_evaluator_builders=every)
 
 
 def get_dataset_builder(
@@ -178,43 +199,9 @@ def get_infrequent_evaluator_builders(
     ]
 
 
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    context = resolve_max_length(cli.model_name, None)
-    max_length = cli.max_length
-    # The default is longer than the context of small models.
-    if context is not None and max_length is not None:
-        max_length = min(max_length, context)
-    builder = get_dataset_builder(
-        cli.dataset,
-        cli.model_name,
-        cli.renderer,
-        max_length,
-        cli.batch_size,
-        cli.train_on_what,
-        cli.test_path,
-        cli.test_size,
-        cli.seed,
-    )
-    return resolve(
-        train.Config,
-        cli,
-        "chat_sl",
-        dataset_builder=builder,
-        infrequent_evaluator_builders=get_infrequent_evaluator_builders(
-            cli.inline_evals,
-            cli.renderer,
-            cli.model_name,
-            cli.inline_evals_limit,
-            cli.inline_evals_data,
-        ),
-    )
-
-
 async def main(config: CLIConfig) -> None:
     """Fine-tunes a model on a chat dataset."""
-    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
+    await train.main(config)
 
 
 cli_main = blocking(main)

@@ -47,10 +47,10 @@ from tinker_cookbook.recipes.forecasting.env import (
 from tinker_cookbook.recipes.forecasting.settings import MarketSettings
 from tinker_cookbook.recipes.forecasting.train import show
 from tinker_cookbook.recipes.own_loop import run_own_loop
-from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
@@ -107,14 +107,13 @@ class YesNoChoiceRenderer(ChoiceRenderer):
 
 
 @chz.chz
-class Config(MarketSettings, RecipeSettings):
+class Config(MarketSettings, TrainingConfig):
     """Settings of the recipe."""
 
+    model_name: str = DEMO_MODEL
     batch_size: int = number(32, "Markets per step", low=1)
     epochs: int = number(1, "Passes over the training markets", low=1)
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
+    learning_rate: float | None = None
     eval_every: int = number(16, "Steps between evaluations; 0: only at both ends")
     save_every: int = number(0, "Steps between checkpoints; 0: only the final one")
     log_path: str = chz.field(
@@ -195,7 +194,7 @@ async def train(
     """Trains on decisions with their outcomes; returns the calibration of the final weights."""
     per_epoch = _steps_per_epoch(cfg, train_examples)
     total = _count_steps(cfg, train_examples)
-    rate = recommended_lr(cfg.model_name, cfg.learning_rate)
+    rate = cfg.recommended_rate() if cfg.learning_rate is None else cfg.learning_rate
     loss = probability_loss(brier_score_loss)
 
     async def evaluate() -> list[tuple[float, int]]:

@@ -34,10 +34,10 @@ from tinker_cookbook.recipes.decisions.train import (
     probability_loss,
 )
 from tinker_cookbook.recipes.own_loop import run_own_loop
-from tinker_cookbook.recipes.start import RecipeSettings, recommended_lr
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
@@ -60,18 +60,17 @@ ScoringRule = Literal["brier", "cross_entropy"]
 
 
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(TrainingConfig):
     """Settings of the recipe."""
 
+    model_name: str = DEMO_MODEL
     loss: ScoringRule = chz.field(default="brier", doc="brier or cross_entropy")
     soft: bool = chz.field(
         default=False, doc="Train on the probabilities instead of sampled outcomes"
     )
     batch_size: int = number(12, "Decisions per step; the table has 12", low=1)
     max_steps: int = number(100, "Number of steps", low=1)
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
+    learning_rate: float | None = None
     eval_every: int = number(20, "Steps between comparisons with the table; 0: only at the end")
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("decisions_table")), doc="Folder of this run"
@@ -170,7 +169,7 @@ def train(
 ) -> None:
     """Trains, and compares with the table as it goes."""
     renderer = DecisionRenderer(get_renderer(cli.renderer, get_tokenizer(cli.model_name)))
-    rate = recommended_lr(cli.model_name, cli.learning_rate)
+    rate = cli.recommended_rate() if cli.learning_rate is None else cli.learning_rate
     metrics, learned = _measure(client, renderer, table)
     if steps.start == 0:
         logger.log_metrics(metrics, step=0)

@@ -13,18 +13,20 @@ most probable tokens of the teacher with their probabilities.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook import cli_utils, model_info
+from tinker_cookbook import model_info
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import sl_basic
-from tinker_cookbook.recipes.start import fill, recommended_lr, resolve, start
+from tinker_cookbook.recipes.start import chat_data
 from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.batch_loop import BatchConfig
 from tinker_cookbook.supervised.conversation_row import UnreadKeys, read_row, with_tools
 from tinker_cookbook.supervised.data import (
     StreamingSupervisedDatasetFromHFDataset,
@@ -35,7 +37,6 @@ from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     SupervisedDataset,
 )
-from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -47,8 +48,9 @@ OPEN_THOUGHTS = "open-thoughts/OpenThoughts3-1.2M"
 
 @chz.chz
 class CLIConfig(sl_basic.CLIConfig):
-    """Settings of the recipe. Options that are None are derived from the models and printed."""
+    """Settings of the recipe, in addition to those of ``sl_basic``."""
 
+    recipe_name: str = "off_policy_reasoning"
     dataset: str = chz.field(
         default="example", doc=f"One of openthoughts3, {', '.join(sl_basic.DATASETS)}"
     )
@@ -66,9 +68,61 @@ class CLIConfig(sl_basic.CLIConfig):
     teacher_concurrency: int = chz.field(
         default=64, doc="Examples that the teacher scores concurrently"
     )
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("off_policy_reasoning"), doc="Folder of this run"
-    )
+
+    def build_dataset(self) -> ChatDatasetBuilder:
+        """Returns the texts."""
+        length = self.max_length
+        if self.teacher_model is not None and length is None:
+            # The longest example that fits both contexts. The teacher samples one token after it.
+            length = model_info.resolve_max_length(self.model_name, None)
+            context = model_info.resolve_max_length(self.teacher_model, None)
+            if context is not None:
+                length = context - 1 if length is None else min(length, context - 1)
+        if self.dataset != "openthoughts3":
+            return super(CLIConfig, chz.replace(self, max_length=length)).build_dataset()
+        for name in ("dataset_path", "test_path"):
+            if getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} and dataset={self.dataset} contradict each "
+                    "other; leave one out"
+                )
+        return OpenThoughts3Builder(
+            common_config=chat_data(self, self.batch_size, length, self.train_on_what),
+            buffer_size=self.buffer_size,
+            max_prompts=self.max_prompts,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of supervised training on the texts."""
+        if self.teacher_checkpoint is not None and self.teacher_model is None:
+            raise ConfigurationError(
+                f"teacher_checkpoint: got {self.teacher_checkpoint} without teacher_model, "
+                "expected also the base model that these weights were trained on"
+            )
+        return super().resolved()
+
+    def with_teacher(self) -> train_off_policy.Config:
+        """Returns the config of training on the distributions of ``teacher_model``."""
+        assert self.teacher_model is not None
+        # The texts are the same, and the teacher's distributions are the targets.
+        texts = self.resolved()
+        teacher = TeacherConfig(
+            base_model=self.teacher_model, load_checkpoint_path=self.teacher_checkpoint
+        )
+        part = train_off_policy.DatasetWithTeacher(
+            dataset_builder=texts.dataset_builder, teacher_config=teacher
+        )
+        shared = texts.values_of(BatchConfig) | {
+            "behavior_if_log_dir_exists": self.behavior_if_log_dir_exists or "ask",
+            "dataset_builder": None,
+        }
+        return train_off_policy.Config(
+            dataset_configs=[part],
+            n_teacher_targets=self.n_teacher_targets,
+            teacher_concurrency=self.teacher_concurrency,
+            batch_size=self.batch_size,
+            **shared,
+        )
 
 
 @chz.chz
@@ -105,53 +159,12 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
         return train_set, None
 
 
-def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
-    """Builds the dataset, the teacher if there is one, and the config of the run."""
-    check_model(cli)
-    if cli.teacher_checkpoint is not None and cli.teacher_model is None:
-        raise ConfigurationError(
-            f"teacher_checkpoint: got {cli.teacher_checkpoint} without teacher_model, expected "
-            "also the base model that these weights were trained on"
-        )
-    length = model_info.resolve_max_length(cli.model_name, cli.max_length)
-    if cli.teacher_model is not None and cli.max_length is None:
-        # The longest example that fits both contexts. The teacher samples one token after it.
-        context = model_info.resolve_max_length(cli.teacher_model, None)
-        if context is not None:
-            length = context - 1 if length is None else min(length, context - 1)
-    common = cli.chat_data(cli.batch_size, length, cli.train_on_what)
-    if cli.dataset == "openthoughts3":
-        for name in ("dataset_path", "test_path"):
-            if getattr(cli, name) is not None:
-                raise ConfigurationError(
-                    f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
-                    "leave one out"
-                )
-        dataset: ChatDatasetBuilder = fill(OpenThoughts3Builder, cli, common_config=common)
-    else:
-        dataset = sl_basic.build_dataset(cli, common)
-    name, learning_rate = "off_policy_reasoning", recommended_lr(cli.model_name, cli.learning_rate)
-    if cli.teacher_model is None:
-        return resolve(
-            train.Config, cli, name, dataset_builder=dataset, learning_rate=learning_rate
-        )
-    # With a teacher the texts are the same, and its distributions are the targets.
-    teacher = TeacherConfig(
-        base_model=cli.teacher_model, load_checkpoint_path=cli.teacher_checkpoint
-    )
-    part = train_off_policy.DatasetWithTeacher(dataset_builder=dataset, teacher_config=teacher)
-    return resolve(
-        train_off_policy.Config, cli, name, dataset_configs=[part], learning_rate=learning_rate
-    )
-
-
 async def main(config: CLIConfig) -> None:
     """Trains a model on the outputs of another one."""
-    run = build_config(config)
-    if isinstance(run, train_off_policy.Config):
-        await start(run, config.behavior_if_log_dir_exists, train_off_policy.main)
+    if config.teacher_model is None:
+        await train.main(config)
     else:
-        await start(run, config.behavior_if_log_dir_exists, train.main)
+        await train_off_policy.main(await asyncio.to_thread(config.with_teacher))
 
 
 cli_main = main

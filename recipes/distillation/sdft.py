@@ -12,12 +12,10 @@ Answers of the example data have three lines: "In short", "Why", "Try".
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import chz
 
-from tinker_cookbook import cli_utils
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.sdft.datasets import (
@@ -25,23 +23,16 @@ from tinker_cookbook.recipes.sdft.datasets import (
     SDFTDataset,
     ToolAlpacaSDFTBuilder,
 )
-from tinker_cookbook.recipes.start import (
-    RecipeSettings,
-    example_data,
-    fill,
-    recommended_lr,
-    resolve,
-    start,
-)
-from tinker_cookbook.supervised.batch_loop import DataReportOptions
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.recipes.start import DEMO_MODEL, chat_data, example_data
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(sdft.SDFTSettings, RecipeSettings, DataReportOptions):
-    """Settings of the recipe. Options that are None are derived from the model and printed."""
+class CLIConfig(sdft.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "sdft"
+    model_name: str = DEMO_MODEL
     dataset: Literal["sciknoweval", "toolalpaca"] | None = chz.field(
         default=None, doc="sciknoweval or toolalpaca, of the Hub; default: demonstrations of a file"
     )
@@ -59,42 +50,38 @@ class CLIConfig(sdft.SDFTSettings, RecipeSettings, DataReportOptions):
     test_path: str | None = chz.field(default=None, doc="JSONL file with held-out conversations")
     test_size: int = chz.field(default=0, doc="Without test_path: conversations to hold out")
     groups_per_batch: int = chz.field(default=8, doc="Questions per step")
-    max_tokens: int = number(256, "Maximum tokens of an answer", low=1)
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
-    log_path: str = chz.field(default=cli_utils.default_log_path("sdft"), doc="Folder of this run")
-    eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
-    save_every: int = chz.field(default=15, doc="Steps between checkpoints")
-    show_samples: int = chz.field(
-        default=1, doc="Held-out prompts answered before and after training"
-    )
+    max_tokens: int = 256
+    learning_rate: float | None = None  # the recommended rate
+    lora_rank: int = 32
+    eval_every: int = 15
+    save_every: int | None = 15
 
-
-def build_dataset(cli: CLIConfig) -> sdft.DemonstrationBuilder:
-    """Builds the dataset of demonstrations."""
-    path, test_path = cli.dataset_path, cli.test_path
-    for name in ("sciknoweval_domain", "toolalpaca_data_path"):
-        if getattr(cli, name) != getattr(type(cli)(), name):
-            raise ConfigurationError(
-                f"{name}: got {getattr(cli, name)!r} without dataset={name.partition('_')[0]}, "
-                "expected it only with this data set"
-            )
-    if path is None:
-        if cli.test_size:
-            raise ConfigurationError(
-                f"test_size: got {cli.test_size} without dataset_path; expected it only with a "
-                "user file, since the example already has a held-out part"
-            )
-        path = str(example_data("conversations.jsonl"))
-        test_path = test_path or str(example_data("conversations_test.jsonl"))
-    return sdft.DemonstrationBuilder(
-        common_config=cli.chat_data(cli.groups_per_batch, None),
-        file_path=path,
-        test_file_path=test_path,
-        test_size=cli.test_size,
-        shuffle_seed=cli.seed,
-    )
+    def build_dataset(self) -> sdft.DemonstrationBuilder | None:
+        """Returns the demonstrations of a file; None: ``load_provider`` has those of the Hub."""
+        if self.dataset is not None:
+            return None
+        path, test_path = self.dataset_path, self.test_path
+        for name in ("sciknoweval_domain", "toolalpaca_data_path"):
+            if getattr(self, name) != getattr(type(self)(), name):
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)!r} without dataset="
+                    f"{name.partition('_')[0]}, expected it only with this data set"
+                )
+        if path is None:
+            if self.test_size:
+                raise ConfigurationError(
+                    f"test_size: got {self.test_size} without dataset_path; expected it only with "
+                    "a user file, since the example already has a held-out part"
+                )
+            path = str(example_data("conversations.jsonl"))
+            test_path = test_path or str(example_data("conversations_test.jsonl"))
+        return sdft.DemonstrationBuilder(
+            common_config=chat_data(self, self.groups_per_batch, None),
+            file_path=path,
+            test_file_path=test_path,
+            test_size=self.test_size,
+            shuffle_seed=self.seed,
+        )
 
 
 async def load_provider(cli: CLIConfig) -> tuple[SDFTDataset, SDFTDataset | None]:
@@ -111,30 +98,22 @@ async def load_provider(cli: CLIConfig) -> tuple[SDFTDataset, SDFTDataset | None
             f"dataset_path={cli.dataset_path}, toolalpaca_data_path={cli.toolalpaca_data_path}: "
             f"expected one local copy of dataset={cli.dataset}; dataset_path is that of both"
         )
-    kind = SciKnowEvalSDFTBuilder if cli.dataset == "sciknoweval" else ToolAlpacaSDFTBuilder
-    domain = {"domain": cli.sciknoweval_domain} if kind is SciKnowEvalSDFTBuilder else {}
-    return await fill(kind, cli, data_path=next(iter(copies), None), **domain)()
-
-
-def build_config(cli: CLIConfig) -> sdft.Config:
-    """Builds the dataset and the config of the run."""
-    check_model(cli)
-    return resolve(
-        sdft.Config,
-        cli,
-        "sdft",
-        dataset_builder=build_dataset(cli) if cli.dataset is None else None,
-        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
-    )
+    shared: dict[str, Any] = {
+        "model_name_for_tokenizer": cli.model_name,
+        "renderer_name": cli.renderer,
+        "groups_per_batch": cli.groups_per_batch,
+        "group_size": cli.group_size,
+        "data_path": next(iter(copies), None),
+    }
+    if cli.dataset == "sciknoweval":
+        return await SciKnowEvalSDFTBuilder(domain=cli.sciknoweval_domain, **shared)()
+    return await ToolAlpacaSDFTBuilder(**shared)()
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model on demonstrations that only its teacher sees."""
-    built, train = build_config(config), sdft.main
-    if config.dataset is not None:
-        data, held_out = await load_provider(config)
-        train = partial(train, sdft_dataset=data, test_dataset=held_out)
-    await start(built, config.behavior_if_log_dir_exists, train)
+    data = (None, None) if config.dataset is None else await load_provider(config)
+    await sdft.main(config, *data)
 
 
 cli_main = main

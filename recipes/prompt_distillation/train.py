@@ -17,7 +17,6 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook import cli_utils
 from tinker_cookbook.eval.statistics import describe_share
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
@@ -27,20 +26,21 @@ from tinker_cookbook.recipes.prompt_distillation.data import (
 )
 from tinker_cookbook.recipes.prompt_distillation.output import read_settings
 from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
-from tinker_cookbook.recipes.start import RecipeSettings, blocking, recommended_lr, resolve, start
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.batch_loop import DataReportOptions
-from tinker_cookbook.training.config import check_model, number
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
 from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz
-class CLIConfig(RecipeSettings, DataReportOptions):
-    """Settings of the student. Options that are None are derived and printed."""
+class CLIConfig(train.Config):
+    """Settings of the student, in addition to those of the loop."""
 
+    recipe_name: str = "prompt_distillation"
+    model_name: str = DEMO_MODEL
     file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File written by create_data")
     labels: str | None = chz.field(
         default=None, doc="Possible answers: a,b; default: the labels of create_data"
@@ -57,61 +57,46 @@ class CLIConfig(RecipeSettings, DataReportOptions):
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
     batch_size: int = chz.field(default=16, doc="Conversations per step")
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
-    num_epochs: int = chz.field(default=2, doc="Passes over the training data")
-    log_path: str = chz.field(
-        default=str(cli_utils.default_log_path("prompt_distillation")), doc="Folder of this run"
-    )
-    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0: never")
-    save_every: int = chz.field(default=20, doc="Steps between checkpoints")
-    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
-    show_samples: int = chz.field(
-        default=1, doc="Held-out queries answered before and after training"
-    )
+    learning_rate: float | None = None  # the recommended rate
+    num_epochs: int = 2
+    eval_every: int = 100
 
-
-def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
-    """Builds the dataset of the teacher's answers, with a held-out part."""
-    if not Path(cli.file_path).expanduser().exists():
-        raise DataValidationError(
-            f"file_path: there is no file {cli.file_path}; create it first: python -m "
-            f"recipes.prompt_distillation.create_data output_file={cli.file_path}"
+    def build_dataset(self) -> DistilledDatasetBuilder:
+        """Returns the teacher's answers, with a held-out part."""
+        if not Path(self.file_path).expanduser().exists():
+            raise DataValidationError(
+                f"file_path: there is no file {self.file_path}; create it first: python -m "
+                f"recipes.prompt_distillation.create_data output_file={self.file_path}"
+            )
+        # create_data records the labels of its task, so they need not be repeated here.
+        labels = read_settings(self.file_path).get("labels")
+        if self.labels is not None:
+            labels = parse_labels(self.labels)
+        return DistilledDatasetBuilder(
+            common_config=chat_data(self, self.batch_size, self.max_length, self.train_on_what),
+            file_path=self.file_path,
+            test_fraction=self.test_fraction,
+            split_seed=self.split_seed,
+            # The student learns the targets, not the words that the teacher uses for them.
+            labels=None if labels is None else sorted(set(labels.values())),
         )
-    # create_data records the labels of its task, so they need not be repeated here.
-    labels = read_settings(cli.file_path).get("labels")
-    if cli.labels is not None:
-        labels = parse_labels(cli.labels)
-    return DistilledDatasetBuilder(
-        common_config=cli.chat_data(cli.batch_size, cli.max_length, cli.train_on_what),
-        file_path=cli.file_path,
-        test_fraction=cli.test_fraction,
-        split_seed=cli.split_seed,
-        # The student learns the targets, not the words that the teacher uses for them.
-        labels=None if labels is None else sorted(set(labels.values())),
-    )
 
-
-def build_config(cli: CLIConfig) -> train.Config:
-    """Builds the dataset, its evaluation and the config of the run."""
-    check_model(cli)
-    dataset = build_dataset(cli)
-    dataset.split  # noqa: B018  (read now, so that a bad line is refused before anything is loaded)
-    evaluators = []
-    # Free text rarely matches word for word, so without labels only test/nll is measured.
-    if dataset.labels is not None and dataset.split[1]:
-        evaluators.append(StudentAccuracyBuilder(dataset=dataset, max_tokens=cli.answer_max_tokens))
-    return resolve(
-        train.Config,
-        cli,
-        "prompt_distillation",
-        dataset_builder=dataset,
-        evaluator_builders=evaluators,
-        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
-        # A label has few tokens; free text needs room for some sentences.
-        sample_max_tokens=cli.answer_max_tokens if evaluators else 96,
-    )
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop, with the evaluation of the answers."""
+        config = super().resolved()
+        dataset = config.dataset_builder
+        assert isinstance(dataset, DistilledDatasetBuilder)
+        # Read now, so that a bad line is refused before anything is loaded. Free text rarely
+        # matches word for word, so without labels only test/nll is measured.
+        if not dataset.split[1] or dataset.labels is None:
+            return config
+        accuracy = StudentAccuracyBuilder(dataset=dataset, max_tokens=self.answer_max_tokens)
+        return chz.replace(
+            config,
+            evaluator_builders=[*config.evaluator_builders, accuracy],
+            # A label has few tokens; free text needs room for some sentences.
+            sample_max_tokens=self.answer_max_tokens,
+        )
 
 
 def report(rows: list[Row]) -> list[str]:
@@ -144,8 +129,8 @@ def _share(row: Row, name: str, counted_as: str | None = None) -> str:
 
 async def main(config: CLIConfig) -> None:
     """Trains the student, then compares its accuracy with the teacher's."""
-    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
-    for line in report(read_rows(Path(config.log_path).expanduser() / "metrics.jsonl")):
+    await train.main(config)
+    for line in report(read_rows(Path(config.run_path).expanduser() / "metrics.jsonl")):
         get_console().print(line, markup=False, soft_wrap=True)
 
 

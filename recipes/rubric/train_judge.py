@@ -20,13 +20,7 @@ from tinker_cookbook.judges import LabelJudge, LabelRenderer
 from tinker_cookbook.judges.judge import YES_NO
 from tinker_cookbook.recipes.rubric.data import LabelledAnswer, load_labelled
 from tinker_cookbook.recipes.rubric.env import judge_agreement
-from tinker_cookbook.recipes.start import (
-    RecipeSettings,
-    example_data,
-    recommended_lr,
-    resolve,
-    start,
-)
+from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
@@ -44,24 +38,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 else:
     tinker = lazy_module("tinker")
-
-
-@chz.chz
-class CLIConfig(RecipeSettings):
-    """Settings of the recipe."""
-
-    labelled_path: str | None = chz.field(
-        default=None, doc="Labelled answers to train on; default: the example data"
-    )
-    test_path: str | None = chz.field(
-        default=None, doc="Labelled answers to measure on; default: the example's"
-    )
-    batch_size: int = number(32, "Criteria per step", low=1)
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: the recommended rate for the model"
-    )
-    num_epochs: int = number(6, "Passes over the training data", low=1)
-    eval_every: int = number(60, "Steps between measurements; 0: never")
 
 
 @chz.chz
@@ -131,23 +107,32 @@ class AgreementEvaluatorBuilder:
         return self.evaluator
 
 
-def build_config(cli: CLIConfig, builder: AgreementEvaluatorBuilder) -> train.Config:
-    """Builds the dataset and the config of the run."""
-    dataset = JudgeDatasetBuilder(
-        labelled_path=cli.labelled_path or str(example_data("rubric_judge_train.jsonl")),
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=cli.renderer,
-        batch_size=cli.batch_size,
+@chz.chz
+class CLIConfig(train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
+
+    recipe_name: str = "rubric_judge"
+    model_name: str = DEMO_MODEL
+    labelled_path: str | None = chz.field(
+        default=None, doc="Labelled answers to train on; default: the example data"
     )
-    return resolve(
-        train.Config,
-        cli,
-        "rubric_judge",
-        dataset_builder=dataset,
-        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
-        evaluator_builders=[builder],
-        show_samples=0,
+    test_path: str | None = chz.field(
+        default=None, doc="Labelled answers to measure on; default: the example's"
     )
+    batch_size: int = number(32, "Criteria per step", low=1)
+    learning_rate: float | None = None  # the recommended rate
+    num_epochs: int = 6
+    eval_every: int = 60
+    show_samples: int = 0
+
+    def build_dataset(self) -> JudgeDatasetBuilder:
+        """Returns the labelled answers to train on."""
+        return JudgeDatasetBuilder(
+            labelled_path=self.labelled_path or str(example_data("rubric_judge_train.jsonl")),
+            model_name_for_tokenizer=self.model_name,
+            renderer_name=self.renderer,
+            batch_size=self.batch_size,
+        )
 
 
 async def main(cli: CLIConfig) -> None:
@@ -158,14 +143,13 @@ async def main(cli: CLIConfig) -> None:
         test_path=test_path, model_name=cli.model_name, renderer_name=cli.renderer
     )
     evaluator = builder.evaluator  # reads the labels before anything is loaded
-    config = build_config(cli, builder)
-    await start(config, cli.behavior_if_log_dir_exists, train.main)
+    await train.main(chz.replace(cli, evaluator_builders=[*cli.evaluator_builders, builder]))
     console = get_console()
     if evaluator.last_lines:
         console.print("On held-out labels:", highlight=False)
     for line in evaluator.last_lines:
         console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
-    saved = get_last_checkpoint(config.log_path, "sampler_path")
+    saved = get_last_checkpoint(cli.run_path, "sampler_path")
     if saved is not None:
         console.print(f"grader_model_path={saved.sampler_path}", soft_wrap=True, markup=False)
 

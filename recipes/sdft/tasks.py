@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from tinker_cookbook.recipes.sdft.datasets import (
     load_tooluse_from_arrow,
 )
 from tinker_cookbook.recipes.sdft.eval import SciKnowEvalEvaluator, ToolUseEvaluator
-from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
+from tinker_cookbook.recipes.start import DEMO_MODEL, chat_data
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.supervised import train as sl_train
@@ -32,9 +31,11 @@ TASKS: tuple[Task, ...] = ("science", "tooluse")
 
 
 @chz.chz
-class TaskSettings(sdft.SDFTSettings, RecipeSettings):
+class TaskSettings(sdft.Config):
     """Settings of training on the tasks."""
 
+    model_name: str = DEMO_MODEL
+    lora_rank: int = 32
     data_dir: str = chz.field(
         default="~/Repos/Self-Distillation/data",
         doc="Folder of the paper's data: science_data and tooluse_data, each with train_data and "
@@ -44,10 +45,10 @@ class TaskSettings(sdft.SDFTSettings, RecipeSettings):
         default=False, doc="science: reasoning as thinking, for models that think"
     )
     log_root: str = chz.field(doc="Folder of all trainings and results")
-    log_path: str | None = chz.field(
-        default=None, doc="Has no effect: each training has a folder in log_root"
+    log_path: str = chz.field(
+        default="", doc="Has no effect: each training has a folder in log_root"
     )
-    eval_every: int = chz.field(default=0, doc="Steps between evaluations; 0: never")
+    eval_every: int = 0
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="resume", doc="ask, resume, delete or raise, for the folder of each training"
     )
@@ -72,7 +73,7 @@ async def train_sft(
     cli: TaskSettings, task: Task, log_path: Path, batch_size: int, **settings: Any
 ) -> CheckpointRecord:
     """Trains on the golden answers; returns the final checkpoint."""
-    common = cli.chat_data(batch_size, cli.max_tokens)
+    common = chat_data(cli, batch_size, cli.max_tokens)
     dataset = (
         ScienceArrowSFTBuilder(
             common_config=common,
@@ -82,9 +83,13 @@ async def train_sft(
         if task == "science"
         else TooluseArrowSFTBuilder(common_config=common, data_dir=cli.folder_of(task))
     )
-    made = {"log_path": str(log_path), "dataset_builder": dataset, "show_samples": 0}
-    config = resolve(sl_train.Config, cli, "sdft_benchmark_sft", **(made | settings))
-    await start(config, cli.behavior_if_log_dir_exists, sl_train.main)
+    made = {
+        "log_path": str(log_path),
+        "dataset_builder": dataset,
+        "show_samples": 0,
+        "behavior_if_log_dir_exists": cli.behavior_if_log_dir_exists,
+    }
+    await sl_train.main(cli.for_loop(sl_train.Config, "sdft_benchmark_sft", **(made | settings)))
     return _final(log_path)
 
 
@@ -100,9 +105,13 @@ async def train_sdft(
     )
     renderer = get_renderer(cli.renderer, get_tokenizer(cli.model_name))
     data = SDFTDataset(questions, golden, batch_size, cli.group_size, renderer, f"sdft_{task}")
-    made = {"log_path": str(log_path), "dataset_builder": None}
-    config = resolve(sdft.Config, cli, "sdft_benchmark", **(made | settings))
-    await start(config, cli.behavior_if_log_dir_exists, partial(sdft.main, sdft_dataset=data))
+    made = {
+        "recipe_name": "sdft_benchmark",
+        "log_path": str(log_path),
+        "renderer_name": cli.renderer,
+    }
+    config = sdft.Config(**cli.values_of(sdft.Config) | made | settings)
+    await sdft.main(config, sdft_dataset=data)
     return _final(log_path)
 
 

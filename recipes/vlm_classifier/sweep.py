@@ -16,9 +16,8 @@ from itertools import product
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.recipes.vlm_classifier import train
-from tinker_cookbook.training.config import number, peak_rate
+from tinker_cookbook.training.config import number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
@@ -31,15 +30,14 @@ EXAMPLES_TO_MULTIPLIER = {16: 1, 8: 2, 4: 4, 2: 8, 1: 16}
 class ExperimentConfig(train.ExperimentConfig):
     """Settings of one run, with the defaults of few-shot runs."""
 
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="resume", doc="ask, resume, delete or raise"
-    )
-    num_epochs: int = number(1, "Passes over the training data", low=1)
-    num_repeats: float = chz.field(default=10, doc="Passes over the training images in an epoch")
-    save_every: int | None = number(50, "Steps between checkpoints; 0: never")
-    eval_every: int = number(50, "Steps between evaluations; 0: never")
-    run_nll_evaluator: bool = chz.field(default=False, doc="Evaluate the loss on test images")
-    n_eval: int | None = number(256, "Test images for the accuracy; None: all", low=1)
+    recipe_name: str = "vlm_classifier_sweep"
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "resume"
+    num_epochs: int = 1
+    num_repeats: float = 10
+    save_every: int | None = 50
+    eval_every: int = 50
+    run_nll_evaluator: bool = False
+    n_eval: int | None = 256
 
 
 @chz.chz
@@ -50,29 +48,28 @@ class SweepConfig(ExperimentConfig):
     examples_per_class: list[int] = chz.field(  # type: ignore[assignment]
         default_factory=lambda: [1, 2, 4, 8, 16], doc="Training images per class"
     )
-    learning_rate: float | None = peak_rate(
-        None, "Peak learning rate of AdamW; default: 5e-4, and 5e-3 for the tiny model"
-    )
-    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
+    lr_schedule: LRSchedule = "constant"
     num_parallel: int = number(1, "Runs at the same time, each in a process with its engine", low=1)
 
 
 def run_experiment(experiment_config: ExperimentConfig) -> None:
     """Trains one classifier of a sweep."""
-    asyncio.run(train.train_classifier(experiment_config, "vlm_classifier_sweep"))
+    asyncio.run(train.train_classifier(experiment_config))
 
 
 def experiments(config: SweepConfig) -> list[ExperimentConfig]:
     """Returns the settings of all runs."""
     points = product(config.datasets, config.examples_per_class)
     return [
-        fill(
-            ExperimentConfig,
-            config,
-            dataset=dataset,
-            examples_per_class=count,
-            num_repeats=config.num_repeats * EXAMPLES_TO_MULTIPLIER.get(count, 16 / count),
-            session_name=config.session_name and f"{config.session_name}-{dataset}-{count}shot",
+        ExperimentConfig(
+            **config.values_of(ExperimentConfig)
+            | {
+                "dataset": dataset,
+                "examples_per_class": count,
+                "num_repeats": config.num_repeats * EXAMPLES_TO_MULTIPLIER.get(count, 16 / count),
+                "session_name": config.session_name
+                and f"{config.session_name}-{dataset}-{count}shot",
+            }
         )
         for dataset, count in points
     ]

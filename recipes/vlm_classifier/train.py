@@ -22,7 +22,6 @@ from tinker_cookbook import cli_utils, plot
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import seeing_demo, tiny_vlm
 from tinker_cookbook.recipes.seeing_demo import make_seeing_demo
-from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
 from tinker_cookbook.recipes.tiny_llama import make_model_once
 from tinker_cookbook.recipes.tiny_vlm import make_tiny_vlm
 from tinker_cookbook.recipes.vlm_classifier.data import DATASET_HELP, get_dataset_builder
@@ -35,7 +34,8 @@ from tinker_cookbook.recipes.vlm_classifier.eval import (
 from tinker_cookbook.recipes.vlm_classifier.images import image_data, split_of
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
-from tinker_cookbook.training.config import check_model, number, peak_rate
+from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.training.config import number, peak_rate
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
@@ -45,14 +45,15 @@ _RATES = {TINY: 5e-3, DEMO: 1.5e-3}
 
 
 @chz.chz
-class ExperimentConfig(SamplingOptions, RecipeSettings):
-    """Settings of the recipe."""
+class ExperimentConfig(SamplingOptions, train.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "vlm_classifier"
     experiment_dir: str = chz.field(
         default=cli_utils.default_log_path("vlm_classifier"), doc="Folder of the run's folder"
     )
-    log_path: str | None = chz.field(
-        default=None, doc="Folder of this run; default: one in experiment_dir, named by settings"
+    log_path: str = chz.field(
+        default="", doc="Folder of this run; default: one in experiment_dir, named by settings"
     )
     dataset: str = chz.field(default="digits", doc=DATASET_HELP)
     model_name: str = chz.field(
@@ -61,10 +62,9 @@ class ExperimentConfig(SamplingOptions, RecipeSettings):
     learning_rate: float | None = peak_rate(
         None, "Peak learning rate of AdamW; default: 5e-4, and 5e-3 for the tiny model"
     )
-    lr_schedule: LRSchedule = chz.field(default="cosine", doc="linear, cosine or constant")
-    num_epochs: int = number(3, "Passes over the training data", low=1)
-    save_every: int | None = number(20, "Steps between checkpoints; 0: never")
-    eval_every: int = number(20, "Steps between evaluations; 0: never")
+    lr_schedule: LRSchedule = "cosine"
+    num_epochs: int = 3
+    eval_every: int = 20
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
     )
@@ -77,6 +77,36 @@ class ExperimentConfig(SamplingOptions, RecipeSettings):
     run_sampling_evaluator: bool = chz.field(default=True, doc="Evaluate the accuracy of answers")
     n_eval: int | None = number(360, "Test images for the accuracy; None: all", low=1)
     max_tokens: int = number(32, "Maximum tokens of an answer", low=1)
+
+    def build_dataset(self) -> SupervisedDatasetBuilder:
+        """Returns the images."""
+        return get_dataset_builder(
+            self.dataset,
+            self.model_name,
+            self.renderer,
+            self.num_repeats,
+            self.batch_size,
+            self.max_length,
+            self.train_on_what,
+            self.examples_per_class,
+            self.subset_seed,
+            self.max_image_size,
+            self.run_nll_evaluator,
+        )
+
+    def resolved(self) -> train.Config:
+        """Returns the config of the loop, with the evaluation of answers."""
+        config = super().resolved()
+        options = self.values_of(SamplingOptions)
+        evaluator = get_evaluator_builder(self.dataset, self.model_name, self.renderer, **options)
+        more = [evaluator] if self.run_sampling_evaluator else []
+        name = Path(self.log_path).name
+        return chz.replace(
+            config,
+            evaluator_builders=[*config.evaluator_builders, *more],
+            wandb_name=self.wandb_name or name,
+            session_name=self.session_name or self.wandb_name or name,
+        )
 
 
 def learning_rate(config: ExperimentConfig) -> float:
@@ -138,7 +168,7 @@ def run_folder(config: ExperimentConfig) -> str:
 
     To resume, that is the newest folder of a run with these settings, on whatever day it began.
     """
-    if config.log_path is not None:
+    if config.log_path:
         return config.log_path
     folder, name = Path(config.experiment_dir).expanduser(), experiment_name(config)
     begun = sorted(folder.glob(f"{name}-[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"))
@@ -147,42 +177,12 @@ def run_folder(config: ExperimentConfig) -> str:
     return str(folder / f"{name}-{date.today()}")
 
 
-def build_config(config: ExperimentConfig, recipe_name: str) -> train.Config:
-    """Builds the dataset, the evaluator and the config of the run ``with_model``."""
-    check_model(config)
-    dataset = get_dataset_builder(
-        config.dataset,
-        config.model_name,
-        config.renderer,
-        config.num_repeats,
-        config.batch_size,
-        config.max_length,
-        config.train_on_what,
-        config.examples_per_class,
-        config.subset_seed,
-        config.max_image_size,
-        config.run_nll_evaluator,
-    )
-    options = {name: getattr(config, name) for name in chz.chz_fields(SamplingOptions)}
-    evaluator = get_evaluator_builder(config.dataset, config.model_name, config.renderer, **options)
-    assert config.log_path is not None
-    name = Path(config.log_path).name
-    return resolve(
-        train.Config,
-        config,
-        recipe_name,
-        dataset_builder=dataset,
-        evaluator_builders=[evaluator] if config.run_sampling_evaluator else [],
-        wandb_name=config.wandb_name or name,
-        session_name=config.session_name or config.wandb_name or name,
-    )
-
-
-async def train_classifier(config: ExperimentConfig, recipe_name: str) -> None:
+async def train_classifier(config: ExperimentConfig) -> None:
     """Trains, or resumes the run; at the end writes pictures of the curves and the confusions."""
     config = await asyncio.to_thread(with_model, config)
-    run = await asyncio.to_thread(build_config, config, recipe_name)
-    await start(run, config.behavior_if_log_dir_exists, train.main)
+    run = await asyncio.to_thread(config.resolved)
+    behavior = config.behavior_if_log_dir_exists or "ask"
+    await train.main(chz.replace(run, behavior_if_log_dir_exists=behavior))
     folder = Path(run.log_path)
     try:
         curves = plot.PlotConfig(log_path=run.log_path)
@@ -200,7 +200,7 @@ async def train_classifier(config: ExperimentConfig, recipe_name: str) -> None:
 
 async def main(config: ExperimentConfig) -> None:
     """Trains an image classifier."""
-    await train_classifier(config, "vlm_classifier")
+    await train_classifier(config)
 
 
 def run_experiment(experiment_config: ExperimentConfig) -> None:

@@ -5,21 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import chz
-
 from tinker_cookbook.engine.device_names import check_base_dtype_name, check_joint_training
 from tinker_cookbook.exceptions import ConfigurationError
-
-
-@chz.chz
-class ShardOptions:
-    """The setting of programs that train on several GPUs, for their command lines."""
-
-    shard_base: bool = chz.field(
-        default=False,
-        doc="Divide the base model among the processes of torchrun, for one that fits no single "
-        "GPU (local engine)",
-    )
 
 
 @dataclass(frozen=True)

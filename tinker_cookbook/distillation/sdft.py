@@ -56,7 +56,7 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import number, peak_rate
+from tinker_cookbook.training.config import number, prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -91,12 +91,16 @@ class Config(SDFTSettings, BatchConfig):
         default=None, doc="Demonstrations; None if main gets a provider"
     )
 
-    learning_rate: float = peak_rate(2e-5)
-    lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
+    learning_rate: float | None = 2e-5
+    lora_rank: int = 128
     loss_fn: str = chz.field(
         default="cross_entropy", doc="Has no effect: it is for topk=0, which is not supported"
     )
-    eval_every: int = number(20, "Steps between evaluations; 0: never")
+    eval_every: int = 20
+
+    def resolved(self) -> Config:
+        """Returns the config with all values that follow from others."""
+        return self._filled(Config, "dataset_builder")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first invalid setting; loads no model."""
@@ -159,7 +163,15 @@ async def main(
     ``sdft_dataset`` has questions with golden answers, instead of ``cfg.dataset_builder``; its
     batch k is used at step k. ``test_dataset`` has environments for evaluation.
     """
-    cfg.check()
+    async with prepared(cfg) as config:
+        await _train(config, sdft_dataset, test_dataset)
+
+
+async def _train(
+    cfg: Config,
+    sdft_dataset: SDFTBatchProvider | None,
+    test_dataset: RLDataset | SDFTBatchProvider | None,
+) -> None:
     if (sdft_dataset is None) == (cfg.dataset_builder is None):
         got = "neither" if sdft_dataset is None else "both"
         raise ConfigurationError(

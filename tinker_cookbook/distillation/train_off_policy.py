@@ -48,7 +48,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import number
+from tinker_cookbook.training.config import number, prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -260,6 +260,10 @@ class Config(BatchConfig):
         doc="Derived from dataset_configs; do not set it",
     )
 
+    def resolved(self) -> Config:
+        """Returns the config with all values that follow from others."""
+        return self._filled(Config, "dataset_configs")
+
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first invalid setting; loads no model."""
         super().check()
@@ -369,7 +373,8 @@ async def main(config: Config) -> None:
         ]
         return OffPolicy(config, clients)
 
-    await train_batches(config, objective)
+    async with prepared(config) as config:
+        await train_batches(config, objective)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import chz
 
-from tinker_cookbook.backends.engine_options import ShardOptions
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, install_command
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class Config(SamplerOptions, ShardOptions):
+class Config(SamplerOptions):
     """Settings of the server."""
 
     model_name: str = chz.field(
@@ -59,6 +58,11 @@ class Config(SamplerOptions, ShardOptions):
     )
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
+    shard_base: bool = chz.field(
+        default=False,
+        doc="Divide the base model among the processes of torchrun, for one that fits no single "
+        "GPU",
+    )
     base_dtype: str = chz.field(
         default="auto", doc="auto, nf4 or int8: quantise the base models (extra quantized)"
     )

@@ -37,7 +37,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
-from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, number
+from tinker_cookbook.training.config import REQUIRED, TrainingConfig, checkpoint_interval, number
 from tinker_cookbook.training.estimate import (
     RunEstimate,
     duration,
@@ -73,19 +73,15 @@ _TIMED_STEPS = 2
 
 
 @chz.chz
-class DataReportOptions:
-    """The setting of the data report, shared with recipes."""
+class BatchConfig(TrainingConfig):
+    """Settings of all loops over batches of datums."""
 
+    dataset_builder: SupervisedDatasetBuilder = chz.field(
+        default=None, doc="Training and test data", metadata=REQUIRED
+    )
     data_report: int = number(
         1000, "Number of rows for the report on chat data before training; 0: no report"
     )
-
-
-@chz.chz
-class BatchConfig(TrainingConfig, DataReportOptions):
-    """Settings of all loops over batches of datums."""
-
-    dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Training and test data")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps"
     )
@@ -173,7 +169,6 @@ async def train_batches(
 
     ``make_objective`` is called once the backend is connected.
     """
-    config.check()
     with reporting_activity() as now, now.phase("building the dataset"):
         train_set, test_set = config.dataset_builder() if data is None else data
         schedule = Schedule.of(train_set, config)

@@ -26,6 +26,7 @@ from tinker_cookbook.supervised.batch_loop import (
 from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.session import Metrics, TrainingSession, run_evaluators
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.trace import scope_span
@@ -50,6 +51,10 @@ class Config(BatchConfig):
         default=False, doc="Has no effect: saves never block submitted steps"
     )
 
+    def resolved(self) -> Config:
+        """Returns the config with all values that follow from others."""
+        return self._filled(Config, "dataset_builder")
+
 
 async def main(config: Config) -> None:
     """Trains, or resumes the run in ``config.log_path``."""
@@ -62,7 +67,8 @@ async def main(config: Config) -> None:
     async def objective(session: TrainingSession) -> Objective:
         return CrossEntropy(tokenizer_of(config.dataset_builder))
 
-    await train_batches(config, objective)
+    async with prepared(config) as config:
+        await train_batches(config, objective)
 
 
 async def run_evals(

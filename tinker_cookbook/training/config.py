@@ -13,8 +13,7 @@ from chz.field import Field
 
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends.connect import check_backend
-from tinker_cookbook.backends.engine_options import EngineSettings, ShardOptions
-from tinker_cookbook.backends.sampler_options import SamplerOptions
+from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.model.resolve import (
     check_rank,
     hidden_size,
@@ -78,13 +77,79 @@ class BackendSettings:
     )
 
 
-@chz.chz
-class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
-    """Settings with the same meaning and default in every recipe and loop.
+def check_model(settings: Any) -> None:
+    """Raises ModelNotFoundError if the local engine would not find the model.
 
-    A subclass that redefines a number must repeat its bounds with ``number``.
+    Downloads only a small part of it. Remote backends check models themselves.
+    """
+    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    if kind == "local":
+        found = resolve_model(settings.model_name, need="tokenizer")
+        width = hidden_size(model_config(found.folder))
+        if width is not None and hasattr(settings, "lora_rank"):
+            check_rank(settings.lora_rank, width, "lora_rank")
+
+
+def check_settings(settings: Any) -> None:
+    """Raises ``ConfigurationError`` for a backend or chat format that does not exist."""
+    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    EngineSettings.of(settings).check(local=kind == "local")
+    SamplerSettings.of(settings).check(local=kind == "local")
+    if settings.renderer_name is not None:
+        check_renderer_name(settings.renderer_name)
+
+
+@chz.chz
+class TrainingConfig:
+    """Settings of a run in every training loop; each loop adds its own.
+
+    A *recipe* is a subclass that defines ``build_dataset``. It adds settings of its own, and gives
+    a setting another default in one line (``group_size: int = 4``), which keeps bounds and meaning.
+    Values that are None or "auto" follow from the model; ``resolved`` fills them in.
     """
 
+    log_path: str = chz.field(
+        default="",
+        doc="Folder of this run: metrics, config, checkpoint list; default of a recipe: "
+        f"{cli_utils.EXAMPLES_ROOT}/RECIPE",
+        metadata=REQUIRED,
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = chz.field(
+        default=None,
+        doc="ask, resume, delete or raise; default: ask in a recipe, else resume",
+    )
+    model_name: str = chz.field(doc="Hub name or local folder of the base model")
+    recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
+    renderer_name: str | None = chz.field(
+        default=None,
+        doc="Chat format, saved with the run's checkpoints; default of a recipe: the model's",
+    )
+
+    # Where the run trains and samples.
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    base_dtype: str = chz.field(
+        default="auto", doc="auto, nf4 or int8: quantise the base model (local engine)"
+    )
+    shard_base: bool = chz.field(
+        default=False,
+        doc="Divide the base model among the processes of torchrun, for one that fits no single "
+        "GPU (local engine)",
+    )
+    sampler: str = chz.field(
+        default="auto",
+        doc="auto, builtin, vllm, or the URL of a vLLM server (local engine); auto: vllm on CUDA "
+        "if it is installed",
+    )
+    vllm_python: str | None = chz.field(
+        default=None, doc="Python of the environment with vLLM; default: from the vllm command"
+    )
+    vllm_args: str = chz.field(
+        default="", doc="Flags of the started vLLM server, such as '--tensor-parallel-size 2'"
+    )
+    vllm_timeout: float = chz.field(default=1800.0, doc="Timeout of a request to vLLM in seconds")
     server_wait: float = number(
         0,
         "Seconds to wait for a server that has restarted; the run then continues from its last "
@@ -94,6 +159,9 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
         "weights", "Weights to start from, with a fresh optimizer"
     )
 
+    learning_rate: float | None = peak_rate(
+        1e-4, "Peak learning rate of AdamW; None: the recommended rate for the model"
+    )
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     warmup_steps: int = number(0, "Warm-up steps, over which the learning rate rises")
     num_epochs: int = number(1, "Passes over the training data", low=1)
@@ -158,58 +226,6 @@ class RunSettings(BackendSettings, SamplerOptions, ShardOptions):
         0, "Steps between charts of the trace (iteration_NNNNNN/timing_gantt.html); 0: none"
     )
 
-
-def check_model(settings: Any) -> None:
-    """Raises ModelNotFoundError if the local engine would not find the model.
-
-    Downloads only a small part of it. Remote backends check models themselves.
-    """
-    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
-    if kind == "local":
-        found = resolve_model(settings.model_name, need="tokenizer")
-        width = hidden_size(model_config(found.folder))
-        if width is not None and hasattr(settings, "lora_rank"):
-            check_rank(settings.lora_rank, width, "lora_rank")
-
-
-def check_settings(settings: Any) -> None:
-    """Raises ``ConfigurationError`` for a backend or chat format that does not exist."""
-    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
-    EngineSettings.of(settings).check(local=kind == "local")
-    SamplerSettings.of(settings).check(local=kind == "local")
-    if settings.renderer_name is not None:
-        check_renderer_name(settings.renderer_name)
-
-
-@chz.chz
-class TrainingConfig(RunSettings):
-    """Settings of a run in every training loop; each loop adds its own.
-
-    A *recipe* is a subclass that defines ``build_dataset``. It adds settings of its own, and gives
-    a setting another default in one line (``group_size: int = 4``), which keeps bounds and meaning.
-    Values that are None or "auto" follow from the model; ``resolved`` fills them in.
-    """
-
-    log_path: str = chz.field(
-        default="",
-        doc="Folder of this run: metrics, config, checkpoint list; default of a recipe: "
-        f"{cli_utils.EXAMPLES_ROOT}/RECIPE",
-        metadata=REQUIRED,
-    )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = chz.field(
-        default=None,
-        doc="ask, resume, delete or raise; default: ask in a recipe, else resume",
-    )
-    model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
-    renderer_name: str | None = chz.field(
-        default=None,
-        doc="Chat format, saved with the run's checkpoints; default of a recipe: the model's",
-    )
-    learning_rate: float | None = peak_rate(
-        1e-4, "Peak learning rate of AdamW; None: the recommended rate for the model"
-    )
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         known: dict[str, Field] = {}
@@ -257,6 +273,12 @@ class TrainingConfig(RunSettings):
         """Returns the learning rate of a run without a configured one."""
         return hyperparam_utils.get_lr(self.model_name)
 
+    def for_loop(self, loop: type[C], recipe_name: str, **values: Any) -> C:
+        """Returns the config of one of the loops that a program runs, with the settings of all."""
+        shared = self.values_of(TrainingConfig)
+        named = {"recipe_name": recipe_name, "renderer_name": self.renderer}
+        return loop(**shared | named | {"behavior_if_log_dir_exists": None} | values)
+
     def resolved(self) -> TrainingConfig:
         """Returns the config with all values that follow from others, as the loop trains with it.
 
@@ -266,7 +288,7 @@ class TrainingConfig(RunSettings):
             ConfigurationError: Settings contradict each other.
             ModelNotFoundError: There is no such model; only the local engine finds that here.
         """
-        return self._filled(type(self), "dataset_builder")
+        raise NotImplementedError
 
     def _filled(self, loop: type[C], data: str, **derived: Any) -> C:
         """Returns the config of a loop, whose field ``data`` has the data; ``derived`` are the
@@ -360,7 +382,7 @@ async def prepared(config: C) -> AsyncIterator[C]:
     """
     behavior = config.behavior_if_log_dir_exists or ("ask" if config.is_recipe() else "resume")
     # In a thread: it may read the Hub, or make data.
-    config = await asyncio.to_thread(config.resolved)
-    await asyncio.to_thread(config.check)
-    with cli_utils.log_dir_of_run(config.log_path, behavior):
-        yield config
+    ready: Any = await asyncio.to_thread(config.resolved)
+    await asyncio.to_thread(ready.check)
+    with cli_utils.log_dir_of_run(ready.log_path, behavior):
+        yield ready

@@ -23,7 +23,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.text_arena_env import (
     TextArenaGroupBuilder,
 )
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OpponentType
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -108,7 +107,7 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
             return RandomOpponent(self.seed)
         if opponent == "optimal":
             return optimal_opponent(self.game.game_name, self.seed)
-        return self.pool.pool().model_player(fill(BaseModel, self.pool).client())
+        return self.pool.pool().model_player(BaseModel.of(self.pool).client())
 
     def stop(self) -> StopCondition:
         """Returns what ends a move; empty: the renderer's stop sequences."""

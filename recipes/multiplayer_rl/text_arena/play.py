@@ -30,7 +30,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.pool import optimal_opponent
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OpponentType
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
@@ -206,7 +205,7 @@ async def main(config: PlayConfig) -> None:
         elif config.opponent == "optimal":
             opponent = optimal_opponent(config.game_name, config.seed)
         else:
-            base = fill(BaseModel, config, model_name=model.model_name)
+            base = BaseModel.of(config, model_name=model.model_name)
             client = await asyncio.to_thread(base.client)
             opponent = _model_player(
                 model.renderer,

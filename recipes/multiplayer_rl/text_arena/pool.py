@@ -34,7 +34,6 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.players import (
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.ratings import Results, elo, league_table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OptimalOpponent
-from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
@@ -212,7 +211,7 @@ class League(TrainingClientEvaluator):
         if name == "optimal":
             return optimal_opponent(self._settings.game.game_name, pool.seed)
         if name == "base_model":
-            return pool.pool().model_player(fill(BaseModel, pool).client())
+            return pool.pool().model_player(BaseModel.of(pool).client())
         known = ("random", "optimal", "base_model")
         raise ConfigurationError(
             f"league_opponents: got {name!r}, expected {', '.join(known)}{nearest(name, known)}"

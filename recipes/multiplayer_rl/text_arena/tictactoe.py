@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
@@ -40,6 +40,11 @@ class BaseModel(BackendSettings, SamplerOptions):
     """An untrained model to play against; it shares the base model of the run in progress."""
 
     model_name: str = chz.field(doc="Hub name or local folder")
+
+    @classmethod
+    def of(cls, settings: Any, **values: Any) -> BaseModel:
+        """Returns the model of a program's ``settings``, at its backend."""
+        return cls(**{name: getattr(settings, name) for name in chz.chz_fields(cls)} | values)
 
     def client(self) -> SamplingClient:
         """Returns its sampling client; the first call loads the model."""

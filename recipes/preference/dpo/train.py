@@ -16,22 +16,19 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook import cli_utils, hyperparam_utils
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
-from tinker_cookbook.recipes.start import RecipeSettings, blocking, resolve, start
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-
-# Gradients of pairs are noisier, so use a tenth of the rate for supervised training.
-_FRACTION_OF_SFT_LR = 0.1
 
 
 @chz.chz
-class CLIConfig(train_dpo.DPOSettings, RecipeSettings):
-    """Settings of the recipe. Options that are None are derived from the model and printed."""
+class CLIConfig(train_dpo.Config):
+    """Settings of the recipe, in addition to those of the loop."""
 
+    recipe_name: str = "dpo"
+    model_name: str = DEMO_MODEL
     dataset: str = chz.field(
         default="example", doc="example, hhh, helpsteer3, ultrafeedback, or a file of pairs"
     )
@@ -42,43 +39,23 @@ class CLIConfig(train_dpo.DPOSettings, RecipeSettings):
     )
     batch_size: int = chz.field(default=8, doc="Pairs per step")
     ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
-    learning_rate: float | None = chz.field(
-        default=None, doc="Default: a tenth of the recommended rate for supervised fine-tuning"
-    )
-    log_path: str = chz.field(
-        default=str(cli_utils.default_log_path("dpo")), doc="Folder of this run"
-    )
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations on held-out pairs")
-    submit_ahead: int = chz.field(default=1, doc="Number of steps that are submitted ahead")
-    show_samples: int = chz.field(
-        default=1, doc="Held-out prompts answered before and after training"
-    )
+    learning_rate: float | None = None  # a tenth of the recommended rate
+    eval_every: int = 10
 
-
-def dpo_learning_rate(model_name: str) -> float:
-    """Returns a tenth of ``get_lr``: 1.3e-4 for the demo model, 2.9e-5 for Llama 8B."""
-    return _FRACTION_OF_SFT_LR * hyperparam_utils.get_lr(model_name)
-
-
-def build_config(cli: CLIConfig) -> train_dpo.Config:
-    """Builds the dataset of pairs and the config of the run."""
-    # Dataset names are checked first: that needs no model.
-    comparisons = get_comparison_builder(cli.dataset, cli.test_path, cli.test_size, cli.seed)
-    check_model(cli)
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = dpo_learning_rate(cli.model_name)
-    pairs = DPODatasetBuilderFromComparisons(
-        common_config=cli.chat_data(cli.batch_size, cli.max_length),
-        comparison_builder=comparisons,
-        ties=cli.ties,
-    )
-    return resolve(train_dpo.Config, cli, "dpo", dataset_builder=pairs, learning_rate=learning_rate)
+    def build_dataset(self) -> DPODatasetBuilderFromComparisons:
+        """Returns the pairs."""
+        return DPODatasetBuilderFromComparisons(
+            common_config=chat_data(self, self.batch_size, self.max_length),
+            comparison_builder=get_comparison_builder(
+                self.dataset, self.test_path, self.test_size, self.seed
+            ),
+            ties=self.ties,
+        )
 
 
 async def main(config: CLIConfig) -> None:
     """Trains a model on pairs of answers."""
-    await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main_async)
+    await train_dpo.main_async(config)
 
 
 cli_main = blocking(main)

@@ -11,8 +11,9 @@ from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
-from tinker_cookbook.recipes.start import RecipeSettings
+from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl.envs.tournament import TournamentPattern
+from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.command_line.entrypoint import also_named
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 
@@ -22,12 +23,13 @@ DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
 
 @also_named(base_model="model_name")
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(TrainingConfig):
     """Settings of the pipeline. Options that are None are derived from the model and printed.
 
     Those without a stage in their name hold for all stages.
     """
 
+    model_name: str = DEMO_MODEL
     short_name: str | None = chz.field(
         default=None, doc="Name of the model in the default log_path: …/rlhf-SHORT_NAME"
     )
@@ -93,8 +95,8 @@ class CLIConfig(RecipeSettings):
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="resume", doc="ask, resume, delete or raise, for the folder of each stage to run"
     )
-    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
-    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0: never")
+    save_every: int | None = 10
+    eval_every: int = 100
 
     @chz.validate
     def _check_numbers(self) -> None:

@@ -25,7 +25,7 @@ from tinker_cookbook.preference.preference_model import (
     PreferenceModelEvaluator,
 )
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
-from tinker_cookbook.recipes.start import fill, recommended_lr, resolve
+from tinker_cookbook.recipes.start import chat_data
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
@@ -33,7 +33,7 @@ from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.config import BackendSettings, TrainingConfig
 
 C = TypeVar("C", bound=TrainingConfig)
 
@@ -47,7 +47,7 @@ _RL_FRACTION_OF_SFT_LR = 0.075
 def sft_config(cli: CLIConfig) -> sft_train.Config:
     """Stage 1: supervised training on demonstrations."""
     # Only the compared answer is trained, not earlier turns of the conversation.
-    common = cli.chat_data(cli.batch_size, cli.max_length, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+    common = chat_data(cli, cli.batch_size, cli.max_length, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
     dataset: ChatDatasetBuilder
     if cli.sft_dataset == "comparisons":
         dataset = AnswersOfComparisonsBuilder(
@@ -64,7 +64,7 @@ def sft_config(cli: CLIConfig) -> sft_train.Config:
         cli,
         "sft",
         dataset_builder=dataset,
-        learning_rate=recommended_lr(cli.model_name, cli.sft_learning_rate),
+        learning_rate=_rate(cli, cli.sft_learning_rate),
     )
 
 
@@ -76,7 +76,7 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
         cli,
         "rm",
         dataset_builder=ChatDatasetBuilderFromComparisons(
-            common_config=cli.chat_data(cli.batch_size, cli.max_length),
+            common_config=chat_data(cli, cli.batch_size, cli.max_length),
             comparison_builder=comparisons,
             swap=cli.rm_swap,
             swap_seed=cli.seed,
@@ -88,7 +88,7 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
         ],
         # A sample of this model is only a label.
         show_samples=0,
-        learning_rate=recommended_lr(cli.model_name, cli.rm_learning_rate, _RM_FRACTION_OF_SFT_LR),
+        learning_rate=_rate(cli, cli.rm_learning_rate, _RM_FRACTION_OF_SFT_LR),
     )
 
 
@@ -119,21 +119,23 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             max_judge_length=model_info.resolve_max_length(cli.model_name, None),
             max_answer_tokens=cli.rl_max_tokens,
         ),
-        learning_rate=recommended_lr(cli.model_name, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
+        learning_rate=_rate(cli, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
         max_tokens=cli.rl_max_tokens,
+        kl_penalty_coef=cli.kl_penalty_coef,
         kl_reference_config=reference,
+        num_groups_to_log=cli.num_groups_to_log,
     )
 
 
 def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilderFromChatRenderer:
     """Returns the reward model of a checkpoint."""
     assert rm.sampler_path is not None
-    return fill(
-        PreferenceModelBuilderFromChatRenderer,
-        cli,
+    return PreferenceModelBuilderFromChatRenderer(
+        model_name=cli.model_name,
         renderer_name=cli.renderer,
         rm_weights_path=rm.sampler_path,
         both_orders=cli.judge_both_orders,
+        **cli.values_of(BackendSettings),
     )
 
 
@@ -171,7 +173,12 @@ def _stage(kind: type[C], cli: CLIConfig, stage: str, **derived: Any) -> C:
     for name in ("wandb_name", "session_name"):
         if getattr(cli, name) is not None:
             derived[name] = f"{getattr(cli, name)}-{stage}"
-    return resolve(kind, cli, f"rlhf_{stage}", log_path=cli.stage_folder(stage), **derived)
+    derived["log_path"] = cli.stage_folder(stage)
+    return cli.for_loop(kind, f"rlhf_{stage}", **derived)
+
+
+def _rate(cli: CLIConfig, given: float | None, fraction: float = 1.0) -> float:
+    return fraction * cli.recommended_rate() if given is None else given
 
 
 @chz.chz
