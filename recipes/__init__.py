@@ -1,4 +1,4 @@
-"""Runnable recipes: ``python -m recipes.NAME key=value ...``; ``--help`` lists the keys.
+"""Runnable recipes: ``python -m recipes.NAME key=value ...``; ``--help=all`` lists the keys.
 
 ``recipes.NAME`` and ``tinker_cookbook.recipes.NAME`` are the same modules. The second name is the
 one that an installed package has; a link in the checkout gives it there too.

@@ -10,7 +10,7 @@ from benchmarks.preference.config import Config
 from benchmarks.preference.trl_side import read_pairs
 from benchmarks.report import pairs
 from benchmarks.trl_comparison import Comparison, run_comparison
-from tinker_cookbook.recipes.preference.dpo.train import dpo_learning_rate
+from tinker_cookbook.hyperparam_utils import get_lr
 
 
 def _loss_difference(result: dict[str, Any]) -> dict[str, float | None]:
@@ -50,7 +50,7 @@ COMPARISON = Comparison(
     figures=_figures,
     describe=lambda run: f"loss {run['losses'][0]:.4f} to {run['losses'][-1]:.4f}",
     lines=_lines,
-    learning_rate=dpo_learning_rate,
+    learning_rate=lambda model: 0.1 * get_lr(model),
     check=read_pairs,
     extras=_loss_difference,
 )

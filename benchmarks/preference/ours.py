@@ -15,11 +15,10 @@ from benchmarks.preference.config import recipe_settings
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Returns seconds and loss of every training step."""
     from tinker_cookbook.preference import train_dpo
-    from tinker_cookbook.recipes.preference.dpo.train import build_config
 
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "run"
-        train_dpo.main(build_config(recipe_settings(job, log_path)))
+        train_dpo.main(recipe_settings(job, log_path))
         lines = (log_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "dpo_loss" in row]
     return {

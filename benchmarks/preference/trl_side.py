@@ -55,11 +55,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
     """Returns the pairs of all steps as token ids, in our order, and the recipe's config."""
-    from tinker_cookbook.recipes.preference.dpo.train import build_config
     from tinker_cookbook.supervised.batch_loop import Schedule, batches
     from tinker_cookbook.utils.model_inputs import whole_sequence
 
-    config = build_config(recipe_settings(job, Path("unused")))
+    config = recipe_settings(job, Path("unused")).resolved()
     train_set, _ = config.dataset_builder()
     schedule = Schedule.of(train_set, config)
     rows = []

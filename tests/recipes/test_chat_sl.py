@@ -113,7 +113,7 @@ def test_defaults_are_those_of_the_original(stories_model):
     cli = parse_arguments(
         train.CLIConfig, [f"model_name={stories_model}", "renderer_name=role_colon"]
     )
-    assert train.build_config(cli).dataset_builder.common_config.max_length == 512
+    assert cli.resolved().dataset_builder.common_config.max_length == 512
 
 
 @pytest.mark.slow  # one process of some 20 seconds

@@ -29,7 +29,7 @@ SPELLINGS = [
 ]
 LIST_MODULES = f"""
 import runpy, sys
-sys.argv = [sys.argv[1], "--help"]
+sys.argv = [sys.argv[1], "--help=all"]
 try:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 except SystemExit as end:
@@ -151,7 +151,7 @@ def test_config_json_rebuilds_the_resolved_config(recipe_runs):
     config = load_config(recipe_runs.folder / "straight")
     arguments = recipe_runs.arguments("straight", "raise")
     cli = parse_arguments(sl_basic.CLIConfig, [*arguments, "max_steps=2"])
-    assert config == sl_basic.build_config(cli)
+    assert config == cli.resolved()
     assert type(config.dataset_builder).__name__ == "FromConversationFileBuilder"
     assert (config.learning_rate, config.dataset_builder.common_config.max_length) == (0.005, 512)
 

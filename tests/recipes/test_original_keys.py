@@ -207,14 +207,6 @@ KEYS = {
     """,
 }
 
-_OWN_TASK = "the recipe makes its data from its own keys; the loop as a program takes a builder"
-_NAME = "the recipe names itself"
-EXCEPTIONS = {
-    ("recipes.sl_basic", "dataset_builder"): _OWN_TASK,
-    ("recipes.sl_basic", "recipe_name"): _NAME,
-    ("recipes.sl_basic", "evaluator_builders"): _OWN_TASK,
-    ("recipes.sl_basic", "infrequent_evaluator_builders"): _OWN_TASK,
-}
 # Settings of the original's self-distillation that this loop does not have.
 MISSING = {
     ("tinker_cookbook.distillation.sdft", "loss_fn"),
@@ -259,18 +251,8 @@ def names_of(program):
 @pytest.mark.parametrize("program", KEYS)
 def test_every_key_is_there(program):
     there = names_of(program)
-    excepted = {key for name, key in EXCEPTIONS if name == program}
-    excepted |= {key for name, key in MISSING if name == program}
+    excepted = {key for name, key in MISSING if name == program}
     assert [key for key in KEYS[program].split() if key not in there | excepted] == []
-
-
-def test_exceptions_are_still_needed():
-    needed = [
-        (program, key)
-        for (program, key) in EXCEPTIONS
-        if key not in {k.name for k in keys_of(config_of(program))}
-    ]
-    assert needed == list(EXCEPTIONS)
 
 
 @pytest.mark.parametrize(("program", "key"), NESTED)

@@ -385,7 +385,7 @@ def test_wrong_settings_are_errors_before_anything_is_read(settings: dict[str, A
         with pytest.raises(ConfigurationError):
             RetrievalConfig(**wrong)
     with pytest.raises(ConfigurationError, match="model_name: got small"):
-        train.resolved(train.CLIConfig(dataset="search_r1"))
+        train.with_model(train.CLIConfig(dataset="search_r1"))
 
 
 def test_initial_messages(model: str, search_tool: LocalSearchTool):

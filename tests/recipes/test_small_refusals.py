@@ -88,7 +88,7 @@ def test_a_rank_beyond_the_layers_is_refused_before_anything_is_made(stories_mod
         [f"model_name={stories_model}", "renderer_name=role_colon", "lora_rank=100000"],
     )
     with pytest.raises(ConfigurationError, match="lora_rank: got 100000, expected at most 256"):
-        sl_basic.build_config(cli)
+        cli.resolved()
     target = Target("q_proj", "attn", 512, 2048)
     with pytest.raises(ConfigurationError, match="rank: got 513, expected at most 512"):
         Adapter.create(AdapterSpec(513, train_mlp=False, train_unembed=False), [target], 0, "cpu")

@@ -10,7 +10,7 @@ import pytest
 from recipes.rl_basic import CLIConfig
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.preference.train_dpo import DPOSettings
+from tinker_cookbook.preference.train_dpo import Config as DPOConfig
 from tinker_cookbook.sampling_model import SamplingModelSettings
 from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, resolve_weights
 from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config
@@ -88,8 +88,9 @@ def test_what_names_no_weights(tmp_path, monkeypatch):
          SAMPLER + "000020"),
         (CLIConfig(load_checkpoint_path=f"{run}"), "load_checkpoint_path", STATE + "final"),
         (CLIConfig(kl_reference_path="run@10"), "kl_reference_path", SAMPLER + "best-000010"),
-        (DPOSettings(reference_model_name="run"), "reference_model_name", SAMPLER + "final"),
-        (DPOSettings(reference_model_name="model"), "reference_model_name", "model"),
+        (DPOConfig(model_name="m", reference_model_name="run"), "reference_model_name",
+         SAMPLER + "final"),
+        (DPOConfig(model_name="m", reference_model_name="model"), "reference_model_name", "model"),
         (SamplingModelSettings(model_path="run"), "model_path", SAMPLER + "final"),
         (CheckpointSettings(model_path="run@best"), "model_path", SAMPLER + "best-000010"),
     ):  # fmt: skip

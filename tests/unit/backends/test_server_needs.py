@@ -102,7 +102,7 @@ def test_what_is_missing_ends_the_run_before_its_first_step(server, remote, sett
 
 def test_supervised_learning_needs_nothing_that_is_missing(server, remote, capsys):
     before = server.optim_steps
-    config = sl_basic.build_config(sl_basic.CLIConfig(**remote, batch_size=2, max_length=64))
+    config = sl_basic.CLIConfig(**remote, batch_size=2, max_length=64).resolved()
     asyncio.run(train.main(chz.replace(config, data_report=0, show_samples=0)))
     assert server.optim_steps == before + 2
     assert "reports no summed loss" in capsys.readouterr().out

@@ -240,6 +240,21 @@ def test_help_groups_its_keys_and_shows_examples():
     assert all(len(line) <= 100 for line in shown.splitlines())
 
 
+def test_short_help_has_the_keys_that_people_change_first():
+    from recipes import rl_basic
+
+    short = help_text(rl_basic.CLIConfig, "python -m recipes.rl_basic", whole=False)
+    own = "max_operand include_fewshot num_test num_batches"
+    common = "model_name learning_rate groups_per_batch group_size num_epochs max_steps lora_rank"
+    keys = [line.split()[0] for line in short.splitlines() if line.startswith("  ") and "[" in line]
+    assert sorted(keys) == sorted([*f"{own} {common} max_tokens log_path".split()])
+    assert short.count("more keys: --help=all") == 1
+    # A subclass gives another default in one line; meaning and bounds stay.
+    assert "Episodes of a problem in a recipe" in " ".join(short.split())
+    with pytest.raises(ConfigurationError, match="group_size: got 0, expected at least 1"):
+        rl_basic.CLIConfig(group_size=0)
+
+
 # --- names of other libraries ------------------------------------------------------------------
 
 

@@ -30,8 +30,9 @@ from tinker_cookbook.utils.command_line.keys import (
 )
 from tinker_cookbook.utils.command_line.programs import version_line
 
-SEE_HELP = " (--help lists the keys)"
-HELP = ("--help", "-h")
+SEE_HELP = " (--help=all lists the keys)"
+HELP_ALL = "--help=all"
+HELP = ("--help", "-h", HELP_ALL)
 VERSION = "--version"
 # Parts of chz's messages.
 _WRONG_VALUE = re.compile(r"argument '(?P<got>.*)' provided for param '(?P<key>[^']*)'")
@@ -54,7 +55,8 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
     # Before any check, so that help is printed for an incomplete or wrong command line as well.
     if any(argument in HELP for argument in arguments):
         pairs = (argument.removeprefix("--").partition("=") for argument in arguments)
-        print_help(config_class, {name: value for name, equals, value in pairs if equals})
+        chosen = {name: value for name, equals, value in pairs if equals}
+        print_help(config_class, chosen, HELP_ALL in arguments)
         sys.exit(0)
     if VERSION in arguments:
         print(version_line())

@@ -1,4 +1,8 @@
-"""Builds the ``--help`` text of a config class: keys in groups, with type and default."""
+"""Builds the ``--help`` text of a config class: keys in groups, with type and default.
+
+A training program has about a hundred keys: ``--help`` lists those that people change first, and
+``--help=all`` the others too.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,19 @@ _GROUPS: dict[str, str] = {
     "renderer_name",
     "Training": "learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
     "num_steps lora_rank max_length loss_fn loss_fn_config advantage_normalization "
-    "loss_normalization kl_penalty_coef dpo_beta dpo_loss lr_schedule warmup_steps seed "
+    "loss_normalization importance_ratio_cap kl_penalty_coef dpo_beta dpo_loss lr_schedule warmup_steps seed "
     "load_checkpoint_path weight_decay grad_clip_norm adam_beta1 adam_beta2 adam_eps train_attn "
     "train_mlp train_unembed train_vision train_on_what num_substeps remove_constant_reward_groups "
-    "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl "
-    "label_smoothing simpo_gamma reference_model_name max_steps_off_policy num_minibatches "
+    "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl kl_depth_edges kl_depth_edges "
+    "label_smoothing simpo_gamma reference_model_name max_steps_off_policy stale_groups num_minibatches "
     "async_config stream_minibatch_config submit_ahead replay_router random_rewards",
     "Sampling": "max_tokens temperature top_p top_k eval_temperature rollout_max_retries "
     "rollout_error_tolerance rollout_config termination",
     "Checkpoints": "log_path behavior_if_log_dir_exists allow_config_change save_every "
     "save_every_tokens save_every_seconds rolling_save_every rolling_ttl_seconds ttl_seconds "
     "async_periodic_saves",
-    "Evaluation and logging": "eval_every infrequent_eval_every evaluator_builders "
+    "Evaluation and logging": "eval_every infrequent_eval_every best_metric best_metric_mode "
+    "early_stopping_patience evaluator_builders "
     "infrequent_evaluator_builders show_samples data_report num_groups_to_log rollout_json_export "
     "wandb_project wandb_name session_name recipe_name enable_trace span_chart_every store",
     "Backend": "backend base_url server_wait device dtype base_dtype shard_base sampler "
@@ -50,6 +55,13 @@ _POSITIONS = {
 }  # fmt: skip
 
 
+# Of a program with many keys, the short help has these and those of its own task.
+_FIRST = (
+    "model_name learning_rate batch_size groups_per_batch group_size num_epochs max_steps lora_rank "
+    "max_tokens log_path"
+)
+_MANY = 50
+
 _WIDTH = 100
 _EXAMPLES = 2
 _FEW_KEYS = 12  # below this a list needs no groups
@@ -61,6 +73,7 @@ def help_text(
     command: str,
     about: str = "",
     chosen: Mapping[str, str] | None = None,
+    whole: bool = True,
 ) -> str:
     """Returns what ``--help`` prints.
 
@@ -70,6 +83,7 @@ def help_text(
         about: Docstring of the program: its first paragraph describes it, and the lines that
             begin with ``python -m`` are examples.
         chosen: Nested classes that the command line names already, to list their keys.
+        whole: Whether to list all keys.
     """
     # The first paragraph without its commands, then all commands with continued lines joined.
     paragraph = textwrap.dedent(about.strip()).partition("\n\n")[0].splitlines()
@@ -87,7 +101,12 @@ def help_text(
             lines += [*textwrap.wrap(" ".join(text.split()), _WIDTH), ""]
     examples = examples[:_EXAMPLES]
     lines += ["Examples:" if len(examples) > 1 else "Example:", *(f"  {e}" for e in examples), ""]
-    lines += _key_lines(config_class, keys)
+    if whole or len(keys) <= _MANY:
+        more = []
+    else:
+        first = [key for key in keys if _is_first(key, chosen or {})]
+        more, keys = [f"{len(keys) - len(first)} more keys: --help=all"], first
+    lines += [*_key_lines(config_class, keys), *more]
     if "config" not in chz.chz_fields(config_class):
         lines += [
             "",
@@ -96,7 +115,14 @@ def help_text(
     return "\n".join(lines)
 
 
-def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
+def _is_first(key: Key, chosen: Mapping[str, str]) -> bool:
+    name = key.name.partition(".")[0]
+    if _POSITIONS.get(name, (_TASK,))[0] == _TASK and not key.nested and "." not in key.name:
+        return name not in ("renderer_name", "test_size")
+    return key.required or name in chosen or name in _FIRST.split()
+
+
+def print_help(config_class: type[Any], chosen: Mapping[str, str], whole: bool) -> None:
     """Prints the help of the running program."""
     main = sys.modules["__main__"]
     about, spec = main.__doc__ or "", main.__spec__
@@ -104,7 +130,7 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
         # `python -m package` runs package.__main__; the package's docstring describes it.
         package = sys.modules[spec.name.removesuffix(".__main__")]
         about = f"{package.__doc__ or ''}\n\n{about}"
-    text = help_text(config_class, running_command(), about, chosen)
+    text = help_text(config_class, running_command(), about, chosen, whole)
     print_whole(as_started(text))
 
 
