@@ -30,12 +30,13 @@ _GROUPS: dict[str, str] = {
     "renderer_name",
     "Training": "learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
     "num_steps lora_rank max_length loss_fn loss_fn_config advantage_normalization "
-    "loss_normalization importance_ratio_cap kl_penalty_coef dpo_beta dpo_loss lr_schedule warmup_steps seed "
-    "load_checkpoint_path weight_decay grad_clip_norm adam_beta1 adam_beta2 adam_eps train_attn "
-    "train_mlp train_unembed train_vision train_on_what num_substeps remove_constant_reward_groups "
-    "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl kl_depth_edges kl_depth_edges "
-    "label_smoothing simpo_gamma reference_model_name max_steps_off_policy stale_groups num_minibatches "
-    "async_config stream_minibatch_config submit_ahead replay_router random_rewards",
+    "loss_normalization importance_ratio_cap kl_penalty_coef dpo_beta dpo_loss lr_schedule "
+    "warmup_steps seed load_checkpoint_path weight_decay grad_clip_norm adam_beta1 adam_beta2 "
+    "adam_eps train_attn train_mlp train_unembed train_vision train_on_what num_substeps "
+    "remove_constant_reward_groups kl_discount_factor kl_reference_model kl_reference_path "
+    "kl_reference_config compute_post_kl kl_depth_edges label_smoothing simpo_gamma "
+    "reference_model_name max_steps_off_policy stale_groups num_minibatches async_config "
+    "stream_minibatch_config submit_ahead replay_router random_rewards",
     "Sampling": "max_tokens temperature top_p top_k eval_temperature rollout_max_retries "
     "rollout_error_tolerance rollout_config termination",
     "Checkpoints": "log_path behavior_if_log_dir_exists allow_config_change save_every "
@@ -57,8 +58,8 @@ _POSITIONS = {
 
 # Of a program with many keys, the short help has these and those of its own task.
 _FIRST = (
-    "model_name learning_rate batch_size groups_per_batch group_size num_epochs max_steps lora_rank "
-    "max_tokens log_path"
+    "model_name learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
+    "lora_rank max_tokens log_path"
 )
 _MANY = 50
 
