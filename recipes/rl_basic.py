@@ -58,15 +58,11 @@ class CLIConfig(train.Config):
     def build_dataset(self) -> ArithmeticDatasetBuilder:
         """Returns the sums. Your own task: return another ``RLDatasetBuilder``."""
         return ArithmeticDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             max_operand=self.max_operand,
             num_batches=self.num_batches,
             num_test=self.num_test,
             include_fewshot=self.include_fewshot,
-            seed=self.seed,
+            **self.of_problems(),
         )
 
 

@@ -47,10 +47,6 @@ class Config(MarketSettings, train.Config):
     def build_dataset(self) -> ProphetArenaRLDatasetBuilder:
         """Returns the markets that the settings name; writes the synthetic ones."""
         return ProphetArenaRLDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             validation_group_size=self.validation_group_size,
             train_epochs=self.train_epochs,
             data_path=self.csv_file(),
@@ -59,8 +55,8 @@ class Config(MarketSettings, train.Config):
             split_date=self.split_date,
             max_train_questions=self.max_train_questions,
             max_validation_questions=self.max_validation_questions,
-            seed=self.seed,
             include_validation=False,
+            **self.of_problems(),
         )
 
 

@@ -70,14 +70,9 @@ class CLIConfig(train.Config):
     def build_dataset(self) -> RLDatasetBuilder:
         """Returns the dataset that ``env`` names; raises for settings that it does not have."""
         _check_env(self)
-        shared: dict[str, Any] = {
-            "model_name_for_tokenizer": self.model_name,
-            "renderer_name": self.renderer,
-            "groups_per_batch": self.groups_per_batch,
-            "group_size": self.group_size,
+        shared = self.of_problems() | {
             "num_test": self.num_test,
             "format_coef": self.format_coef,
-            "seed": self.seed,
         }
         if self.env == "arithmetic":
             return ArithmeticDatasetBuilder(

@@ -58,15 +58,11 @@ class CLIConfig(train.Config):
         except UnsupportedToolsError as error:
             raise ConfigurationError(f"renderer_name: got {self.renderer!r}: {error}") from error
         return ShopDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             num_batches=self.num_batches,
             num_test=self.num_test,
             max_turns=self.max_turns,
             call_coef=self.call_coef,
-            seed=self.seed,
+            **self.of_problems(),
         )
 
 

@@ -64,14 +64,10 @@ class CLIConfig(train.Config):
     def build_dataset(self) -> PictureDatasetBuilder:
         """Returns the pictures."""
         return PictureDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             num_batches=self.num_batches,
             num_test=self.num_test,
             kinds=self.kinds,
-            seed=self.seed,
+            **self.of_problems(),
         )
 
     @chz.validate

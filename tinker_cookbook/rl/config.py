@@ -15,9 +15,9 @@ from tinker_cookbook.rl.losses import (
     DEFAULT_LOSS,
     LOSSES_WITH_PENALTY,
     RL_LOSSES,
-    SAME_ON_POLICY,
     check_loss,
     check_substeps,
+    loss_needs,
 )
 from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.rollouts.limits import (
@@ -252,6 +252,16 @@ class Config(TrainingConfig):
         default=True, doc="Write transcripts of all groups as JSON lines too"
     )
 
+    def of_problems(self) -> dict[str, Any]:
+        """Returns what a builder of problems has from the run: model, batches and seed."""
+        return {
+            "model_name_for_tokenizer": self.model_name,
+            "renderer_name": self.renderer,
+            "groups_per_batch": self.groups_per_batch,
+            "group_size": self.group_size,
+            "seed": self.seed,
+        }
+
     def recommended_rate(self) -> float:
         """Returns a quarter of ``get_lr``: 3.3e-4 for the demo model, 7e-5 for Llama 8B."""
         # Less than for supervised training, because rewards are noisier than target texts.
@@ -386,34 +396,8 @@ class Config(TrainingConfig):
 
     def server_needs(self) -> list[Need]:
         """Returns what a server must be able to do: the loss, and scores for a KL penalty."""
-        loss = self.training_loss_fn()
-        name = "loss_fn" if self.async_config is None else "async_config.loss_fn"
-        # At the sampler's own weights the ratio is 1, where these losses have the same gradient.
-        same = loss in SAME_ON_POLICY and self.is_on_policy()
-        fallback = f"loss_fn={DEFAULT_LOSS}, whose gradient is the same on on-policy data"
-        needs = [
-            Need(
-                f"loss:{loss}",
-                f"{name}={loss}",
-                "" if loss == DEFAULT_LOSS else f"set {name}={DEFAULT_LOSS}",
-                fallback if same else "",
-            )
-        ]
-        if any(need.falls_back_to for need in needs):
-            needs.append(Need(f"loss:{DEFAULT_LOSS}", f"loss_fn={DEFAULT_LOSS}"))
-        if self.kl_penalty_coef:
-            setting = f"kl_penalty_coef={self.kl_penalty_coef:g}"
-            needs.append(Need("prompt_logprobs", setting, "set kl_penalty_coef=0"))
-        if self.importance_ratio_cap:
-            # The trainer's log-probabilities before a step come from a forward pass with ppo.
-            setting = f"importance_ratio_cap={self.importance_ratio_cap:g}"
-            needs.append(Need("loss:ppo", setting, "set importance_ratio_cap=0"))
-        if self.compute_post_kl:
-            needs.append(
-                Need("prompt_logprobs", "compute_post_kl=True", "set compute_post_kl=False")
-            )
         # The pass of a policy's own samples has no cross_entropy.
-        return [*super().server_needs()[1:], *needs]
+        return [*super().server_needs()[1:], *loss_needs(self)]
 
     def for_server(self, missing: frozenset[str]) -> Self:
         """Returns the config that a server without the features ``missing`` can run."""

@@ -1,4 +1,4 @@
-"""Losses of reinforcement learning: their names, and the settings that fit them."""
+"""Losses of reinforcement learning: their names, the settings that fit, what a server needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.training.server_needs import Need
 
 # Algorithms, which are a loss together with a normalization of the advantages.
 # GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
@@ -101,3 +102,32 @@ def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") ->
             f"num_substeps: got {num_substeps}, but {where}groups_per_batch is {groups_per_batch}; "
             "expected a divisor of it, as each substep trains the same number of groups"
         )
+
+
+def loss_needs(config: Any) -> list[Need]:
+    """Returns what a server must be able to do for the loss and the KL terms of an RL config."""
+    loss = config.training_loss_fn()
+    name = "loss_fn" if config.async_config is None else "async_config.loss_fn"
+    # At the sampler's own weights the ratio is 1, where these losses have the same gradient.
+    same = loss in SAME_ON_POLICY and config.is_on_policy()
+    fallback = f"loss_fn={DEFAULT_LOSS}, whose gradient is the same on on-policy data"
+    needs = [
+        Need(
+            f"loss:{loss}",
+            f"{name}={loss}",
+            "" if loss == DEFAULT_LOSS else f"set {name}={DEFAULT_LOSS}",
+            fallback if same else "",
+        )
+    ]
+    if any(need.falls_back_to for need in needs):
+        needs.append(Need(f"loss:{DEFAULT_LOSS}", f"loss_fn={DEFAULT_LOSS}"))
+    if config.kl_penalty_coef:
+        setting = f"kl_penalty_coef={config.kl_penalty_coef:g}"
+        needs.append(Need("prompt_logprobs", setting, "set kl_penalty_coef=0"))
+    if config.importance_ratio_cap:
+        # The trainer's log-probabilities before a step come from a forward pass with ppo.
+        setting = f"importance_ratio_cap={config.importance_ratio_cap:g}"
+        needs.append(Need("loss:ppo", setting, "set importance_ratio_cap=0"))
+    if config.compute_post_kl:
+        needs.append(Need("prompt_logprobs", "compute_post_kl=True", "set compute_post_kl=False"))
+    return needs

@@ -46,13 +46,9 @@ class CLIConfig(train.Config):
                 max_turns=self.max_turns,
                 malformed_reward=self.malformed_reward,
             ),
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             num_batches=self.num_batches,
             num_test=self.num_test,
-            seed=self.seed,
+            **self.of_problems(),
         )
 
 

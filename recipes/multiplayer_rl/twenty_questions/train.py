@@ -71,13 +71,9 @@ class CLIConfig(train.Config):
         return TwentyQuestionsDatasetBuilder(
             answerer=answerer,
             rules=Rules(max_questions=self.max_questions, malformed_reward=self.malformed_reward),
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
             words_path=self.words_path,
             num_test=self.num_test,
-            seed=self.seed,
+            **self.of_problems(),
         )
 
 
