@@ -3,10 +3,10 @@
 python -m recipes.preference.train
 """
 
-from tinker_cookbook.recipes.preference.dpo.train import CLIConfig, build_config, main
+from tinker_cookbook.recipes.preference.dpo.train import CLIConfig, main
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-__all__ = ["CLIConfig", "build_config", "main"]
+__all__ = ["CLIConfig", "main"]
 
 if __name__ == "__main__":
     run_entrypoint(main)

@@ -3,10 +3,10 @@
 python -m recipes.sdft.train
 """
 
-from tinker_cookbook.recipes.distillation.sdft import CLIConfig, build_config, cli_main, main
+from tinker_cookbook.recipes.distillation.sdft import CLIConfig, cli_main, main
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-__all__ = ["CLIConfig", "build_config", "cli_main", "main"]
+__all__ = ["CLIConfig", "cli_main", "main"]
 
 if __name__ == "__main__":
     run_entrypoint(main)

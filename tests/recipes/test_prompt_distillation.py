@@ -137,8 +137,7 @@ def test_other_recipes_read_the_file(runs, made):
         renderer_name="role_colon",
         batch_size=4,
     )
-    builder = sl_basic.build_dataset(config, config.chat_data(4, None, config.train_on_what))
-    assert len(builder()[0].get_batch(0)) == 4
+    assert len(config.build_dataset()()[0].get_batch(0)) == 4
     assert len(read_conversations(runs.folder / "made.jsonl")) == len(
         read_rows(runs.folder / "made.jsonl")
     )

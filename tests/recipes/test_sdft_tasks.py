@@ -12,6 +12,7 @@ from recipes.distillation import sdft as program
 from recipes.sdft import benchmark, run_continual_learning
 from recipes.sdft import datasets as data
 from recipes.sdft import eval as grading
+from recipes.start import chat_data
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -146,7 +147,7 @@ def test_the_papers_copies(paper, stories_model):
         [f"model_name={stories_model}", "renderer_name=role_colon", f"data_dir={paper}"],
     )
     builder = data.TooluseArrowSFTBuilder(
-        common_config=cli.chat_data(2, None), data_dir=f"{paper}/tooluse_data"
+        common_config=chat_data(cli, 2, None), data_dir=f"{paper}/tooluse_data"
     )
     (datum, _) = builder()[0].get_batch(0)
     text = get_renderer("role_colon", get_tokenizer(stories_model)).tokenizer.decode(

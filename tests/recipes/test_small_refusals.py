@@ -17,7 +17,6 @@ from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.sweep.results import metric_note
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.run_folder.config_io import load_config, write_config
@@ -118,14 +117,11 @@ def test_a_group_of_one_is_refused_before_the_start(stories_model):
 # --- others ------------------------------------------------------------------------------------
 
 
-def test_a_list_ends_before_the_next_sentence(stories_model):
-    common = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=str(stories_model), renderer_name="role_colon", batch_size=8
-    )
+def test_a_list_ends_before_the_next_sentence():
     with pytest.raises(ConfigurationError, match=r"example, no_robots\. Your own data go"):
-        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="imdb"), common)
+        sl_basic.CLIConfig(dataset="imdb").build_dataset()
     with pytest.raises(ConfigurationError, match=r"did you mean 'example'\? Your own data go"):
-        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="exampel"), common)
+        sl_basic.CLIConfig(dataset="exampel").build_dataset()
 
 
 @pytest.mark.parametrize(("metric", "said"), [("train_mean_nll", True), ("test/nll", False)])

@@ -131,7 +131,7 @@ def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
 async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]) -> None:
     """Trains or resumes a stage; skips one that is finished with the same settings."""
     last = get_last_checkpoint(config.log_path)
-    changed = changed_settings(config.log_path, config)
+    changed = changed_settings(config.log_path, config.resolved())
     # Stage 3 depends on the weights of stages 1 and 2. A resumed run on new weights would mix two
     # starting points or two rewards.
     other = [line for name, line in changed.items() if name.endswith(_UPSTREAM)]

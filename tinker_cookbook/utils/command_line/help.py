@@ -26,8 +26,8 @@ _TASK = "Task"
 # The groups of keys, in the order of the help text; within a group the common keys come first. A
 # key that is in no group is specific to the program, so it belongs to its task.
 _GROUPS: dict[str, str] = {
-    _TASK: "model_name env dataset dataset_path file_path dataset_builder test_path test_size "
-    "renderer_name",
+    _TASK: "model_name env dataset dataset_path file_path dataset_builder dataset_configs "
+    "test_path test_size renderer_name",
     "Training": "learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
     "num_steps lora_rank max_length loss_fn loss_fn_config advantage_normalization "
     "loss_normalization importance_ratio_cap kl_penalty_coef dpo_beta dpo_loss lr_schedule "
@@ -118,9 +118,9 @@ def help_text(
 
 def _is_first(key: Key, chosen: Mapping[str, str]) -> bool:
     name = key.name.partition(".")[0]
-    if _POSITIONS.get(name, (_TASK,))[0] == _TASK and not key.nested and "." not in key.name:
-        return name not in ("renderer_name", "test_size")
-    return key.required or name in chosen or name in _FIRST.split()
+    group, _ = _POSITIONS.get(name, ("", 0))
+    own = not group or (group == _TASK and not key.nested and "." not in key.name)
+    return own or key.required or name in chosen or name in _FIRST.split()
 
 
 def print_help(config_class: type[Any], chosen: Mapping[str, str], whole: bool) -> None:

@@ -139,7 +139,9 @@ def find_class(name: str) -> type[Any] | None:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """Returns the values of a Literal or an enum, nothing for other types."""
+    """Returns the values of a Literal or an enum, or of a union with one; else nothing."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(choice for part in get_args(kind) for choice in choices_of(part))
     if get_origin(kind) is Literal:
         return tuple(str(value) for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -149,11 +151,11 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 def describe_type(kind: Any) -> str:
     """Returns a type in words: ``a number or None``, ``one of linear, cosine, constant``."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(describe_type(part) for part in get_args(kind))
     choices = choices_of(kind)
     if choices:
         return f"one of {', '.join(choices)}"
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(describe_type(part) for part in get_args(kind))
     if kind in (None, type(None)):
         return "None"
     if isinstance(kind, type) and chz.is_chz(kind):
