@@ -194,7 +194,7 @@ async def train(
     """Trains on decisions with their outcomes; returns the calibration of the final weights."""
     per_epoch = _steps_per_epoch(cfg, train_examples)
     total = _count_steps(cfg, train_examples)
-    rate = cfg.recommended_rate() if cfg.learning_rate is None else cfg.learning_rate
+    rate = cfg.rate
     loss = probability_loss(brier_score_loss)
 
     async def evaluate() -> list[tuple[float, int]]:

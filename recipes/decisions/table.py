@@ -169,7 +169,7 @@ def train(
 ) -> None:
     """Trains, and compares with the table as it goes."""
     renderer = DecisionRenderer(get_renderer(cli.renderer, get_tokenizer(cli.model_name)))
-    rate = cli.recommended_rate() if cli.learning_rate is None else cli.learning_rate
+    rate = cli.rate
     metrics, learned = _measure(client, renderer, table)
     if steps.start == 0:
         logger.log_metrics(metrics, step=0)

@@ -351,7 +351,7 @@ async def train_on_data(
     metrics: dict[str, Any] = {}
     loss = config.training_loss_fn(), config.loss_fn_config
     logprobs_D = await train_step(
-        data_D, training_client, config.learning_rate, config.num_substeps, *loss, metrics
+        data_D, training_client, config.rate, config.num_substeps, *loss, metrics
     )
     clients = training_client, checkpoint_mgr
     client, after = await _finish_step(config, i_batch, *clients, data_D, logprobs_D, *counts)
@@ -394,7 +394,7 @@ async def do_train_step_streaming_and_get_sampling_client(
     stream = config.stream_minibatch_config
     assert stream is not None
     size = stream.groups_per_batch // (config.num_substeps * stream.num_minibatches)
-    adam = tinker.AdamParams(learning_rate=config.learning_rate, **_ADAM)
+    adam = tinker.AdamParams(learning_rate=config.rate, **_ADAM)
     loss_fn = config.training_loss_fn()
     penalty = kl_reference_client, config.kl_penalty_coef, config.kl_discount_factor
     metrics, usage = {}, TokenUsage()

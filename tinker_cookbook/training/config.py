@@ -269,6 +269,11 @@ class TrainingConfig:
         """Folder of the run: the setting, or the recipe's default."""
         return self.log_path or cli_utils.default_log_path(self.recipe_name)
 
+    @property
+    def rate(self) -> float:
+        """Peak learning rate: the setting, or the model's recommended one."""
+        return self.recommended_rate() if self.learning_rate is None else self.learning_rate
+
     def recommended_rate(self) -> float:
         """Returns the learning rate of a run without a configured one."""
         return hyperparam_utils.get_lr(self.model_name)
@@ -296,8 +301,7 @@ class TrainingConfig:
         derived["behavior_if_log_dir_exists"] = None
         if self.is_recipe() or self.learning_rate is None:
             check_model(self)
-        if self.learning_rate is None:
-            derived["learning_rate"] = self.recommended_rate()
+        derived["learning_rate"] = self.rate
         if not self.is_recipe():
             for name, field in chz.chz_fields(self).items():
                 if field.metadata == REQUIRED and not getattr(self, name):
@@ -343,13 +347,12 @@ class TrainingConfig:
         """Returns the optimizer settings of the 0-based update ``step``."""
         from tinker import types
 
-        rate = self.recommended_rate() if self.learning_rate is None else self.learning_rate
         # The rate depends only on the step and the run's length, so a resumed run has the same.
         multiplier = compute_schedule_lr_multiplier(
             self.lr_schedule, step, total_steps, self.warmup_steps
         )
         return types.AdamParams(
-            learning_rate=rate * multiplier,
+            learning_rate=self.rate * multiplier,
             beta1=self.adam_beta1,
             beta2=self.adam_beta2,
             eps=self.adam_eps,
