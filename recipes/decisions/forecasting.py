@@ -111,6 +111,7 @@ class Config(MarketSettings, TrainingConfig):
     """Settings of the recipe."""
 
     model_name: str = DEMO_MODEL
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "ask"
     batch_size: int = number(32, "Markets per step", low=1)
     epochs: int = number(1, "Passes over the training markets", low=1)
     learning_rate: float | None = None

@@ -64,6 +64,7 @@ class CLIConfig(TrainingConfig):
     """Settings of the recipe."""
 
     model_name: str = DEMO_MODEL
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = "ask"
     loss: ScoringRule = chz.field(default="brier", doc="brier or cross_entropy")
     soft: bool = chz.field(
         default=False, doc="Train on the probabilities instead of sampled outcomes"

@@ -113,7 +113,7 @@ class CLIConfig(sl_basic.CLIConfig):
             dataset_builder=texts.dataset_builder, teacher_config=teacher
         )
         shared = texts.values_of(BatchConfig) | {
-            "behavior_if_log_dir_exists": self.behavior_if_log_dir_exists or "ask",
+            "behavior_if_log_dir_exists": self.behavior_if_log_dir_exists,
             "dataset_builder": None,
         }
         return train_off_policy.Config(

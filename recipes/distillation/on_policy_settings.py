@@ -70,7 +70,7 @@ class OnPolicyLoopSettings(train_on_policy.Config):
     group_size: int = 8
     learning_rate: float | None = None  # a quarter of the recommended rate
     lr_schedule: LRSchedule = "linear"
-    center_teacher_kl: bool | None = chz.field(
+    center_teacher_kl: bool | None = chz.field(  # type: ignore[assignment]
         default=None,
         doc="Take the mean of the batch's tokens of the same dataset as baseline; default: "
         "wherever the whole batch trains at once and n_teacher_targets is 0",

@@ -181,7 +181,7 @@ async def train_classifier(config: ExperimentConfig) -> None:
     """Trains, or resumes the run; at the end writes pictures of the curves and the confusions."""
     config = await asyncio.to_thread(with_model, config)
     run = await asyncio.to_thread(config.resolved)
-    behavior = config.behavior_if_log_dir_exists or "ask"
+    behavior = config.behavior_if_log_dir_exists
     await train.main(chz.replace(run, behavior_if_log_dir_exists=behavior))
     folder = Path(run.log_path)
     try:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import chz
 import numpy as np
@@ -78,8 +78,11 @@ class Config(train.Config):
         doc="Datasets and their teachers; a batch has groups of each",
         metadata=REQUIRED,
     )
+    recipe_defaults: ClassVar[dict[str, Any]] = {
+        **train.Config.recipe_defaults,
+        "loss_normalization": "sum",
+    }
     kl_penalty_coef: float = number(1.0, "Weight of the teachers' KL penalty")
-    loss_normalization: str = "sum"
     center_teacher_kl: bool = chz.field(
         default=False,
         doc="Subtract the mean KL of the dataset's tokens in the batch as a baseline: learns "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import chz
 
@@ -128,6 +128,13 @@ class Config(TrainingConfig):
     ``dataset_builder`` has its own.
     """
 
+    # Code for the Tinker API expects a sum, and names its loss.
+    recipe_defaults: ClassVar[dict[str, Any]] = {
+        **TrainingConfig.recipe_defaults,
+        "loss_fn": "auto",
+        "loss_normalization": "auto",
+    }
+
     # Data.
     dataset_builder: RLDatasetBuilder = chz.field(
         default=None, doc="Training and test environments", metadata=REQUIRED
@@ -175,7 +182,7 @@ class Config(TrainingConfig):
     # Loss and update.
     lr_schedule: LRSchedule = "constant"
     loss_fn: str = chz.field(
-        default="auto",
+        default=DEFAULT_LOSS,
         munger=lambda _, name: DEFAULT_LOSS if name == "auto" else name,
         doc=f"One of {', '.join(RL_LOSSES)}; auto: {DEFAULT_LOSS}, or stable_reinforce with "
         "max_steps_off_policy",
@@ -187,11 +194,10 @@ class Config(TrainingConfig):
         default="center", doc="center, std or leave_one_out"
     )
     loss_normalization: str = chz.field(
-        default="auto",
+        default="sum",
         doc="sum: sum over the tokens of a step, as in the Tinker API; tokens: their mean, as in "
-        "TRL (advantages are divided by the number of action tokens); auto: sum with a given "
-        "dataset_builder; in a recipe tokens, unless the loss has a penalty term or the run "
-        "streams",
+        "TRL (advantages are divided by the number of action tokens); auto: tokens, unless the "
+        "loss has a penalty term or the run streams",
     )
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Do not train on groups whose rewards are all equal"
@@ -285,8 +291,7 @@ class Config(TrainingConfig):
         normalization = self.loss_normalization
         if normalization == "auto":
             used = self.loss_fn if asynchronous is None else asynchronous.loss_fn
-            # Code for the Tinker API expects a sum. A recipe has the mean where it is possible.
-            summed = not self.is_recipe() or stream is not None or used in LOSSES_WITH_PENALTY
+            summed = stream is not None or used in LOSSES_WITH_PENALTY
             normalization = "sum" if summed else "tokens"
         tolerance = self.rollout_error_tolerance
         if self.rollout_max_retries is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import chz
 from chz.field import Field
@@ -116,7 +117,7 @@ class TrainingConfig:
     )
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior | None = chz.field(
         default=None,
-        doc="ask, resume, delete or raise; default: ask in a recipe, else resume",
+        doc="ask, resume, delete or raise; None: resume",
     )
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, stored with the run")
@@ -226,13 +227,23 @@ class TrainingConfig:
         0, "Steps between charts of the trace (iteration_NNNNNN/timing_gantt.html); 0: none"
     )
 
+    recipe_defaults: ClassVar[dict[str, Any]] = {"behavior_if_log_dir_exists": "ask"}
+    """Defaults of recipes where they differ from those of a config in a user's code."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         known: dict[str, Field] = {}
         for base in reversed(cls.__mro__[1:]):
             known |= getattr(base, "__chz_fields__", {})
+        types = inspect.get_annotations(cls)
+        if cls.is_recipe() and not any(base.is_recipe() for base in _configs(cls.__mro__[1:])):
+            for name, value in cls.recipe_defaults.items():
+                if name not in types:
+                    types[name] = known[name].final_type
+                    setattr(cls, name, value)
+        cls.__annotations__ = types
         # Another default alone; chz would drop the rest of the field.
-        for name in cls.__annotations__.keys() & known.keys() & vars(cls).keys():
+        for name in types.keys() & known.keys() & vars(cls).keys():
             value, old = vars(cls)[name], known[name]
             if not isinstance(value, Field):
                 field = chz.field(
@@ -280,9 +291,9 @@ class TrainingConfig:
 
     def for_loop(self, loop: type[C], recipe_name: str, **values: Any) -> C:
         """Returns the config of one of the loops that a program runs, with the settings of all."""
-        shared = self.values_of(TrainingConfig)
-        named = {"recipe_name": recipe_name, "renderer_name": self.renderer}
-        return loop(**shared | named | {"behavior_if_log_dir_exists": None} | values)
+        given = self.values_of(TrainingConfig)
+        given |= {"recipe_name": recipe_name, "renderer_name": self.renderer}
+        return loop(**given | {"behavior_if_log_dir_exists": None} | values)
 
     def resolved(self) -> TrainingConfig:
         """Returns the config with all values that follow from others, as the loop trains with it.
@@ -376,6 +387,10 @@ def recorded_renderer(config: TrainingConfig) -> str | None:
     return next((name for name in names if isinstance(name, str)), None)
 
 
+def _configs(classes: Iterable[type[Any]]) -> Iterator[type[TrainingConfig]]:
+    return (one for one in classes if issubclass(one, TrainingConfig))
+
+
 @asynccontextmanager
 async def prepared(config: C) -> AsyncIterator[C]:
     """Resolves and checks a config, then decides about its log folder, then runs the block.
@@ -383,7 +398,7 @@ async def prepared(config: C) -> AsyncIterator[C]:
     A wrong setting together with ``behavior_if_log_dir_exists="delete"`` deletes nothing; what
     fails later (the data, the backend, a checkpoint) brings the old run back.
     """
-    behavior = config.behavior_if_log_dir_exists or ("ask" if config.is_recipe() else "resume")
+    behavior = config.behavior_if_log_dir_exists or "resume"
     # In a thread: it may read the Hub, or make data.
     ready: Any = await asyncio.to_thread(config.resolved)
     await asyncio.to_thread(ready.check)
