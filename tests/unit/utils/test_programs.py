@@ -264,7 +264,8 @@ def test_the_command_to_evaluate_has_the_data_of_the_run(monkeypatch):
     assert own_evaluation("/a", "tinker://r/weights/final") is continue_command("/a") is None
 
 
-def test_a_loop_of_the_library_continues_without_a_key(monkeypatch):
+def test_a_loop_of_the_library_continues_by_the_key_of_recipes(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", LOOPS[0], "log_path=/a"])
     monkeypatch.setattr(sys.modules["__main__"], "main", train.main, raising=False)
-    assert continue_command("/a") == f"python -m {LOOPS[0]} log_path=/a"
+    command = f"python -m {LOOPS[0]} log_path=/a behavior_if_log_dir_exists=resume"
+    assert continue_command("/a") == command
