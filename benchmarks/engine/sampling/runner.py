@@ -132,7 +132,7 @@ def _why_not_llama_cpp(
 ) -> tuple[str, str] | None:
     """Returns a status and its reason where llama.cpp is not measured."""
     if find_spec("xllamacpp") is None:
-        return "not installed", "pip install 'tinker_cookbook[llama-cpp]' to measure it too"
+        return "not installed", "pip install -e '.[llama-cpp]' to measure it too"
     if not cases:
         return "skipped", "it is measured in the case decode only"
     if choice.device.type != "cpu" or shapes.is_shape(bench.config.model):
