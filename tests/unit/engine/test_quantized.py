@@ -180,6 +180,22 @@ def test_the_estimate_of_memory_counts_the_bits(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_panels_of_8_bits_compute_exactly_with_their_codes(dtype):
+    if library() is None:
+        pytest.skip("needs a C compiler")
+    torch.manual_seed(0)
+    codes, scales = torch.randint(-127, 128, (200, 130), dtype=torch.int8), torch.rand(200, 1)
+    panels = quantized._Int8Panels(codes, scales, dtype)
+    assert torch.equal(panels.dense(), (codes * scales).to(dtype))
+    x = torch.randn(300, 130).to(dtype)
+    found = panels.product_fp32(x)
+    exact = x.double() @ codes.double().t() * scales.double().t()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-3)
+    for count in (1, 5, 20):  # a row is the same to the bit in any company
+        assert torch.equal(panels.product_fp32(x[:count]), found[:count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_table_computes_in_parts_with_its_rows(dtype, monkeypatch):
     monkeypatch.setattr(quantized, "_PART_BYTES_CPU", 4 * 24 * 100)  # 100 rows of 301
     weight = torch.randn(301, 24).to(dtype)

@@ -22,12 +22,15 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.device_names import NF4_BLOCK
+from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.kernels.cpu.linear import (
     DivisibleLayout,
     Layout,
     MakeDivisible,
     MakeLayout,
+    _has_pairs,
     _Panels,
+    _panels,
     _Plain,
     _routines,
     fastest_layout,
@@ -37,6 +40,8 @@ from tinker_cookbook.exceptions import ConfigurationError, install_command
 _PART_BYTES_CPU, _PART_BYTES_GPU = 2 << 20, 64 << 20
 """Size of the part of a table that is converted at a time. On a CPU it stays in the cache, so a
 decode step takes as long as with a table in bfloat16."""
+_WHOLE = 48
+"""A part has a multiple of this number of rows: whole panels of any width."""
 
 
 def quantized_layout(base_dtype: str) -> MakeLayout | None:
@@ -54,7 +59,7 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
             f"base_dtype: got {base_dtype!r}, which needs the package bitsandbytes ({error}); "
             f"install it with {install_command('quantized')}, or leave base_dtype out"
         ) from error
-    return {"nf4": _nf4, "int8": _Int8}[base_dtype]
+    return {"nf4": _nf4, "int8": _int8}[base_dtype]
 
 
 def divisible_layout(base_dtype: str) -> MakeDivisible:
@@ -179,15 +184,60 @@ def _nf4(weight: Tensor) -> Layout:
     return _NF4Panels(weight) if _NF4Panels.suits(weight) else _NF4(weight)
 
 
+class _Int8Panels(_Panels):
+    """8-bit integers in the panels of ``product.c``, with one scale for each output's sum."""
+
+    copies = False
+
+    def __init__(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+        (self.outputs, self.inputs), self.dtype = codes.shape, dtype
+        self.pairs = dtype == torch.bfloat16 and self.inputs % 2 == 0 and _has_pairs()
+        self.panels = in_huge_pages(_panels(codes, pairs=False))
+        rows = self.panels.shape[0] * self.panels.shape[2]
+        self._scales = F.pad(scales.flatten().float(), (0, rows - self.outputs))
+        self._struct = array("q", (0, self._scales.data_ptr()))  # ``struct Codes``
+        self.codes = self._struct.buffer_info()[0]
+
+    def code_rows(self, at: Tensor) -> Tensor:
+        """Returns the codes of rows, [..., in]."""
+        width = self.panels.shape[2]
+        return self.panels[at // width, :, at % width]
+
+    def code_part(self, rows: slice) -> Tensor:
+        """Returns the codes of consecutive rows from the first one of a panel on, [n, in]."""
+        first, end = rows.start // self.panels.shape[2], -(-rows.stop // self.panels.shape[2])
+        # The transpose, which the backward pass multiplies with, is copied in order.
+        columns = self.panels[first:end].transpose(0, 1).flatten(1)
+        return columns[:, : rows.stop - rows.start].t()
+
+    def dense(self) -> Tensor:
+        scales = self._scales[: self.outputs, None]
+        return (self.code_part(slice(0, self.outputs)) * scales).to(self.dtype)
+
+    def transposed(self) -> Layout:
+        return _Transposed(self)
+
+
+def _int8(weight: Tensor) -> Layout:
+    if fastest_layout(weight) is not _Panels:
+        return _Int8(weight)
+    return _Int8Panels(*_int8_codes(weight), weight.dtype)
+
+
+def _int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns codes [out, in] and scales [out, 1]."""
+    # The scales are computed from float16, whose range covers the weights of all usual models.
+    codes, largest, _ = _functional().int8_vectorwise_quant(weight.to(torch.float16))
+    return codes, (largest / 127)[:, None].to(weight.dtype)
+
+
 class _Int8(_Dequantized, DivisibleLayout):
     """8-bit integers with one scale per row."""
 
     _stored = ("_codes", "_scales")
 
     def __init__(self, weight: Tensor) -> None:
-        # The scales are computed from float16, whose range covers the weights of all usual models.
-        codes, largest, _ = _functional().int8_vectorwise_quant(weight.to(torch.float16))
-        self._codes, self._scales = codes, (largest / 127)[:, None].to(weight.dtype)
+        self._codes, self._scales = _int8_codes(weight)
 
     def dense(self) -> Tensor:
         return self._codes.to(self._scales.dtype) * self._scales
@@ -208,14 +258,19 @@ class Int8Table(_Dequantized):
             # A row of zeros has the scale 0.
             scaled = weight[rows].float() / self._scales[rows].float().clamp(min=1e-30)
             self._codes[rows] = scaled.round_().clamp_(-127, 127).to(torch.int8)
+        self._panels: _Int8Panels | None = None
+        if fastest_layout(weight) is _Panels:
+            self._panels = _Int8Panels(self._codes, self._scales, weight.dtype)
+            self._codes = self._codes[:0]
 
-    def rows(self, at: Tensor | slice) -> Tensor:
+    def rows(self, at: Tensor) -> Tensor:
         """Returns the embeddings of the token ids ``at``, [..., H]."""
-        return self._codes[at].to(self._scales.dtype) * self._scales[at]
+        codes = self._codes[at] if self._panels is None else self._panels.code_rows(at)
+        return codes.to(self._scales.dtype) * self._scales[at]
 
     def dense(self) -> Tensor:
         """Returns the whole table."""
-        return self.rows(slice(None))
+        return self.rows(torch.arange(len(self._scales), device=self._scales.device))
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """See ``Layout.product``."""
@@ -224,6 +279,8 @@ class Int8Table(_Dequantized):
 
     def product_fp32(self, x: Tensor) -> Tensor:
         """See ``Layout.product_fp32``."""
+        if self._panels is not None:
+            return self._panels.product_fp32(x)
         out = x.new_empty(len(x), self.shape[0], dtype=torch.float32)
         for part in self._parts():
             # The scales are applied to the sums, which are fewer than the codes. Bfloat16 holds
@@ -239,13 +296,14 @@ class Int8Table(_Dequantized):
     def _parts(self) -> Iterator[slice]:
         count, width = self.shape
         size = _PART_BYTES_CPU if self._codes.device.type == "cpu" else _PART_BYTES_GPU
-        size = max(1, size // (4 * width))
+        size = max(_WHOLE, size // (4 * width) // _WHOLE * _WHOLE)
         return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
     def _converted(self, part: slice) -> Tensor:
         # CPUs convert integers to float32 faster than to bfloat16.
         on_cpu = self._codes.device.type == "cpu"
-        return self._codes[part].to(torch.float32 if on_cpu else self._scales.dtype)
+        codes = self._codes[part] if self._panels is None else self._panels.code_part(part)
+        return codes.to(torch.float32 if on_cpu else self._scales.dtype)
 
 
 class _TransposedTable(_Transposed):

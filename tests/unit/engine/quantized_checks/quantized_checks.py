@@ -100,7 +100,10 @@ def test_one_copy_serves_both_directions(base_dtype, dtype):
     weight = FrozenWeight(WEIGHT.to(dtype), quantized_layout(base_dtype))
     x, gradient = torch.randn(8, 256).to(dtype), torch.randn(8, 480).to(dtype)
     dense = weight.forward.dense()
-    torch.testing.assert_close(weight.forward.product(x), x @ dense.t(), rtol=1e-5, atol=1e-4)
+    # Panels of 8 bits scale sums in fp32; ``dense`` has weights rounded to bfloat16.
+    rounded = base_dtype == "int8" and dtype == torch.bfloat16
+    bounds = {"rtol": 2e-2, "atol": 0.5} if rounded else {"rtol": 1e-5, "atol": 1e-4}
+    torch.testing.assert_close(weight.forward.product(x), x @ dense.t(), **bounds)
     torch.testing.assert_close(weight.backward.product(gradient), gradient @ dense)
     assert weight.backward._of is weight.forward
     held = [value for value in vars(weight.forward).values() if isinstance(value, torch.Tensor)]

@@ -64,13 +64,42 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
 
 /* Weights in 4 bits. A byte has the codes of an output for two inputs, the first in its low half:
    [panels, inputs / 2, PANEL]. A weight is values[code] times the scale of its output and SCALED
-   inputs: [panels, inputs / SCALED, PANEL]. */
+   inputs: [panels, inputs / SCALED, PANEL].
+
+   Without values: weights in 8 bits, signed, [panels, inputs, PANEL]. One scale for each output,
+   [panels, PANEL], multiplies its sum. */
 typedef struct {
     const float *values, *scales;
 } Codes;
 
-/* Inputs of a part of a panel in 4 bits: the numbers that are made of it stay in the first cache. */
+/* Elements of a part of a panel of codes: the numbers that are made of it stay in the first
+   cache. */
 enum { SCALED = 64, DECODED = 128 };
+
+/* LANES numbers in 8 bits. */
+INLINE Floats load_bytes(const int8_t *from) {
+#if defined __AVX512F__ /* gcc 12 converts to four times the width number by number */
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
+#else
+    SignedBytes raw;
+    memcpy(&raw, from, sizeof raw);
+    const Shorts shorts = __builtin_convertvector(raw, Shorts);
+    return __builtin_convertvector(__builtin_convertvector(shorts, Ints), Floats);
+#endif
+}
+
+/* Writes `depth` elements of a panel in 8 bits to `wide`, as FLOATS or PAIRS, both exact. */
+static void decode_bytes(const int8_t *part, int64_t depth, float *wide, int pairs) {
+    for (int64_t i = 0; i < depth; i++, part += PANEL << pairs)
+        for (int v = 0; v < WIDE; v++) {
+            Floats x = load_bytes(part + v * LANES);
+            if (pairs) { /* the first number is the lower half */
+                const Floats y = load_bytes(part + PANEL + v * LANES);
+                x = (Floats)((Words)x >> 16 | (Words)y);
+            }
+            memcpy(wide + i * PANEL + v * LANES, &x, sizeof x);
+        }
+}
 
 /* Writes `depth` inputs of a panel, from `k` on (multiples of SCALED), to `wide` in float32. */
 static void decode(const Codes *codes, const uint8_t *part, int64_t panel, int64_t inputs, int64_t k,
@@ -148,8 +177,9 @@ typedef struct {
    before the products. */
 static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, float *tile,
                      int accumulate) {
-    /* Bytes of two weights. */
-    const int64_t size = t->codes ? 1 : t->kind == HALVES ? 4 : 8;
+    /* Bytes of two elements. */
+    const int bytes = t->codes && t->codes->values == NULL, pairs = t->kind == PAIRS;
+    const int64_t size = bytes ? 2 << pairs : t->codes ? 1 : t->kind == HALVES ? 4 : 8;
     /* Few rows are limited by memory, and bfloat16 is half of it; many rows would widen it
        again for each block of rows. */
     const int widens = t->codes || (t->kind == HALVES && rows > 2 * ROWS);
@@ -158,7 +188,8 @@ static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, 
     for (int64_t k = 0; k < t->inputs; k += most) {
         const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL / 2 * size;
         const int64_t depth = t->inputs - k < most ? t->inputs - k : most;
-        if (t->codes) decode(t->codes, part, panel, t->inputs, k, depth, wide);
+        if (bytes) BY_DTYPE(pairs, decode_bytes, part, depth, wide);
+        else if (t->codes) decode(t->codes, part, panel, t->inputs, k, depth, wide);
         for (int64_t i = 0; widens && !t->codes && i < depth * PANEL; i += LANES) {
             const Floats x = load(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
@@ -166,7 +197,7 @@ static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, 
         for (int64_t r = 0; r < rows; r += ROWS)
             block(t->x + (first + r) * t->x_stride + k, t->x_stride, widens ? wide : part, depth,
                   tile + r * PANEL, accumulate || k > 0, (int)(rows - r < ROWS ? rows - r : ROWS),
-                  widens ? FLOATS : (int)t->kind);
+                  widens && !pairs ? FLOATS : (int)t->kind);
     }
 }
 
@@ -212,12 +243,18 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
     float tile[CHUNK * PANEL];
     const Term matrix = {c->inputs, c->x_stride, c->kind, c->x, c->panels, c->codes};
     if (c->panels) add_term(&matrix, panel, first, rows, tile, 0);
-    for (int64_t r = 0; r < rows && (c->bias || !c->panels); r++)
+    for (int64_t i = 0; c->codes && c->codes->values == NULL && i < rows * PANEL; i++)
+        tile[i] *= c->codes->scales[begin + i % PANEL];
+    /* As in every other layout in bfloat16, the product is rounded before the term is added:
+       adapters of several runs are trained so. */
+    const int rounds = c->kind == PAIRS && c->half && c->parts;
+    for (int64_t r = 0; r < rows && (rounds || c->bias || !c->panels); r++)
         for (int64_t i = 0; i < width; i += LANES) {
             Floats y = load(tile, r * PANEL + i, 0);
             if (!c->panels)
                 y = load_part(c->out, (first + r) * c->outputs + begin + i, width - i, c->half);
             if (c->bias) y += load_part(c->bias, begin + i, width - i, 0);
+            y = rounded(y, rounds);
             memcpy(tile + r * PANEL + i, &y, sizeof y);
         }
     for (int64_t p = 0; p < c->parts; p++) {

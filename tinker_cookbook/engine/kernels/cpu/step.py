@@ -138,7 +138,7 @@ class StepList:
         self._names: list[str] = []
         self._angles_of: list[int] = []
         decoder = self._decoder
-        self._hidden = self._buffer(decoder.embed_tokens.weight.shape[1])
+        self._hidden = self._buffer(len(decoder.norm.function.args[0]))
         self._widths = [cosine.shape[1] for cosine, _ in self._angles(torch.zeros(1).long())]
         states, added = self._buffer(self._hidden.shape[1]), None
         for layer, attention in zip(decoder.layers, self._attentions, strict=True):

@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined __AVX512F__
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* The compiler splits wider vectors through memory, which is ten times as slow. */
@@ -24,6 +28,8 @@ typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef int16_t Shorts __attribute__((vector_size(LANES * 2)));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 /* Calls a function with the dtype as a constant last argument: the compiler makes one version of it
    for each, without branches in its loops. */
@@ -164,7 +170,6 @@ INLINE Floats lookup(const float *values, Words at) {
 enum { FLOATS, HALVES, PAIRS };
 
 #if defined __AVX512BF16__
-#include <immintrin.h>
 enum { HAS_PAIRS = 1 };
 INLINE Floats multiply_add(Floats sum, Floats x, Floats y, int kind) {
     if (kind != PAIRS) return sum + x * y;
