@@ -293,7 +293,8 @@ class TrainingConfig:
         """Returns the config of one of the loops that a program runs, with the settings of all."""
         given = self.values_of(TrainingConfig)
         given |= {"recipe_name": recipe_name, "renderer_name": self.renderer}
-        return loop(**given | {"behavior_if_log_dir_exists": None} | values)
+        given["behavior_if_log_dir_exists"] = None
+        return loop(**given | values)
 
     def resolved(self) -> TrainingConfig:
         """Returns the config with all values that follow from others, as the loop trains with it.
