@@ -57,6 +57,7 @@ _KINDS = {
     "random_model": _random_model,
     "sample": sampling_jobs.sample,
     "adapter": sampling_jobs.adapter,
+    "gguf": sampling_jobs.gguf,
     "shared_prefix": shared_prefix.run,
     "vision": vision.run,
 }

@@ -16,17 +16,25 @@ def sample(job: dict[str, Any]) -> dict[str, Any]:
     """One run of one side on all cases."""
     cases = {case: from_json(requests) for case, requests in job["cases"].items()}
     if job["variant"] == "llama.cpp":
-        file = Path(f"{job['adapter']}-{job['dtype']}.gguf")
-        llama_cpp.write_model(_setup(job), file)
-        return dataclasses.asdict(llama_cpp.measure(file, cases, job["seconds"]))
+        return dataclasses.asdict(llama_cpp.measure(_gguf_file(job), cases, job["seconds"]))
     measured = measure(_setup(job), job["variant"], cases, job["seconds"], job["batch_size"])
     return dataclasses.asdict(measured)
+
+
+def gguf(job: dict[str, Any]) -> dict[str, Any]:
+    """Writes the model for llama.cpp; in the process that measures, this would slow it down."""
+    llama_cpp.write_model(_setup(job), _gguf_file(job))
+    return {}
 
 
 def adapter(job: dict[str, Any]) -> dict[str, Any]:
     """Writes the adapter."""
     write_adapter(Path(job["folder"]), Path(job["adapter"]), job["rank"], job["seed"])
     return {}
+
+
+def _gguf_file(job: dict[str, Any]) -> Path:
+    return Path(f"{job['adapter']}-{job['dtype']}.gguf")
 
 
 def _setup(job: dict[str, Any]) -> Setup:

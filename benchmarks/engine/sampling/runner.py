@@ -122,6 +122,9 @@ def _sample(
         cases = {case: of for case, of in cases.items() if case.startswith("decode")}
         if absent := _why_not_llama_cpp(bench, choice, cases):
             return {"status": absent[0], "error": absent[1]}
+        written = run_job("gguf", bench.job(variant), choice, bench.work)
+        if written["status"] != "ok":
+            return written
     job = bench.job(variant) | {"cases": {case: to_json(of) for case, of in cases.items()}}
     checkout = bench.config.before if variant == "before" else None
     return run_job("sample", job, choice, bench.work, checkout=checkout)
