@@ -191,7 +191,7 @@ def test_panels_of_8_bits_compute_exactly_with_their_codes(dtype):
     found = panels.product_fp32(x)
     exact = x.double() @ codes.double().t() * scales.double().t()
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-3)
-    for count in (1, 5, 20):  # a row is the same to the bit in any company
+    for count in (1, 5, 20):  # a row has equal bits in every batch
         assert torch.equal(panels.product_fp32(x[:count]), found[:count])
 
 
