@@ -1,8 +1,10 @@
-"""Which package may import which, and that imports form no circle (under 2 s)."""
+"""Which package may import which, that imports form no circle, and the size of packages (3 s)."""
 
 from __future__ import annotations
 
 import ast
+import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,25 @@ from tinker_cookbook.official import MODULES
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "tinker_cookbook"
+# Optional features, which nothing but their own programs and each other may import.
+LEAVES = tuple(
+    f"tinker_cookbook.{name}"
+    for name in (
+        "capture",
+        "chat",
+        "doctor",
+        "eval.custom_inspect_task",
+        "eval.inspect_",
+        "eval.run_inspect_evals",
+        "official",
+        "renderers.show",
+        "runs",
+        "sweep",
+        "weights._gguf_",
+        "weights._ollama",
+        "weights.gguf",
+    )
+)
 
 
 def _files() -> Iterator[Path]:
@@ -73,6 +94,33 @@ def test_the_core_imports_nothing_of_the_official_package():
         if used.startswith(("tinker_cookbook.official", *MODULES))
     }
     assert (naming, wrong) == (set(), set())
+
+
+def test_the_core_imports_no_leaf():
+    wrong = {
+        (name, used)
+        for name, imports in _graph().items()
+        if not name.startswith(LEAVES)
+        for used in imports
+        if used.startswith(LEAVES)
+    }
+    assert wrong == set()
+
+
+def test_a_package_grows_only_with_its_entry_in_the_list():
+    """Each entry is the number of lines that a package may have; a new total is a decision."""
+    listed = json.loads((REPO / "tests" / "package_lines.json").read_text("utf-8"))
+    lines: Counter[str] = Counter()
+    for path in _files():
+        first, *rest = path.relative_to(PACKAGE).parts
+        lines[first if rest else "modules"] += path.read_text("utf-8").count("\n")
+    grown = {
+        name: f"{count} lines, {listed.get(name, 0)} in tests/package_lines.json; delete what the "
+        "change made needless, or raise the entry in the same commit"
+        for name, count in lines.items()
+        if count > listed.get(name, 0)
+    }
+    assert grown == {}
 
 
 def test_recipes_import_each_other_by_the_name_that_a_wheel_has():
