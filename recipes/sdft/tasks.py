@@ -105,12 +105,12 @@ async def train_sdft(
     )
     renderer = get_renderer(cli.renderer, get_tokenizer(cli.model_name))
     data = SDFTDataset(questions, golden, batch_size, cli.group_size, renderer, f"sdft_{task}")
-    made = {
+    made: dict[str, Any] = {
         "recipe_name": "sdft_benchmark",
         "log_path": str(log_path),
         "renderer_name": cli.renderer,
     }
-    config = sdft.Config(**cli.values_of(sdft.Config) | made | settings)
+    config = sdft.Config(**(cli.values_of(sdft.Config) | made | settings))
     await sdft.main(config, sdft_dataset=data)
     return _final(log_path)
 
