@@ -238,7 +238,7 @@ def test_an_image_that_the_model_refuses_is_named(vision_tokenizer, tmp_path):
     renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
     benchmark = OwnQuestions(tmp_path / "own.jsonl", "letter")
     config = BenchmarkConfig(context_window=1000)
-    with pytest.raises(RendererError, match=r"^own/a: .*long\.png: .* refuses 2000 x 2 pixels"):
+    with pytest.raises(RendererError, match=r"^own/a: .*long\.png': .* refuses 2000 x 2 pixels"):
         asyncio.run(run_benchmark(benchmark, None, renderer, config))
 
 

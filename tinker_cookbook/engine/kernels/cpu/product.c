@@ -245,16 +245,12 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
     if (c->panels) add_term(&matrix, panel, first, rows, tile, 0);
     for (int64_t i = 0; c->codes && c->codes->values == NULL && i < rows * PANEL; i++)
         tile[i] *= c->codes->scales[begin + i % PANEL];
-    /* As in every other layout in bfloat16, the product is rounded before the term is added:
-       adapters of several runs are trained so. */
-    const int rounds = c->kind == PAIRS && c->half && c->parts;
-    for (int64_t r = 0; r < rows && (rounds || c->bias || !c->panels); r++)
+    for (int64_t r = 0; r < rows && (c->bias || !c->panels); r++)
         for (int64_t i = 0; i < width; i += LANES) {
             Floats y = load(tile, r * PANEL + i, 0);
             if (!c->panels)
                 y = load_part(c->out, (first + r) * c->outputs + begin + i, width - i, c->half);
             if (c->bias) y += load_part(c->bias, begin + i, width - i, 0);
-            y = rounded(y, rounds);
             memcpy(tile + r * PANEL + i, &y, sizeof y);
         }
     for (int64_t p = 0; p < c->parts; p++) {
