@@ -18,7 +18,7 @@ from tinker_cookbook.recipes.rubric.data import (
     RubricBasedDatapoint,
 )
 from tinker_cookbook.recipes.rubric.env import RubricGradedEnv
-from tinker_cookbook.recipes.rubric.train import JudgedSettings
+from tinker_cookbook.recipes.rubric.train import CLIConfig as TrainSettings
 from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -27,8 +27,8 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(JudgedSettings):
-    """Settings of the program."""
+class CLIConfig(TrainSettings):
+    """Settings of the run whose grading is shown."""
 
     dataset: Literal["addition", "prometheus"] = chz.field(
         default="addition", doc="addition or prometheus"
