@@ -58,7 +58,7 @@ _POSITIONS = {
 
 # Of a program with many keys, the short help has these and those of its own task.
 _FIRST = (
-    "model_name learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
+    "model_name learning_rate dpo_beta batch_size groups_per_batch group_size num_epochs max_steps "
     "lora_rank max_tokens log_path"
 )
 _MANY = 50
