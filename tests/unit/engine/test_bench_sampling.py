@@ -293,8 +293,8 @@ def test_the_probe_agrees_with_numpy_in_order_of_magnitude(monkeypatch: pytest.M
         data.sum()
         product = min(product, middle - start)
         sum_of = min(sum_of, time.perf_counter() - middle)
-    # Neither is far above, as a loop that the compiler removed would be. The lower bounds leave room
-    # for other tests, which may use the cores during one of the two measurements.
+    # Neither is far above, as a loop that the compiler removed would be. The lower bounds leave
+    # room for other tests, which may use the cores during one of the two measurements.
     assert 0.1 < rates[1] * product / (2 * 512**3) < 40
     assert 0.1 < rates[0] * sum_of / data.nbytes < 40
 
