@@ -278,25 +278,28 @@ def test_one_variant_lost_for_memory() -> None:
 # --- the machine's rates and its other work ----------------------------------------------------
 
 
-def test_the_probe_agrees_with_numpy_in_order_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_is_above_what_numpy_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_SECONDS", 0.02)
-    rates = ceilings._probed()
-    if rates is None:
-        pytest.skip("needs a C compiler with OpenMP")
     side = np.ones((512, 512), dtype=np.float32)
     data = np.ones(8 << 20)
     product = sum_of = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        side @ side
-        middle = time.perf_counter()
-        data.sum()
-        product = min(product, middle - start)
-        sum_of = min(sum_of, time.perf_counter() - middle)
-    # Neither is far above, as a loop that the compiler removed would be. The lower bounds leave
-    # room for other tests, which may use the cores during one of the two measurements.
-    assert 0.1 < rates[1] * product / (2 * 512**3) < 40
-    assert 0.1 < rates[0] * sum_of / data.nbytes < 40
+    bandwidth = flops = 0.0
+    # In turn and the best of each, because other tests may use the cores during a measurement.
+    for _ in range(4):
+        rates = ceilings._probed()
+        if rates is None:
+            pytest.skip("needs a C compiler with OpenMP")
+        bandwidth, flops = max(bandwidth, rates[0]), max(flops, rates[1])
+        for _ in range(5):
+            start = time.perf_counter()
+            side @ side
+            middle = time.perf_counter()
+            data.sum()
+            product = min(product, middle - start)
+            sum_of = min(sum_of, time.perf_counter() - middle)
+    # Neither is far above, as a loop that the compiler removed would be.
+    assert 0.8 < flops * product / (2 * 512**3) < 40
+    assert 0.5 < bandwidth * sum_of / data.nbytes < 40
 
 
 def test_another_commit_runs_under_these_benchmarks(tmp_path: Path) -> None:
