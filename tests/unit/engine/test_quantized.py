@@ -179,15 +179,16 @@ def test_the_estimate_of_memory_counts_the_bits(tmp_path):
     assert whole - weights_bytes(folder, torch.float32, "int8") == layers * 3 + saved
 
 
+@pytest.mark.parametrize("inputs", [130, 192])  # an odd and an even number of pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_panels_of_8_bits_compute_exactly_with_their_codes(dtype):
+def test_panels_of_8_bits_compute_exactly_with_their_codes(dtype, inputs):
     if library() is None:
         pytest.skip("needs a C compiler")
     torch.manual_seed(0)
-    codes, scales = torch.randint(-127, 128, (200, 130), dtype=torch.int8), torch.rand(200, 1)
+    codes, scales = torch.randint(-127, 128, (200, inputs), dtype=torch.int8), torch.rand(200, 1)
     panels = quantized._Int8Panels(codes, scales, dtype)
     assert torch.equal(panels.dense(), (codes * scales).to(dtype))
-    x = torch.randn(300, 130).to(dtype)
+    x = torch.randn(300, inputs).to(dtype)
     found = panels.product_fp32(x)
     exact = x.double() @ codes.double().t() * scales.double().t()
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-3)
@@ -198,6 +199,7 @@ def test_panels_of_8_bits_compute_exactly_with_their_codes(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_table_computes_in_parts_with_its_rows(dtype, monkeypatch):
     monkeypatch.setattr(quantized, "_PART_BYTES_CPU", 4 * 24 * 100)  # 100 rows of 301
+    torch.manual_seed(0)
     weight = torch.randn(301, 24).to(dtype)
     weight[7] = 0
     table = quantized.Int8Table(weight)

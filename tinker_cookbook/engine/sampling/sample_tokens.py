@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.elementwise import exponentials
 from tinker_cookbook.engine.sampling.adjust_logits import adjusted_logits
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import segments_of
@@ -64,6 +66,8 @@ class Exponentials:
     @classmethod
     def of(cls, logits: torch.Tensor) -> Exponentials:
         """Computes the exponentials of fp32 ``logits`` [R, V]."""
+        if logits.device.type == "cpu" and library() is not None:
+            return cls(*exponentials(logits, _BLOCK))
         top = logits.amax(-1, keepdim=True)
         weights = logits.sub(top)
         # For masked tokens, or at a low temperature. CPUs need up to 500 times as long for

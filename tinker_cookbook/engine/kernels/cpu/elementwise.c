@@ -163,3 +163,45 @@ static void rotation(const Rotation *c) {
     for (int64_t token = 0; token < c->tokens; token++)
         for (int64_t head = 0; head < c->heads; head++) BY_DTYPE(c->half, rotate, c, token, head);
 }
+
+/* e^(x - top) of rows of logits, in blocks that are padded by zeros, and the sums of the blocks. */
+typedef struct {
+    int64_t rows, width, block; /* a block: a multiple of LANES */
+    const float *logits;        /* [rows, width] */
+    float *top;                 /* [rows] */
+    float *weights;             /* [rows, blocks, block] */
+    double *sums;               /* [rows, blocks] */
+} Exponentials;
+
+INLINE Floats logits_at(const Exponentials *c, int64_t row, int64_t i) {
+    Floats x = load_part(c->logits, row * c->width + i, c->width - i, 0);
+    for (int64_t l = 0; c->width - i < LANES && l < LANES; l++)
+        if (i + l >= c->width) x[l] = -__builtin_inff();
+    return x;
+}
+
+static void exponentials(const Exponentials *c) {
+    const int64_t blocks = (c->width + c->block - 1) / c->block;
+#pragma omp for nowait
+    for (int64_t row = 0; row < c->rows; row++) {
+        Floats top = broadcast(-__builtin_inff());
+        for (int64_t i = 0; i < c->width; i += LANES) {
+            const Floats x = logits_at(c, row, i);
+            top = blend(x > top, x, top);
+        }
+        float most = top[0];
+        for (int64_t l = 1; l < LANES; l++) most = top[l] > most ? top[l] : most;
+        c->top[row] = most;
+        for (int64_t b = row * blocks; b < (row + 1) * blocks; b++) {
+            Floats sum = {0};
+            for (int64_t i = 0; i < c->block; i += LANES) {
+                const Floats x = logits_at(c, row, b % blocks * c->block + i) - most;
+                const Floats e = blend(x <= -87.0f, broadcast(0.0f), exp_negative(x));
+                memcpy(c->weights + b * c->block + i, &e, sizeof e);
+                sum += e;
+            }
+            c->sums[b] = 0;
+            for (int64_t l = 0; l < LANES; l++) c->sums[b] += sum[l];
+        }
+    }
+}

@@ -61,6 +61,35 @@ class CallOfRotation(KernelCall):
     )
 
 
+class CallOfExponentials(KernelCall):
+    """Mirrors ``struct Exponentials``."""
+
+    kernel = 5
+    _fields_ = (
+        *((name, _int64) for name in ("rows", "width", "block")),
+        *((name, _pointer) for name in ("logits", "top", "weights", "sums")),
+    )
+
+
+def exponentials(logits: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes ``e^(z - top)`` of fp32 ``logits`` [R, V] in blocks.
+
+    Returns ``top`` [R, 1], the weights [R, blocks, block], padded by zeros, and their sums, float64
+    [R, blocks]. torch needs five passes over memory and twice the time.
+    """
+    logits = logits.contiguous()
+    (rows, width), blocks = logits.shape, -(-logits.shape[1] // block)
+    top, weights = logits.new_empty(rows, 1), logits.new_empty(rows, blocks, block)
+    sums = logits.new_empty(rows, blocks, dtype=torch.float64)
+    call = CallOfExponentials(rows, width, block)
+    for name, tensor in zip(
+        ("logits", "top", "weights", "sums"), (logits, top, weights, sums), strict=True
+    ):
+        setattr(call, name, tensor.data_ptr())
+    call.run(torch.get_num_threads() if rows > 1 else 1)
+    return top, weights, sums
+
+
 def _run(call: Any, x: Tensor, /, **tensors: Tensor) -> None:
     """Runs a kernel over the elements of ``x``; ``call`` gets the addresses of contiguous tensors
     of its dtype."""

@@ -88,9 +88,58 @@ INLINE Floats load_bytes(const int8_t *from) {
 #endif
 }
 
+#if defined __AVX512VBMI__ && defined __AVX512BF16__
+enum { LOOKS_UP = 1 };
+/* Bfloat16 numbers of the integers 0 to 127, their lower and their upper bytes; and which bytes of
+   two elements belong to each two vectors of pairs. */
+static uint8_t integers[2][128], places[WIDE][64];
+
+__attribute__((constructor)) static void fill_tables(void) {
+    for (int i = 0; i < 256; i++)
+        integers[i / 128][i % 128] = (uint8_t)(narrow((float)(i % 128)) >> i / 128 * 8);
+    for (int i = 0; i < WIDE * 64; i++) { /* of 16 bytes, 8 belong to the first vector */
+        const int v = i / 64 * 2 + i % 16 / 8;
+        const int output = v % WIDE * LANES + i % 64 / 16 * 4 + i % 8 / 2;
+        places[i / 64][i % 64] = (uint8_t)((v / WIDE * 2 + i % 2) * PANEL + output - i / 64 * 32);
+    }
+}
+
+/* Two elements as PAIRS. A lookup makes half of 64 numbers, where a conversion makes 16. */
+INLINE void look_up_bytes(const int8_t *part, Floats *wide) {
+    for (int v = 0; v < WIDE; v++, part += 32) {
+#define TABLE(t, at) \
+    _mm512_permutex2var_epi8(_mm512_loadu_si512(t), at, _mm512_loadu_si512((const char *)(t) + 64))
+        const __m512i raw = TABLE(part, _mm512_loadu_si512(places[v])), size = _mm512_abs_epi8(raw);
+        const __m512i low = TABLE(integers[0], size), sign = _mm512_set1_epi8(-128);
+        const __m512i high = TABLE(integers[1], size) | (raw & sign);
+#undef TABLE
+        wide[2 * v] = (Floats)_mm512_unpacklo_epi8(low, high);
+        wide[2 * v + 1] = (Floats)_mm512_unpackhi_epi8(low, high);
+    }
+}
+#else
+enum { LOOKS_UP = 0 };
+INLINE void look_up_bytes(const int8_t *part, Floats *wide) {}
+#endif
+
+/* As `block_as` for one row of PAIRS and a panel in 8 bits, whose numbers are used only once. */
+static void one_row_of_bytes(const float *x, const int8_t *panel, int64_t depth, float *out) {
+    Floats sums[WIDE] = {{0}}, weights[2 * WIDE];
+    for (int64_t k = 0; k < depth; k += 2, panel += 4 * PANEL) {
+        look_up_bytes(panel, weights);
+        for (int i = 0; i < 2 * WIDE; i++)
+            sums[i % WIDE] =
+                multiply_add(sums[i % WIDE], broadcast(x[k + i / WIDE]), weights[i], PAIRS);
+    }
+    memcpy(out, sums, sizeof sums);
+}
+
 /* Writes `depth` elements of a panel in 8 bits to `wide`, as FLOATS or PAIRS, both exact. */
 static void decode_bytes(const int8_t *part, int64_t depth, float *wide, int pairs) {
-    for (int64_t i = 0; i < depth; i++, part += PANEL << pairs)
+    int64_t i = 0;
+    for (; LOOKS_UP && pairs && i + 1 < depth; i += 2, part += 4 * PANEL)
+        look_up_bytes(part, (Floats *)(wide + i * PANEL));
+    for (; i < depth; i++, part += PANEL << pairs)
         for (int v = 0; v < WIDE; v++) {
             Floats x = load_bytes(part + v * LANES);
             if (pairs) { /* the first number is the lower half */
@@ -184,7 +233,12 @@ static void add_term(const Term *t, int64_t panel, int64_t first, int64_t rows, 
        again for each block of rows. */
     const int widens = t->codes || (t->kind == HALVES && rows > 2 * ROWS);
     const int64_t most = t->codes ? DECODED : DEEP;
-    float wide[DEEP * PANEL];
+    float wide[DEEP * PANEL] __attribute__((aligned(64)));
+    if (LOOKS_UP && bytes && pairs && rows == 1 && t->inputs % 2 == 0) {
+        const int8_t *part = (const int8_t *)t->panels + panel * t->inputs * 2 * PANEL;
+        one_row_of_bytes(t->x + first * t->x_stride, part, t->inputs, tile);
+        return;
+    }
     for (int64_t k = 0; k < t->inputs; k += most) {
         const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL / 2 * size;
         const int64_t depth = t->inputs - k < most ? t->inputs - k : most;
@@ -243,11 +297,11 @@ static void product_tile(const Product *c, int64_t panel, int64_t first, int64_t
     float tile[CHUNK * PANEL];
     const Term matrix = {c->inputs, c->x_stride, c->kind, c->x, c->panels, c->codes};
     if (c->panels) add_term(&matrix, panel, first, rows, tile, 0);
-    for (int64_t i = 0; c->codes && c->codes->values == NULL && i < rows * PANEL; i++)
-        tile[i] *= c->codes->scales[begin + i % PANEL];
-    for (int64_t r = 0; r < rows && (c->bias || !c->panels); r++)
+    const float *scales = c->codes && !c->codes->values ? c->codes->scales + begin : NULL;
+    for (int64_t r = 0; r < rows && (scales || c->bias || !c->panels); r++)
         for (int64_t i = 0; i < width; i += LANES) {
             Floats y = load(tile, r * PANEL + i, 0);
+            if (scales) y *= load(scales, i, 0);
             if (!c->panels)
                 y = load_part(c->out, (first + r) * c->outputs + begin + i, width - i, c->half);
             if (c->bias) y += load_part(c->bias, begin + i, width - i, 0);

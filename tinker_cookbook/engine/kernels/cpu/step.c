@@ -14,7 +14,7 @@ typedef struct {
 } Operation;
 
 static void run(const Operation *o, int *failed) {
-    enum { NORM, PRODUCT, ROTATION, ATTENTION, GATE }; /* as in build.py */
+    enum { NORM, PRODUCT, ROTATION, ATTENTION, GATE, EXPONENTIALS }; /* as in build.py */
     for (int64_t i = 0; i < o->count; i++)
         switch (o->kind) {
             case NORM: norm((const Norm *)o->calls + i); break;
@@ -22,6 +22,7 @@ static void run(const Operation *o, int *failed) {
             case ROTATION: rotation((const Rotation *)o->calls + i); break;
             case ATTENTION: attention((const Attention *)o->calls + i, failed); break;
             case GATE: gate((const Gate *)o->calls + i); break;
+            case EXPONENTIALS: exponentials((const Exponentials *)o->calls + i); break;
         }
 }
 
