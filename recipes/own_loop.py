@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends.connect import connect_with
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
-from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.data_record import data_record, write_data_record
-from tinker_cookbook.training.resume import check_not_passed, newest_saved
+from tinker_cookbook.run import ml_log
+from tinker_cookbook.run.changes import check_same_settings
+from tinker_cookbook.run.data_record import data_record, write_data_record
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.resume import check_not_passed, newest_saved
+from tinker_cookbook.run.weights import check_weights
 from tinker_cookbook.training.server_needs import Need, ServerCheck
-from tinker_cookbook.training.weights import check_weights
-from tinker_cookbook.utils import ml_log
-from tinker_cookbook.utils.run_folder.lock import RunLock
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import Connection, ServiceClient, TrainingClient

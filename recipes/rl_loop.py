@@ -27,6 +27,7 @@ from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.losses import loss_hint
+from tinker_cookbook.run import ml_log
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
@@ -36,7 +37,6 @@ from tinker_cookbook.training.config import (
     peak_rate,
 )
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
+from tinker_cookbook.run import ml_log
 from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.conversation_file import naming, read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
@@ -35,7 +36,6 @@ from tinker_cookbook.training.config import (
     peak_rate,
 )
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:

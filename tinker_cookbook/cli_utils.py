@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.run_folder import replaced_run
-from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, lock_holder
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.run import replaced_run
+from tinker_cookbook.run.lock import lock_holder
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, LOCK_FILE, METRICS_FILE, local_path
 
 LogdirBehavior = Literal["delete", "resume", "ask", "raise"]
 
@@ -161,6 +161,6 @@ def why_not_deletable(target: Path) -> str | None:
 
 
 def _was_written_by_a_run(target: Path) -> bool:
-    if any((target / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", LOCK_FILE)):
+    if any((target / name).exists() for name in (METRICS_FILE, CHECKPOINTS_FILE, LOCK_FILE)):
         return True
     return replaced_run.was_configured_by_a_run(target)

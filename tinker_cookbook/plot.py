@@ -19,10 +19,9 @@ from tinker_cookbook.exceptions import (
     install_command,
     nearest_sentence,
 )
+from tinker_cookbook.run.paths import METRICS_FILE, local_path
+from tinker_cookbook.run.scan import read_run_folder
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.paths import local_path
-from tinker_cookbook.utils.run_folder.scan import read_run_folder
 
 _DEFAULT_METRICS = "train_mean_nll,test/nll,accuracy,reward/total,test/env/all/reward/total"
 

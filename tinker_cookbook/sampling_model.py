@@ -16,10 +16,10 @@ from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.run.renderer_names import get_renderer_name_from_checkpoint_async
+from tinker_cookbook.run.weights_paths import FORMS, check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, check_model, check_settings
-from tinker_cookbook.utils.checkpoints.renderer_names import get_renderer_name_from_checkpoint_async
-from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

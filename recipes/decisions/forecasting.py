@@ -49,12 +49,12 @@ from tinker_cookbook.recipes.forecasting.train import show
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.run.loggers import Logger
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import TrainingConfig, check_model, number
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.ml_log import Logger
 
 if TYPE_CHECKING:
     import tinker

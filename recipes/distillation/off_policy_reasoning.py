@@ -25,6 +25,7 @@ from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes import sl_basic
 from tinker_cookbook.recipes.start import chat_data
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.batch_loop import BatchConfig
 from tinker_cookbook.supervised.conversation_row import UnreadKeys, read_row, with_tools
@@ -37,7 +38,6 @@ from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     SupervisedDataset,
 )
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:

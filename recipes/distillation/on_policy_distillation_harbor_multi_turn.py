@@ -27,7 +27,7 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     SandboxFactory,
     load_harbor_tasks,
 )
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.imports import lookup_func
 

@@ -20,8 +20,8 @@ from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuil
 from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.lr_scheduling import LRSchedule
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named
 
 SUMS = "sums"

@@ -30,8 +30,8 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 DATASET_REPOSITORY = "prophetarena/Prophet-Arena-Subset-1200"
 DEFAULT_DATASET_REVISION = "c94b6f450d7fe3b03688799cce1c8b29838b5d96"

@@ -26,8 +26,8 @@ from tinker_cookbook.recipes.forecasting.data import (
     load_prophet_arena_examples,
 )
 from tinker_cookbook.recipes.forecasting.env import render_prompt
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 WRITE_DIR = "/tmp/tinker-examples/markets"
 TRUE_PROBABILITIES = {

@@ -36,12 +36,12 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
 from tinker_cookbook.recipes.harbor_rl.harbor_tools import HarborBashTool, HarborReward
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.sandbox import SandboxInterface
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 

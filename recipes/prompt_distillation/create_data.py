@@ -47,11 +47,11 @@ from tinker_cookbook.recipes.prompt_distillation.queries import (
 from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.run.jsonl import Row
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, check_model, check_settings, number
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.jsonl import Row
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.prompt_distillation.queries import Query, Reason
-from tinker_cookbook.utils.run_folder.jsonl import Row, append_row, encode_row, read_rows
-from tinker_cookbook.utils.run_folder.lock import RunLock
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, local_path, write_atomically
+from tinker_cookbook.run.jsonl import Row, append_row, encode_row, read_rows
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.paths import ensure_writable_dir, local_path, write_atomically
 
 
 def run_folder(output_file: str | Path) -> Path:

@@ -28,10 +28,10 @@ from tinker_cookbook.recipes.prompt_distillation.output import read_settings
 from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.run.jsonl import Row, read_rows
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
 from tinker_cookbook.utils.terminal import get_console
 
 

@@ -22,11 +22,11 @@ import chz
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.rubric.data import Rubric, RubricBasedDatapoint
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 if TYPE_CHECKING:
     import tinker

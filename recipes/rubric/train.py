@@ -24,8 +24,8 @@ from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 

@@ -17,8 +17,8 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.sdft.tasks import Task, TaskSettings, evaluate, train_sdft, train_sft
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import check_model, number
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import print_line
 

@@ -54,10 +54,10 @@ from tinker_cookbook.recipes.start import check_dataset_name
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollouts.episode import do_single_rollout
 from tinker_cookbook.rl.types import Env, Trajectory
+from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.tool_use import build_agent_tool_env
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 _ROOT = "/tmp/tinker-examples/search_eval"

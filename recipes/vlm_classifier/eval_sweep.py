@@ -24,11 +24,11 @@ from tinker_cookbook.checkpoint_utils import (
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.recipes.vlm_classifier.eval import SamplingOptions, get_evaluator_builder
+from tinker_cookbook.run.paths import write_atomically
+from tinker_cookbook.run.renderer_names import get_renderer_name_from_checkpoint_async
 from tinker_cookbook.sampling_model import SamplingModelSettings
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.checkpoints.renderer_names import get_renderer_name_from_checkpoint_async
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.utils.terminal import print_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from recipe_runs import RecipeRuns
 
 pytestmark = pytest.mark.slow
 
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 PATIENCE = 3
 

@@ -18,8 +18,8 @@ from recipes.chat_sl import train as chat_sl
 from recipes.distillation import sdft
 from recipes.prompt_distillation import train as student
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.run_folder.config_io import load_config
 
 HEAVY = ("torch", "transformers", "datasets", "tinker", "peft", "wandb", "pandas")
 SPELLINGS = [

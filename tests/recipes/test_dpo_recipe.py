@@ -15,9 +15,9 @@ from recipes.start import example_data
 
 pytestmark = pytest.mark.slow
 
-JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
+JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 
 
 class PairRuns(RecipeRuns):

@@ -19,10 +19,10 @@ from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.run_folder.config_io import load_config
 
-JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
+JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 SCORED = "tinker_cookbook.distillation.on_policy_teachers:add_reverse_kl"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"

@@ -15,9 +15,9 @@ from recipe_runs import RecipeRuns, last_of_each
 
 from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
+from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
 ROW = "recipes.prompt_distillation.output:append_row"

@@ -9,8 +9,8 @@ from recipe_runs import RecipeRuns
 
 pytestmark = pytest.mark.slow
 
-JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 STORE_WRITE = "tinker_cookbook.engine.checkpoints.files:write_durably"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"

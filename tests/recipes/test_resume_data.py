@@ -34,6 +34,8 @@ from tinker_cookbook.preference.types import Comparison
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
+from tinker_cookbook.run.data_record import data_changes, data_record
+from tinker_cookbook.run.digests import rows_digest, value_digest
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
@@ -44,8 +46,6 @@ from tinker_cookbook.supervised.types import (
     ChatDatasetBuilderCommonConfig,
     SupervisedDataset,
 )
-from tinker_cookbook.training.data_record import data_changes, data_record
-from tinker_cookbook.utils.run_folder.digests import rows_digest, value_digest
 
 # More rows than are sampled of a sequence of an unknown type; one that is not sampled is edited.
 NAMES = [f"{name}{i}" for i in range(33) for name in ("Tom", "Lily", "Ben", "Sue")]
@@ -354,8 +354,8 @@ def test_an_unfinished_run_never_says_that_it_is_complete(
 
 
 def test_a_quantised_base_is_another_setting(tmp_path):
-    from tinker_cookbook.training.changes import changed_settings
-    from tinker_cookbook.utils.run_folder.config_io import write_config
+    from tinker_cookbook.run.changes import changed_settings
+    from tinker_cookbook.run.config import write_config
 
     base = train.Config(dataset_builder=jsonl_data(tmp_path, [], "m"), **settings_of(tmp_path, "m"))
     (tmp_path / "run").mkdir()

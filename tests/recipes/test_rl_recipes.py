@@ -23,8 +23,8 @@ from recipes.multiplayer_rl.twenty_questions import train as twenty_questions
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
+from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.run_folder.config_io import load_config
 
 pytestmark = pytest.mark.slow
 

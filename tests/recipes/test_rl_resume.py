@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 STORIES = REPO / "tests" / "unit" / "rl"  # where animal_stories.py is
 
-JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.loop.async_source:write_queue"

@@ -17,13 +17,13 @@ from recipes.preference.rlhf.stages import rl_config, rm_config, sft_config
 from recipes.start import example_data
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.training.changes import changed_settings
+from tinker_cookbook.run.changes import changed_settings
+from tinker_cookbook.run.config import load_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.run_folder.config_io import load_config
 
 PIPELINE = "recipes.preference.rlhf.rlhf_pipeline"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 MEASURE = "recipes.preference.rlhf.win_rate:comparisons_that_fit"
 
 

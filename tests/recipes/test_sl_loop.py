@@ -18,7 +18,7 @@ from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 pytestmark = pytest.mark.slow
 
-CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+CHECKPOINT_LINE = "tinker_cookbook.run.checkpoints:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 
 

@@ -17,9 +17,9 @@ from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.run.config import load_config, write_config
 from tinker_cookbook.sweep.results import metric_note
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-from tinker_cookbook.utils.run_folder.config_io import load_config, write_config
 
 # --- create_data -------------------------------------------------------------------------------
 

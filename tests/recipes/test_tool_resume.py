@@ -11,7 +11,7 @@ from recipe_runs import REPO, RecipeRuns
 
 pytestmark = pytest.mark.slow
 
-JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
+JSON_LOGGER = "tinker_cookbook.run.loggers:append_row"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 

@@ -13,7 +13,7 @@ from recipes.tiny_vlm import RENDERER, make_tiny_vlm
 from recipes.vlm_classifier import data, eval_sweep, sweep, train
 from recipes.vlm_classifier.images import image_data
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.utils.run_folder.config_io import load_config
+from tinker_cookbook.run.config import load_config
 
 COLOURS = {"Deep_Red": (200, 0, 0), "green": (0, 200, 0), "blue.sky": (0, 0, 200)}
 NAMES = ["blue sky", "deep red", "green"]
@@ -187,7 +187,7 @@ def runs(place, tmp_path_factory) -> ClassifierRuns:
         ("engine.training.run:TrainingRun.optim_step", 5, "before"),
         ("recipes.vlm_classifier.eval:ClassifierEvaluator.generate_output", 8, "before"),
         ("engine.checkpoints.files:write_durably", 4, "before"),
-        ("utils.ml_log.json_logger:append_row", 5, "after"),
+        ("run.loggers:append_row", 5, "after"),
     ],
     ids=["making data", "before a step", "evaluating", "saving", "after a row"],
 )

@@ -16,8 +16,8 @@ from tinker_cookbook.cli_utils import (
     runs_path,
 )
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.ml_log import setup_logging
-from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.ml_log import setup_logging
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.paths import existing_parent
 from tinker_cookbook.runs import compare, inventory, remove
 from tinker_cookbook.runs.__main__ import COMMANDS
 from tinker_cookbook.utils.command_line.subcommands import run_subcommand
-from tinker_cookbook.utils.run_folder.lock import RunLock
-from tinker_cookbook.utils.run_folder.paths import existing_parent
 
 HOST = socket.gethostname()
 

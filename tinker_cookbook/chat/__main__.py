@@ -24,13 +24,13 @@ from tinker_cookbook.chat.answers import ChatModel, SamplingChoices, chat_models
 from tinker_cookbook.chat.loop import ChatLoop, is_interactive
 from tinker_cookbook.chat.session import ChatSession
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.weights_paths import FORMS
 from tinker_cookbook.sampling_model import (
     SamplingModel,
     SamplingModelSettings,
     open_sampling_model,
 )
 from tinker_cookbook.training.config import BackendSettings, at_least, number
-from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 

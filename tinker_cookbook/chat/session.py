@@ -15,8 +15,8 @@ from tinker_cookbook.renderers.core.messages import (
     message_to_jsonable,
     system_message,
 )
-from tinker_cookbook.utils.run_folder.jsonl import encode_row, ends_incomplete, read_rows
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
+from tinker_cookbook.run.jsonl import encode_row, ends_incomplete, read_rows
+from tinker_cookbook.run.paths import local_path, write_atomically
 
 # Share of the context that stays free for an answer.
 _ANSWER_SHARE = 4

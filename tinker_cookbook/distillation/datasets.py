@@ -40,14 +40,14 @@ from tinker_cookbook.rl.types import (
     RLDatasetBuilder,
     StepResult,
 )
+from tinker_cookbook.run.weights import check_weights
+from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.supervised.conversation_row import data_error
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import file_rows
 from tinker_cookbook.supervised.row_images import LostImages, has_images, with_images
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.training.config import at_least, number
-from tinker_cookbook.training.weights import check_weights
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient

@@ -20,7 +20,7 @@ from tinker_cookbook.engine.devices import (
 )
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.engine.kernels.cpu.build import SWITCH, library
-from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
+from tinker_cookbook.run.paths import existing_parent, folder_size
 
 VLLM_PYTHON = "TINKER_COOKBOOK_VLLM_PYTHON"
 _GPU_PACKAGES = ("triton", "liger-kernel", "flash-attn", "bitsandbytes", "torchao")

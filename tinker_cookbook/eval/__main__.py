@@ -38,17 +38,17 @@ from tinker_cookbook.eval.benchmarks.own_questions import OwnQuestions, is_quest
 from tinker_cookbook.eval.report import EvalProgress, curve_table, result_table, solve_rate_lines
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.run.paths import ensure_writable_dir
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import (
     SamplingModel,
     SamplingModelSettings,
     open_sampling_model,
 )
 from tinker_cookbook.stores.eval_store import EvalStore
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 _DEFAULT_MAX_TOKENS = BenchmarkConfig.max_tokens

@@ -20,9 +20,9 @@ import chz
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.eval.inspect_data import check_packages, full_name, local_data, unknown_task
 from tinker_cookbook.exceptions import ConfigurationError, EvalError
+from tinker_cookbook.run.current import current_run_folder
+from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.utils.imports import missing_extra
-from tinker_cookbook.utils.run_folder.current import current_run_folder
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog

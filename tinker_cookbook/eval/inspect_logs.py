@@ -32,9 +32,9 @@ from tinker_cookbook.eval.benchmarks._files import KEYS, TRAJECTORIES, key_of
 from tinker_cookbook.eval.benchmarks._summary import summarize
 from tinker_cookbook.eval.inspect_evaluators import import_inspect
 from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 if TYPE_CHECKING:

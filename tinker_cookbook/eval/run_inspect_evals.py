@@ -18,11 +18,11 @@ from rich.table import Table
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder, make_model
+from tinker_cookbook.run.paths import ensure_writable_dir
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console, is_terminal
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.judges.labels import LabelRenderer, label_logprobs, normalised
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.utils.chat_api import ChatApi, ContextOverflowError
-from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient

@@ -25,10 +25,10 @@ from tinker_cookbook.judges.judge import (
 )
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Message, check_renderer_name, get_renderer
+from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.chat_api import ChatApi
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import ServiceClient

@@ -109,7 +109,7 @@ _FILES = {
     "stores.training_store": "official.stores_training_store",
     "supervised.train_cli": "supervised.train",
     "supervised.viz_sft_dataset": "official.viz_sft_dataset",
-    "utils.code_state": "utils.run_folder.code_state",
+    "utils.code_state": "run.code_state",
     "utils.deprecation": "official.deprecation",
     "utils.file_utils": "official.misc_utils",
     "utils.format_colorized": "utils.terminal",
@@ -117,6 +117,7 @@ _FILES = {
     "utils.logtree_formatters": "utils.logtree.formatters",
     "utils.lr_scheduling": "training.lr_scheduling",
     "utils.misc_utils": "official.misc_utils",
+    "utils.ml_log": "run.ml_log",
     "utils.session_naming": "official.misc_utils",
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.checkpoints.saving import (
+from tinker_cookbook.run.checkpoints import (
     CheckpointKind,
     paths_of,
     run_async,

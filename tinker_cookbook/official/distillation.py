@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
     from tinker_cookbook.official.checkpoint_manager import CheckpointManager
     from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+    from tinker_cookbook.run.loggers import Logger
     from tinker_cookbook.tokenizer_utils import Tokenizer
-    from tinker_cookbook.utils.ml_log import Logger
 
 
 async def incorporate_kl_penalty(

@@ -110,7 +110,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         OSError: The file cannot be read.
-        json.JSONDecodeError: A line is not JSON. (``utils.run_folder.jsonl.read_rows`` accepts a
+        json.JSONDecodeError: A line is not JSON. (``run.jsonl.read_rows`` accepts a
             torn last line, which a killed run leaves.)
     """
     with Path(path).open(encoding="utf-8") as lines:

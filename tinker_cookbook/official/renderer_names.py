@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook import backends
 from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.utils.checkpoints.renderer_names import (
-    RENDERER_NAME_METADATA_KEY,
-    read_renderer_name,
-)
-from tinker_cookbook.utils.checkpoints.saving import run_async, run_blocking
+from tinker_cookbook.run.checkpoints import run_async, run_blocking
+from tinker_cookbook.run.renderer_names import RENDERER_NAME_METADATA_KEY, read_renderer_name
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, ServiceClient

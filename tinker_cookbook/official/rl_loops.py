@@ -39,9 +39,9 @@ from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
     import tinker
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
     from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
     from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
+    from tinker_cookbook.run.loggers import Logger
     from tinker_cookbook.tokenizer_utils import Tokenizer
-    from tinker_cookbook.utils.ml_log import Logger
 
 
 async def do_sync_training(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from tinker_cookbook.run.jsonl import parse_lines
 from tinker_cookbook.stores.storage import Storage, threaded
-from tinker_cookbook.utils.run_folder.jsonl import parse_lines
 
 
 class IncrementalReader:

@@ -11,14 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.official.stores_training_store import ITERATION, TrainingRunStore
+from tinker_cookbook.run.lock import lock_holder
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, CONFIG_FILE, METRICS_FILE, SPANS_FILE
 from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join
-from tinker_cookbook.training.tracing import SPANS_FILE
-from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
-from tinker_cookbook.utils.run_folder.lock import lock_holder
 
 if TYPE_CHECKING:
     from tinker_cookbook.stores.eval_store import EvalStore

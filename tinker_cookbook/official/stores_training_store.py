@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, CheckpointRecord
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.official.stores_incremental import IncrementalReader
+from tinker_cookbook.run.jsonl import encode_row, parse_lines, select_rows
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, CONFIG_FILE, METRICS_FILE, SPANS_FILE
 from tinker_cookbook.stores.storage import Storage, storage_join, threaded
-from tinker_cookbook.training.tracing import SPANS_FILE
-from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
-from tinker_cookbook.utils.run_folder.jsonl import encode_row, parse_lines, select_rows
 
 ITERATION = re.compile(r"iteration_(\d+)")
 _ROLLOUTS, _LOGTREE = "_rollout_summaries.jsonl", "_logtree.json"

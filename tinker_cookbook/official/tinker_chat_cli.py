@@ -16,8 +16,8 @@ from tinker_cookbook.chat import __main__ as chat
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.renderers.core.messages import get_text_content
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import at_least, number
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:

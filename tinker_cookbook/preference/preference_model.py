@@ -33,9 +33,9 @@ from tinker_cookbook.preference.comparison import (
     label_of_text,
 )
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
+from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:

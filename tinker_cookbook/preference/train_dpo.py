@@ -34,6 +34,7 @@ from tinker_cookbook.preference.dpo_loss import (
     pair_metrics,
 )
 from tinker_cookbook.preference.reference import reference_client
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
@@ -41,7 +42,6 @@ from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.server_needs import Need
 from tinker_cookbook.training.session import Metrics, TrainingSession
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import official_names
 from tinker_cookbook.utils.model_inputs import score_datums

@@ -35,10 +35,10 @@ from tinker_cookbook.rl.rollouts.strategy import (
     rollout_strategy_from_config,
 )
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.terminal import get_console
 

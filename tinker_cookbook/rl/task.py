@@ -18,11 +18,11 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
-from tinker_cookbook.utils.run_folder.paths import local_path
 
 
 class _Problems(Sequence[Any]):

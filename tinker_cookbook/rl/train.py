@@ -39,6 +39,7 @@ from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import set_rollout_executor
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.training.config import prepared
 from tinker_cookbook.training.restarts import through_restarts
 from tinker_cookbook.training.session import (
@@ -50,7 +51,6 @@ from tinker_cookbook.training.session import (
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import official_names
-from tinker_cookbook.utils.run_folder.paths import local_path
 
 __all__ = [
     "AsyncConfig",

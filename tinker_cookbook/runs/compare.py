@@ -14,15 +14,15 @@ import chz
 from rich.table import Table
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.run.best import METRICS, lower_is_better
+from tinker_cookbook.run.changes import setting_changes
+from tinker_cookbook.run.config import FOLDER_KEY
+from tinker_cookbook.run.data_record import data_changes, read_data_record
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.scan import RunFolder
 from tinker_cookbook.runs.inventory import find_run, take_inventory
-from tinker_cookbook.training.best import METRICS, lower_is_better
-from tinker_cookbook.training.changes import setting_changes
 from tinker_cookbook.training.config import number
-from tinker_cookbook.training.data_record import data_changes, read_data_record
 from tinker_cookbook.utils.command_line.programs import print_whole
-from tinker_cookbook.utils.run_folder.config_io import FOLDER_KEY
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.scan import RunFolder
 from tinker_cookbook.utils.terminal import get_console
 
 _SHOWN_STEPS = 6

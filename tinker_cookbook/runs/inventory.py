@@ -12,14 +12,9 @@ from pathlib import Path
 from tinker_cookbook.cli_utils import EXAMPLES_ROOT, runs_path
 from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.utils.checkpoints.weights_paths import SCHEME
-from tinker_cookbook.utils.run_folder.paths import folder_size
-from tinker_cookbook.utils.run_folder.scan import (
-    RunFolder,
-    find_run_folders,
-    is_run_folder,
-    read_run_folder,
-)
+from tinker_cookbook.run.paths import folder_size
+from tinker_cookbook.run.scan import RunFolder, find_run_folders, is_run_folder, read_run_folder
+from tinker_cookbook.run.weights_paths import SCHEME
 
 
 @dataclass(frozen=True)

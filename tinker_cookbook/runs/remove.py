@@ -17,6 +17,16 @@ from rich.filesize import decimal
 
 from tinker_cookbook.cli_utils import why_not_deletable
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.paths import (
+    CHECKPOINTS_FILE,
+    CONFIG_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    folder_size,
+)
+from tinker_cookbook.run.replaced_run import ended_before_the_first_row
+from tinker_cookbook.run.scan import RunFolder, is_run_folder, read_run_folder
 from tinker_cookbook.runs.inventory import (
     Inventory,
     Weights,
@@ -24,14 +34,7 @@ from tinker_cookbook.runs.inventory import (
     take_inventory,
 )
 from tinker_cookbook.runs.show import FOLDER_DOC
-from tinker_cookbook.utils.checkpoints.saving import CHECKPOINTS_FILE
 from tinker_cookbook.utils.command_line.programs import print_whole
-from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
-from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock
-from tinker_cookbook.utils.run_folder.paths import folder_size
-from tinker_cookbook.utils.run_folder.replaced_run import ended_before_the_first_row
-from tinker_cookbook.utils.run_folder.scan import RunFolder, is_run_folder, read_run_folder
 
 
 @chz.chz

@@ -13,19 +13,19 @@ from rich.table import Table
 
 from tinker_cookbook.engine.home import home_dir, models_dir
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.run.best import METRICS, lower_is_better
+from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.data_record import read_data_record
+from tinker_cookbook.run.paths import existing_parent, folder_size
+from tinker_cookbook.run.scan import RunFolder
 from tinker_cookbook.runs.inventory import (
     Inventory,
     find_run,
     take_inventory,
 )
-from tinker_cookbook.training.best import METRICS, lower_is_better
-from tinker_cookbook.training.data_record import read_data_record
 from tinker_cookbook.training.setting_lines import changed
 from tinker_cookbook.utils.command_line.config_file import program_of
 from tinker_cookbook.utils.command_line.programs import print_whole, program_command
-from tinker_cookbook.utils.run_folder.config_io import load_config
-from tinker_cookbook.utils.run_folder.paths import existing_parent, folder_size
-from tinker_cookbook.utils.run_folder.scan import RunFolder
 from tinker_cookbook.utils.terminal import get_console
 
 FOLDER_DOC = "Folder with log folders; default: where recipes write, and the runs with weights here"

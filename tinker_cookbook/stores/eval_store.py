@@ -34,8 +34,8 @@ from tinker_cookbook.eval.benchmarks._files import (
     write_json,
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
+from tinker_cookbook.run.jsonl import append_row
 from tinker_cookbook.stores.storage import LocalStorage, Storage, storage_join, threaded
-from tinker_cookbook.utils.run_folder.jsonl import append_row
 
 _METADATA = "metadata.json"
 _ID = re.compile(r"[\w][\w.-]*")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.imports import official_names
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 __getattr__ = official_names(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinker_cookbook.exceptions import DataFormatError
+from tinker_cookbook.run.digests import may_have_files
 from tinker_cookbook.supervised.row_images import resolve_paths
-from tinker_cookbook.utils.run_folder.digests import may_have_files
 
 if TYPE_CHECKING:
     import datasets

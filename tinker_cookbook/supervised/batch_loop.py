@@ -28,6 +28,7 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.held_out_answers import show_answers
 from tinker_cookbook.supervised.prefetch import Prefetcher
@@ -56,7 +57,6 @@ from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.cost_estimation import fetch_model_pricing
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

@@ -29,6 +29,8 @@ from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.renderers import Message, TrainOnWhat, get_text_content, select_trained
 from tinker_cookbook.renderers.core.messages import has_thinking, message_to_jsonable
+from tinker_cookbook.run.digests import value_digest
+from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.supervised.arrow_rows import without_arrow_nulls
 from tinker_cookbook.supervised.conversation_file import ChatDataset, ConversationRows, chat_dataset
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, stream_hf_dataset
@@ -38,8 +40,6 @@ from tinker_cookbook.supervised.row_images import has_images
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, SupervisedDataset
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.digests import value_digest
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.terminal import print_line
 
 JSON_FILE, TEXT_FILE = "data_report.json", "data_report.txt"

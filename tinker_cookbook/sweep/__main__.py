@@ -15,6 +15,10 @@ from collections.abc import Sequence
 from rich.live import Live
 from rich.table import Table
 
+from tinker_cookbook.run.best import METRICS, lower_is_better
+from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sweep.arguments import Sweep, SweepKeys, parse_sweep
 from tinker_cookbook.sweep.results import (
     best_of,
@@ -25,12 +29,8 @@ from tinker_cookbook.sweep.results import (
     runs_table,
 )
 from tinker_cookbook.sweep.runs import SweepRun, last_lines, run_all, serving, stop_runs
-from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.command_line.arguments import HELP, VERSION
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
-from tinker_cookbook.utils.run_folder.jsonl import encode_row
-from tinker_cookbook.utils.run_folder.lock import RunLock
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.utils.terminal import get_console, print_line
 
 

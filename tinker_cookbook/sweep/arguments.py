@@ -19,10 +19,10 @@ import chz
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.sampler_options import SamplerOptions
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, parse_arguments
 from tinker_cookbook.utils.command_line.programs import find_programs, module_of
-from tinker_cookbook.utils.run_folder.paths import local_path
 
 _SET_BY_SWEEP = ("log_path", "backend", "behavior_if_log_dir_exists", "base_url")
 

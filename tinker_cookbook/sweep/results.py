@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest_sentence
+from tinker_cookbook.run.best import METRICS, lower_is_better
 from tinker_cookbook.sweep.runs import State, SweepRun
-from tinker_cookbook.training.best import METRICS, lower_is_better
 from tinker_cookbook.utils.terminal import format_seconds
 
 _STYLES: dict[State, str] = {

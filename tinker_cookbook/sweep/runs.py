@@ -17,10 +17,10 @@ import httpx
 
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.run.jsonl import NONFINITE_KEY
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sweep.arguments import Point, Sweep
 from tinker_cookbook.sweep.child import end_children, start_child
-from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 State = Literal["waiting", "running", "resumed", "done", "failed"]
 

@@ -22,10 +22,10 @@ from typing import Any
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.renderers import Message, ToolCall
 from tinker_cookbook.rl.rollouts.place import current_place
+from tinker_cookbook.run.jsonl import append_row
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.tool_use.execution import settings_of
 from tinker_cookbook.tool_use.types import Tool, ToolResult
-from tinker_cookbook.utils.run_folder.jsonl import append_row
-from tinker_cookbook.utils.run_folder.paths import local_path
 
 logger = logging.getLogger(__name__)
 

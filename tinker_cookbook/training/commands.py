@@ -8,7 +8,7 @@ from typing import Any
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
+from tinker_cookbook.run.weights_paths import resolve_weights
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 from tinker_cookbook.utils.command_line.programs import program_command, started_as
 

@@ -24,10 +24,10 @@ from tinker_cookbook.engine.model.resolve import (
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
-from tinker_cookbook.training.best import MetricMode, check_best_settings
+from tinker_cookbook.run.best import MetricMode, check_best_settings
+from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, weights_field
 
 if TYPE_CHECKING:
     from tinker import types

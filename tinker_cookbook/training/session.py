@@ -36,8 +36,18 @@ from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
-from tinker_cookbook.training.best import BestEvaluation
-from tinker_cookbook.training.changes import check_same_settings
+from tinker_cookbook.run import replaced_run
+from tinker_cookbook.run.best import BestEvaluation
+from tinker_cookbook.run.changes import check_same_settings
+from tinker_cookbook.run.current import evaluation_at_step, run_in_folder
+from tinker_cookbook.run.data_record import data_record, write_data_record
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.loggers import Logger, format_value
+from tinker_cookbook.run.ml_log import start_logging
+from tinker_cookbook.run.paths import LOG_FILE, METRICS_FILE, local_path
+from tinker_cookbook.run.resume import check_not_passed, newest_saved
+from tinker_cookbook.run.weights import create_training_client
 from tinker_cookbook.training.commands import (
     continue_command,
     own_evaluation,
@@ -45,25 +55,15 @@ from tinker_cookbook.training.commands import (
     use_lines,
 )
 from tinker_cookbook.training.config import TrainingConfig, checkpoint_interval, recorded_renderer
-from tinker_cookbook.training.data_record import data_record, write_data_record
 from tinker_cookbook.training.estimate import lifetime
 from tinker_cookbook.training.restarts import server_is_gone, watch_server
-from tinker_cookbook.training.resume import check_not_passed, newest_saved
 from tinker_cookbook.training.server_needs import ServerCheck
 from tinker_cookbook.training.setting_lines import setting_lines
 from tinker_cookbook.training.tracing import RunTrace
-from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.command_line.entrypoint import program_takes, terminated
 from tinker_cookbook.utils.error_logs import RUN_STOPPED, only_to_file
 from tinker_cookbook.utils.heartbeat import reporting_activity
-from tinker_cookbook.utils.ml_log import LOG_FILE, Logger, start_logging
-from tinker_cookbook.utils.ml_log.pretty_print import format_value
-from tinker_cookbook.utils.run_folder import replaced_run
-from tinker_cookbook.utils.run_folder.current import evaluation_at_step, run_in_folder
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.lock import RunLock
-from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
@@ -220,7 +220,7 @@ class TrainingSession:
         )
         if self.best is not None and self.last is not None:
             # The rows end at the checkpoint, so this state equals that of an uninterrupted run.
-            self.best.restore(read_rows(local_path(config.log_path) / "metrics.jsonl"))
+            self.best.restore(read_rows(local_path(config.log_path) / METRICS_FILE))
         if self.last is not None and self.start_step == total_steps and not self.last.final:
             # The run was shortened to its newest checkpoint, so no later step saves a final one.
             extra = {k: v for k, v in self.last.extra.items() if k not in ("best", "rolling")}

@@ -10,8 +10,8 @@ from typing import Any
 import chz
 from chz.util import MISSING
 
+from tinker_cookbook.run.paths import CONFIG_FILE
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 
 _WIDTH = 100
 _PLAIN = (str, int, float, bool, type(None))

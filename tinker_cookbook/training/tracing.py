@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.run.paths import EVENTS_FILE, SPANS_FILE, local_path
 from tinker_cookbook.utils.trace import (
     IterationWindow,
     save_gantt_chart_html,
@@ -14,7 +14,7 @@ from tinker_cookbook.utils.trace import (
     trace_shutdown,
 )
 
-EVENTS_FILE, SPANS_FILE, CHART_FILE = "trace_events.jsonl", "timing_spans.jsonl", "timing_gantt"
+CHART_FILE = "timing_gantt.html"
 
 
 class RunTrace:
@@ -49,7 +49,7 @@ class RunTrace:
         if self._chart_every > 0 and step % self._chart_every == 0:
             folder = self._folder / f"iteration_{step:06d}"
             folder.mkdir(exist_ok=True)
-            save_gantt_chart_html(window, step, folder / f"{CHART_FILE}.html")
+            save_gantt_chart_html(window, step, folder / CHART_FILE)
         self._window = self._stack.enter_context(trace_iteration(step + 1))
 
     def close(self) -> None:

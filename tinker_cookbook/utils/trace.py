@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from tinker_cookbook.utils.ml_log.base import RunStore
+    from tinker_cookbook.run.loggers import RunStore
 
 __all__ = [
     "EventType",

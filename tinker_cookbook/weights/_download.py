@@ -19,8 +19,8 @@ from torch import Tensor
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, TinkerPath
 from tinker_cookbook.exceptions import TinkerCookbookError, WeightsDownloadError
-from tinker_cookbook.utils.checkpoints.weights_paths import resolve_weights
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.run.paths import local_path
+from tinker_cookbook.run.weights_paths import resolve_weights
 
 Adapter: TypeAlias = tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.run.paths import local_path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_TEXT = re.compile(r"No space left on device|^\d+ requested and \d+ written$")

@@ -14,9 +14,9 @@ from tinker_cookbook.eval.statistics import wilson_interval
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
 from tinker_cookbook.plot import PlotConfig, write_plot
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.weights._chat_format import stop_texts
 from tinker_cookbook.weights._model_card import ModelCardConfig, generate_model_card
 

@@ -20,7 +20,7 @@ from tinker_cookbook.exceptions import (
     WeightsAdapterError,
     WeightsError,
 )
-from tinker_cookbook.utils.checkpoints.weights_paths import FORMS, resolve_weights
+from tinker_cookbook.run.weights_paths import FORMS, resolve_weights
 from tinker_cookbook.weights._modules import HEAD, INNER, by_module
 
 _PREFIX = "base_model.model."

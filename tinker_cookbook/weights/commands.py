@@ -13,8 +13,8 @@ from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, T
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.vllm.settings import check_vllm_python
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.command_line.keys import also_named
-from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.weights._adapter import write_adapter
 from tinker_cookbook.weights._export import check_strategy, write_merged

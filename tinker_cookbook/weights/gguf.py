@@ -19,8 +19,8 @@ import torch
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.command_line.keys import also_named
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 from tinker_cookbook.utils.terminal import ProgressDisplay, get_console
 from tinker_cookbook.weights._gguf_architectures import Architecture, require_gguf
 from tinker_cookbook.weights._gguf_files import (

@@ -28,8 +28,8 @@ from tinker_cookbook.engine.vision.images import is_image
 from tinker_cookbook.engine.vision.probe import Probe, probe_of, whole_probe
 from tinker_cookbook.engine.vision.tower import has_vision
 from tinker_cookbook.exceptions import WeightsAdapterError, WeightsError
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.weights._source import Checkpoint
 
 PROOF = "proof.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.renderers import check_renderer_name
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_program
 from tinker_cookbook.utils.imports import missing_extra
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 
 DIVERGENCE_THRESHOLD = 2.0
 """Runs with a final ``test/nll`` above this value are omitted from the tables of best runs."""

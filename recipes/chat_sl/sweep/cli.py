@@ -22,11 +22,11 @@ import chz
 from tinker_cookbook.cli_utils import runs_path
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.recipes.start import blocking
+from tinker_cookbook.run.best import lower_is_better
+from tinker_cookbook.run.jsonl import read_rows
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.sweep.__main__ import main as sweep_main
-from tinker_cookbook.training.best import lower_is_better
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments, run_program
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.utils.terminal import print_line
 
 RECIPES = {

@@ -9,8 +9,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.utils.imports import missing_extra
-from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -35,11 +35,11 @@ from tinker_cookbook.recipes.multiplayer_rl.text_arena.ratings import Results, e
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.table import Table
 from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import BaseModel, OptimalOpponent
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.run.current import current_step
+from tinker_cookbook.run.jsonl import encode_row, read_rows
+from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.run_folder.current import current_step
-from tinker_cookbook.utils.run_folder.jsonl import encode_row, read_rows
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, ServiceClient, TrainingClient

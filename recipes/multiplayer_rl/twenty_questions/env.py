@@ -33,9 +33,9 @@ from tinker_cookbook.rl.types import (
     RLDatasetBuilder,
     StopReason,
 )
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.keys import also_named
 
 WORDS = example_data("twenty_questions_words.txt")

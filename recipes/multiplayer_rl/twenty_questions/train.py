@@ -21,8 +21,8 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
 )
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
+from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import weights_field
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 

@@ -36,8 +36,8 @@ from tinker_cookbook.recipes.preference.rlhf.stages import (
 )
 from tinker_cookbook.recipes.preference.rlhf.win_rate import FILE, measure_win_rate
 from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.run.changes import changed_settings
 from tinker_cookbook.supervised import train as sft_train
-from tinker_cookbook.training.changes import changed_settings
 from tinker_cookbook.training.config import TrainingConfig, check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console

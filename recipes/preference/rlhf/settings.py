@@ -13,9 +13,9 @@ from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuil
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl.envs.tournament import TournamentPattern
+from tinker_cookbook.run.paths import CONFIG_FILE
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.command_line.entrypoint import also_named
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 
 STAGES = ("sft", "rm", "rl")
 DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))

@@ -13,8 +13,8 @@ from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEva
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.recipes.preference.rlhf.stages import held_out, judge_builder
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 FILE = "win_rate.json"
 

@@ -140,7 +140,7 @@ def test_text_models_refuse_images_and_vision_adapters(service, stories_model, f
 def test_a_checkpoint_with_another_tower_is_refused(service, folder):
     from types import SimpleNamespace
 
-    from tinker_cookbook.training.weights import check_weights
+    from tinker_cookbook.run.weights import check_weights
 
     client = service.create_lora_training_client(str(folder), 4, train_vision=True)
     path = client.save_state("a").result().path

@@ -29,8 +29,8 @@ from tinker_cookbook.rl.loop.async_source import group_from_row, group_to_row
 from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
+from tinker_cookbook.run import ml_log
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils import ml_log
 
 MOMENT = ("time/", "tokens/prefill_", "progress/", "sampling_client/", "async/")
 

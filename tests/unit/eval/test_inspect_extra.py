@@ -10,7 +10,7 @@ import pytest
 from tinker_cookbook.eval.inspect_evaluators import InspectEvaluatorBuilder
 from tinker_cookbook.eval.inspect_logs import write_inspect_logs
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.run_folder.current import current_run_folder, run_in_folder
+from tinker_cookbook.run.current import current_run_folder, run_in_folder
 
 PIP = r"need the package inspect_ai.*pip install -e '.*\[inspect\]'"
 

@@ -329,7 +329,7 @@ def test_a_line_torn_by_kill_is_repaired(tmp_path):
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
-    from tinker_cookbook.utils.run_folder.lock import RunLock
+    from tinker_cookbook.run.lock import RunLock
 
     with RunLock(tmp_path / "sums"), pytest.raises(ConfigurationError, match="in use by another"):
         run(Sums(), Scripted(right), save_dir=str(tmp_path))

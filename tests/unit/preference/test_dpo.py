@@ -26,10 +26,10 @@ from tinker_cookbook.preference.train_dpo import (
     create_dpo_clients,
     do_update,
 )
+from tinker_cookbook.run.ml_log import start_logging
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.ml_log import start_logging
 
 LOSSES = [
     PairLoss(),

@@ -16,7 +16,7 @@ from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.train import AsyncConfig, StreamMinibatchConfig
-from tinker_cookbook.utils import ml_log
+from tinker_cookbook.run import ml_log
 from tinker_cookbook.utils.cost_estimation import CostTracker
 
 ASYNC = AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)

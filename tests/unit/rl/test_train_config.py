@@ -14,7 +14,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.task import TaskConfig
 from tinker_cookbook.rl.train import AsyncConfig, KLReferenceConfig, StreamMinibatchConfig
-from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config
+from tinker_cookbook.run.config import dump_config, load_config
 
 ASYNC = AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
 STREAM = StreamMinibatchConfig(groups_per_batch=4, num_minibatches=2)

@@ -19,7 +19,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tinker_cookbook.utils.run_folder.jsonl import append_row
+from tinker_cookbook.run.jsonl import append_row
 
 
 def a_group(index: int = 0) -> RolloutGroup:

@@ -11,6 +11,8 @@ import fsspec
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.loggers import JsonLogger
 from tinker_cookbook.stores import (
     AsyncStorage,
     FsspecStorage,
@@ -22,8 +24,6 @@ from tinker_cookbook.stores import (
     storage_from_uri,
     storage_join,
 )
-from tinker_cookbook.utils.ml_log import JsonLogger
-from tinker_cookbook.utils.run_folder.lock import RunLock
 
 
 @pytest.fixture(params=["local", "file", "memory"])

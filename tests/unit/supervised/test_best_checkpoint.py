@@ -13,9 +13,9 @@ from loop_runs import config_of, rows, run
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.best import BestEvaluation
+from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.supervised import train
-from tinker_cookbook.training.best import BestEvaluation
-from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 
 VALUES = {0: 0.5, 1: 0.4, 2: 0.3, 3: 0.6, 4: 0.7, 5: 0.35, 6: 0.2, 7: 0.9, 8: 0.9}
 
@@ -131,14 +131,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("at", ["save", "line", "after"])
 def test_a_killed_run_continues_with_the_same_best(tmp_path, stories_model, monkeypatch, at):
-    from tinker_cookbook.utils.checkpoints import manager, saving
+    from tinker_cookbook.run import checkpoints
 
     settings = {"best_metric_mode": "min", "save_every": 3, "early_stopping_patience": 4}
     straight = config(stories_model, tmp_path / "straight", **settings)
     run(straight)
     killed = config(stories_model, tmp_path / "killed", **settings)
     NEXT_STEP[0] = 0
-    append, submit = saving.append_row, manager.submit_checkpoint
+    append, submit = checkpoints.append_row, checkpoints.submit_checkpoint
 
     def append_row(path, row, **options):
         if row.get("best") and row["batch"] == 2 and at == "line":
@@ -153,8 +153,8 @@ def test_a_killed_run_continues_with_the_same_best(tmp_path, stories_model, monk
         return submit(client, name, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "append_row", append_row)
-        patch.setattr(manager, "submit_checkpoint", submit_checkpoint)
+        patch.setattr(checkpoints, "append_row", append_row)
+        patch.setattr(checkpoints, "submit_checkpoint", submit_checkpoint)
         with pytest.raises(Killed):
             asyncio.run(train.main(killed))
     # The best so far is listed, and its weights exist; an older one is deleted by a later save.

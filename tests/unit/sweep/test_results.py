@@ -10,6 +10,8 @@ from made_up import make_runs, write_rows
 from rich.console import Console
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.best import lower_is_better
+from tinker_cookbook.run.jsonl import encode_row
 from tinker_cookbook.sweep.results import (
     METRICS,
     best_of,
@@ -18,8 +20,6 @@ from tinker_cookbook.sweep.results import (
     progress_line,
     runs_table,
 )
-from tinker_cookbook.training.best import lower_is_better
-from tinker_cookbook.utils.run_folder.jsonl import encode_row
 
 GRID = {"learning_rate": ["1e-4", "1e-3", "1e-2"], "schedule": ["linear", "cosine"]}
 SWEPT = list(GRID)

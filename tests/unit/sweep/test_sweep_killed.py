@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes.start import example_data
-from tinker_cookbook.utils.run_folder.lock import lock_holder
+from tinker_cookbook.run.lock import lock_holder
 
 REPO = Path(__file__).resolve().parents[3]
 SHARED = {

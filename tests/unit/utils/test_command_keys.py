@@ -12,13 +12,13 @@ from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.run.config import write_config
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.help import help_text
 from tinker_cookbook.utils.command_line.keys import also_named, keys_of
-from tinker_cookbook.utils.run_folder.config_io import write_config
 
 FILE = "tinker_cookbook.supervised.conversation_file:FromConversationFileBuilder"
 COMMON = "dataset_builder.common_config"

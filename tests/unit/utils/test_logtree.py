@@ -332,7 +332,7 @@ def test_pages_of_ones_own(tmp_path):
 
 def test_the_code_state_of_modules_is_that_of_their_checkouts():
 
-    from tinker_cookbook.utils.run_folder.code_state import code_state
+    from tinker_cookbook.run.code_state import code_state
 
     assert code_state([json]) == ""  # the standard library is in no checkout
     with pytest.raises(ImportError):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.weights_paths import FORMS
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.commands import continue_command, own_evaluation
-from tinker_cookbook.utils.checkpoints.weights_paths import FORMS
 from tinker_cookbook.utils.command_line import entrypoint
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
 from tinker_cookbook.utils.command_line.keys import keys_of

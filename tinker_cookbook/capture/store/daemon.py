@@ -23,7 +23,7 @@ from aiohttp import web
 
 from tinker_cookbook.capture.store.app import make_app
 from tinker_cookbook.capture.store.db import CaptureDB
-from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.run.paths import write_atomically
 
 DAEMON_INFO_FILENAME = "daemon.json"
 LOCK_FILENAME = "daemon.lock"

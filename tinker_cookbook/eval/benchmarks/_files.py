@@ -21,8 +21,8 @@ from rich.markup import escape
 from tinker_cookbook.eval.benchmarks._summary import Aggregate, summarize
 from tinker_cookbook.eval.benchmarks._types import BenchmarkResult, Logs, StoredTrajectory
 from tinker_cookbook.exceptions import DataFormatError
-from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
-from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.run.jsonl import append_row, read_rows
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.terminal import get_console
 
 RESULT, TRAJECTORIES, KEYS, SUMMARY = (

@@ -30,7 +30,7 @@ from tinker_cookbook.eval.benchmarks._types import (
 from tinker_cookbook.eval.benchmarks.example import ExampleBenchmark
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.run.lock import RunLock
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient

@@ -21,11 +21,7 @@ from typing import Any
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.backends.hosted import connect_hosted
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.checkpoints.weights_paths import (
-    FORMS,
-    check_tinker_path,
-    resolve_weights,
-)
+from tinker_cookbook.run.weights_paths import FORMS, check_tinker_path, resolve_weights
 from tinker_cookbook.utils.command_line.entrypoint import run_program
 
 CHECKPOINT_NAME_RE = re.compile(r"/weights/([^/]+)$")

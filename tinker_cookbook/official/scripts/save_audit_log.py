@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from tinker_cookbook.backends.hosted import check_credentials
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.command_line.entrypoint import run_program
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 
 if TYPE_CHECKING:
     from tinker import AdminClient

@@ -30,10 +30,10 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.view import Conversation, Fact, View, Viewer
+from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 from tinker_cookbook.utils.terminal import get_console
 
 

@@ -46,11 +46,11 @@ from tinker_cookbook.rl.types import (
     Transition,
     as_stop_reason,
 )
+from tinker_cookbook.run.jsonl import NONFINITE_KEY, encode_row, read_rows
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.utils.error_logs import only_to_file
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY, encode_row, read_rows
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 if TYPE_CHECKING:
     import tinker

@@ -40,9 +40,9 @@ from tinker_cookbook.rl.metrics import (
     post_kl_metrics,
 )
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
+from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.activity import activity
 from tinker_cookbook.utils.model_inputs import score_datums
-from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

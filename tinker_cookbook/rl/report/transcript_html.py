@@ -13,9 +13,9 @@ from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.report.trajectory_metrics import GOOD_REWARD
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, Piece, number, plain, plural
 from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.run.loggers import format_value
 from tinker_cookbook.utils.logtree import Node, Trace
 from tinker_cookbook.utils.logtree.nodes import Child, table_node
-from tinker_cookbook.utils.ml_log.pretty_print import format_value
 
 _MAX_OPEN_CHARS = 6000  # a longer episode is folded at first
 

@@ -21,6 +21,8 @@ from tinker_cookbook.rl.report.rollout_logging import SCHEMA_VERSION, json_value
 from tinker_cookbook.rl.report.transcript_html import transcript_page
 from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
+from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.run.paths import local_path, write_atomically
 from tinker_cookbook.utils.logtree import (
     Trace,
     init_trace,
@@ -29,8 +31,6 @@ from tinker_cookbook.utils.logtree import (
     write_trace_json,
 )
 from tinker_cookbook.utils.logtree.log import Scope
-from tinker_cookbook.utils.run_folder.jsonl import encode_row
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

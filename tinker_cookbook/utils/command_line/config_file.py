@@ -11,13 +11,9 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.config import FOLDER_KEY, TYPE_KEY, load_config
+from tinker_cookbook.run.paths import CONFIG_FILE
 from tinker_cookbook.utils.command_line.programs import is_program, program_command
-from tinker_cookbook.utils.run_folder.config_io import (
-    CONFIG_FILE,
-    FOLDER_KEY,
-    TYPE_KEY,
-    load_config,
-)
 
 CONFIG = "config"
 """The key; a program whose class has a field of this name does not read a file."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import markupsafe
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.ml_log.pretty_print import format_value
+from tinker_cookbook.run.loggers import format_value
 
 # A line break after these keeps the source readable. After a <span> it would be a space.
 _BLOCKS = frozenset(

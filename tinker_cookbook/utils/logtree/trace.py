@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.run.jsonl import encode_row
+from tinker_cookbook.run.paths import write_atomically
 from tinker_cookbook.utils.logtree.nodes import Child, Node, Raw, escape
-from tinker_cookbook.utils.run_folder.jsonl import encode_row
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 if TYPE_CHECKING:
     import jinja2

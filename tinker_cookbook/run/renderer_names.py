@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.utils.checkpoints.saving import run_async
+from tinker_cookbook.run.checkpoints import run_async
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, ServiceClient

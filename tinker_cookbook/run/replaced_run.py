@@ -18,10 +18,19 @@ import time
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.run.config import TYPE_KEY
+from tinker_cookbook.run.jsonl import free_name
+from tinker_cookbook.run.lock import RunLock, lock_holder
+from tinker_cookbook.run.paths import (
+    CHECKPOINTS_FILE,
+    CODE_DIFF_FILE,
+    CONFIG_FILE,
+    DATA_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+)
 from tinker_cookbook.utils.command_line.programs import program_command
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
-from tinker_cookbook.utils.run_folder.jsonl import free_name
-from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock, lock_holder
 from tinker_cookbook.utils.terminal import get_console
 
 # Files that a run writes before its first row. These are prefixes, since copies of an earlier
@@ -30,11 +39,11 @@ WRITTEN_BEFORE_THE_FIRST_ROW = (
     LOCK_FILE,
     CONFIG_FILE,
     "config.previous",
-    "data_record.json",
-    "logs.log",
-    "code.diff",
+    DATA_FILE,
+    LOG_FILE,
+    CODE_DIFF_FILE,
 )
-_WITH_ROWS = ("metrics.jsonl", "checkpoints.jsonl")
+_WITH_ROWS = (METRICS_FILE, CHECKPOINTS_FILE)
 
 
 # Of each log folder: the folder under its new name, and the lock on it, which the kernel releases

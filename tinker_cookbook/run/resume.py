@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.checkpoint_utils import CHECKPOINTS_FILE, load_checkpoints_file
+from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.exceptions import (
     CheckpointError,
     CheckpointNotFoundError,
     ConfigurationError,
 )
-from tinker_cookbook.utils.ml_log.json_logger import cut_later_rows
-from tinker_cookbook.utils.run_folder.jsonl import trim_rows
-from tinker_cookbook.utils.run_folder.paths import local_path
+from tinker_cookbook.run.jsonl import trim_rows
+from tinker_cookbook.run.loggers import cut_later_rows
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, local_path
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import ServiceClient

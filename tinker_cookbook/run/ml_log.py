@@ -11,27 +11,19 @@ leaves ``config.json``, ``metrics.jsonl``, ``logs.log`` and, in a git checkout, 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.logging import RichHandler
-
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.error_logs import FewOfAKind
-from tinker_cookbook.utils.ml_log.base import Logger, MultiplexLogger
-from tinker_cookbook.utils.ml_log.json_logger import JsonLogger
-from tinker_cookbook.utils.ml_log.other_loggers import NeptuneLogger, TrackioLogger
-from tinker_cookbook.utils.ml_log.pretty_print import PrettyPrintLogger
-from tinker_cookbook.utils.ml_log.wandb_logger import WandbLogger
-from tinker_cookbook.utils.run_folder.code_state import code_diff
-from tinker_cookbook.utils.run_folder.config_io import dump_config
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.run.code_state import code_diff
+from tinker_cookbook.run.config import dump_config
+from tinker_cookbook.run.loggers import JsonLogger, Logger, MultiplexLogger, PrettyPrintLogger
+from tinker_cookbook.run.paths import CODE_DIFF_FILE, LOG_FILE, ensure_writable_dir
+from tinker_cookbook.run.remote_loggers import NeptuneLogger, TrackioLogger, WandbLogger
+from tinker_cookbook.utils.error_logs import configure_logging_module
 
 __all__ = [
     "JsonLogger",
@@ -46,13 +38,6 @@ __all__ = [
     "setup_logging",
     "start_logging",
 ]
-
-LOG_FILE = "logs.log"
-DIFF_FILE = "code.diff"
-
-# These log every request at INFO level, which hides the run's own messages.
-_CHATTY = ("httpx", "httpcore", "urllib3", "filelock", "fsspec")
-_OURS = "_tinker_cookbook_handler"
 
 
 def setup_logging(
@@ -124,80 +109,10 @@ def start_logging(
     return multiplex
 
 
-def configure_logging_module(
-    path: str | os.PathLike[str], level: int = logging.INFO
-) -> Callable[[], None]:
-    """Sends the messages of Python's ``logging`` to the file ``path`` and to the console.
-
-    Handlers of an earlier call are replaced, other handlers stay. Returns a function that removes
-    the handlers.
-
-    Raises:
-        ConfigurationError: The file cannot be opened.
-    """
-    root = logging.getLogger()
-    # Two runs in one process must not write into each other's log files.
-    _remove_handlers(root)
-    try:
-        to_file = _LogFile(path, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    to_file.setFormatter(plain)
-    console = get_console()
-    if console.is_terminal:
-        # The shared console prints above a live progress bar instead of through it.
-        to_person: logging.Handler = RichHandler(console=console, show_path=False, markup=False)
-        to_person.setFormatter(logging.Formatter("%(message)s", datefmt="[%X]"))
-    else:
-        to_person = logging.StreamHandler(sys.stderr)
-        to_person.setFormatter(plain)
-    to_person.addFilter(FewOfAKind())
-    for handler in (to_file, to_person):
-        setattr(handler, _OURS, True)
-        root.addHandler(handler)
-    root.setLevel(level)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    return lambda: _remove_handlers(root)
-
-
-class _LogFile(logging.FileHandler):
-    """A log file that reports a full disk once and does not end the run.
-
-    Files that a run needs raise such errors themselves. Python's own handler would print a
-    traceback for every message, and one more when it closes.
-    """
-
-    _reported = False
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Prints once why messages are missing from the file."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self._reported:
-            self._reported = True
-            why = error.strerror or error
-            print(f"{self.baseFilename} misses messages from here on: {why}", file=sys.stderr)
-
-    def close(self) -> None:
-        """Closes the file, even if its last lines do not fit on the disk."""
-        with contextlib.suppress(OSError):
-            super().close()
-
-
-def _remove_handlers(root: logging.Logger) -> None:
-    # By the mark, so that handlers of other code stay.
-    for handler in [h for h in root.handlers if getattr(h, _OURS, False)]:
-        root.removeHandler(handler)
-        handler.close()
-
-
 def _write_code_diff(path: Path) -> None:
     import tinker_cookbook
 
     # The user's own code may be in another checkout, in the current folder.
     diff = code_diff([Path(tinker_cookbook.__file__).parent, Path.cwd()])
     if diff:
-        (path / DIFF_FILE).write_text(diff, encoding="utf-8")
+        (path / CODE_DIFF_FILE).write_text(diff, encoding="utf-8")

@@ -15,11 +15,8 @@ from chz.mungers import Munger
 from chz.util import MISSING
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.checkpoints.saving import (
-    CHECKPOINTS_FILE,
-    CheckpointRecord,
-    load_checkpoints_file,
-)
+from tinker_cookbook.run.checkpoints import CheckpointRecord, load_checkpoints_file
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE
 
 SCHEME = "tinker://"
 FORMS = f"log_path of a run, LOG_PATH@STEP, or a {SCHEME} path"

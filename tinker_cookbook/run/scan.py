@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.utils.checkpoints.saving import (
-    CHECKPOINTS_FILE,
-    CheckpointRecord,
-    load_checkpoints_file,
-)
+from tinker_cookbook.run.checkpoints import CheckpointRecord, load_checkpoints_file
+from tinker_cookbook.run.config import TYPE_KEY
+from tinker_cookbook.run.jsonl import Row, read_rows
+from tinker_cookbook.run.lock import lock_holder
+from tinker_cookbook.run.paths import CHECKPOINTS_FILE, CONFIG_FILE, LOG_FILE, METRICS_FILE
+from tinker_cookbook.run.replaced_run import was_configured_by_a_run
 from tinker_cookbook.utils.error_logs import RUN_STOPPED
-from tinker_cookbook.utils.ml_log.json_logger import METRICS_FILE
-from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
-from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
-from tinker_cookbook.utils.run_folder.lock import lock_holder
-from tinker_cookbook.utils.run_folder.replaced_run import was_configured_by_a_run
-
-LOG_FILE = "logs.log"
 
 RunState = Literal["running", "finished", "stopped", "failed", "empty", "damaged"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import DataFormatError, TrainingError
-from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.run.paths import write_atomically
 
 Row = dict[str, Any]
 NONFINITE_KEY = "nonfinite"

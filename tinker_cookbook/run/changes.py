@@ -9,21 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.training.data_record import (
-    UNKNOWN,
-    DataRecord,
-    data_changes,
-    read_data_record,
-)
-from tinker_cookbook.utils.checkpoints.weights_paths import SCHEME
-from tinker_cookbook.utils.run_folder.config_io import (
-    CONFIG_FILE,
-    DIGEST_KEY,
-    KINDS_KEY,
-    LOST_KEY,
-    TYPE_KEY,
-    dump_config,
-)
+from tinker_cookbook.run.config import DIGEST_KEY, KINDS_KEY, LOST_KEY, TYPE_KEY, dump_config
+from tinker_cookbook.run.data_record import UNKNOWN, DataRecord, data_changes, read_data_record
+from tinker_cookbook.run.paths import CONFIG_FILE
+from tinker_cookbook.run.weights_paths import SCHEME
 
 # Settings of outputs, evaluations and the machine, which may change in a resumed run: a
 # training step does not depend on them, except for rounding and for what fails or times out.

@@ -1,4 +1,4 @@
-"""Checks of local folders in settings, sizes of folders, and atomic writes of files."""
+"""Names of the files of a run's folder, checks of folders in settings, and atomic writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import tempfile
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
+
+CHECKPOINTS_FILE = "checkpoints.jsonl"
+CODE_DIFF_FILE = "code.diff"
+CONFIG_FILE = "config.json"
+DATA_FILE = "data_record.json"
+EVENTS_FILE = "trace_events.jsonl"
+LOCK_FILE = ".lock"
+LOG_FILE = "logs.log"
+METRICS_FILE = "metrics.jsonl"
+SPANS_FILE = "timing_spans.jsonl"
 
 # Two letters at least, so that a Windows drive ("C:/runs") is not a scheme. One slash is enough:
 # pathlib folds the second one away, and a path that was folded must not pass as a folder "s3:".

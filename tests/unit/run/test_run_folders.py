@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.ml_log import setup_logging
+from tinker_cookbook.run.scan import find_run_folders, read_run_folder
 from tinker_cookbook.utils.error_logs import RUN_STOPPED
-from tinker_cookbook.utils.ml_log import setup_logging
-from tinker_cookbook.utils.run_folder.lock import RunLock
-from tinker_cookbook.utils.run_folder.scan import find_run_folders, read_run_folder
 
 ROW, SAVED = {"step": 3, "loss": 1.0}, {"name": "000003", "batch": 3, "state_path": "tinker://a"}
 CONFIG = {"_type": "m:C", "recipe_name": "sl_basic"}

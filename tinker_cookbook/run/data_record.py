@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinker_cookbook.utils.run_folder.digests import rows_digest
-from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
+from tinker_cookbook.run.digests import rows_digest
+from tinker_cookbook.run.paths import DATA_FILE, local_path, write_atomically
 
-DATA_FILE = "data_record.json"
 DataRecord: TypeAlias = dict[str, dict[str, Any]]
 
 UNKNOWN = (

@@ -18,8 +18,11 @@ from config_samples import FileBuilder, HubBuilder, Run
 from rich.console import Console
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.utils.error_logs import FewOfAKind, only_to_file
-from tinker_cookbook.utils.ml_log import (
+from tinker_cookbook.run.config import load_config
+from tinker_cookbook.run.loggers import format_value
+from tinker_cookbook.run.ml_log import start_logging
+from tinker_cookbook.utils.error_logs import FewOfAKind, configure_logging_module, only_to_file
+from tinker_cookbook.utils.ml_log import (  # the official path
     JsonLogger,
     Logger,
     MultiplexLogger,
@@ -27,11 +30,7 @@ from tinker_cookbook.utils.ml_log import (
     PrettyPrintLogger,
     TrackioLogger,
     WandbLogger,
-    configure_logging_module,
-    start_logging,
 )
-from tinker_cookbook.utils.ml_log.pretty_print import format_value
-from tinker_cookbook.utils.run_folder.config_io import load_config
 
 
 def rows(folder: Path) -> list[dict]:

@@ -39,15 +39,14 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.run_folder.digests import value_digest
-from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.run.digests import value_digest
+from tinker_cookbook.run.paths import CONFIG_FILE, write_atomically
 
 TYPE_KEY = "_type"
 KINDS_KEY = "_kinds"
 LOST_KEY = "_not_rebuildable"
 DIGEST_KEY = "_digest"
 FOLDER_KEY = "_working_folder"
-CONFIG_FILE = "config.json"
 
 _Kinds = dict[str, str]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, local_path
+from tinker_cookbook.run.paths import ensure_writable_dir, local_path
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "s3:/bucket/run", "gs://b", "file:///tmp/x"])

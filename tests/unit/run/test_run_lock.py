@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.run_folder.lock import RunLock, lock_holder
+from tinker_cookbook.run.lock import RunLock, lock_holder
 
 HOLD = (
     "import sys, time\n"
-    "from tinker_cookbook.utils.run_folder.lock import RunLock\n"
+    "from tinker_cookbook.run.lock import RunLock\n"
     "with RunLock(sys.argv[1]):\n"
     "    print('held', flush=True)\n"
     "    time.sleep(60)\n"
@@ -52,7 +52,7 @@ def test_kill_9_frees_the_folder(tmp_path, holder):
 def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
     program = (
         "import os, sys, time\n"
-        "from tinker_cookbook.utils.run_folder.lock import RunLock\n"
+        "from tinker_cookbook.run.lock import RunLock\n"
         "lock = RunLock(sys.argv[1]).__enter__()\n"
         "worker = os.fork()\n"
         "if worker == 0:\n"

@@ -14,7 +14,7 @@ from typing import Self
 from weakref import WeakSet
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, local_path
+from tinker_cookbook.run.paths import LOCK_FILE, ensure_writable_dir, local_path
 
 try:
     import fcntl
@@ -23,7 +23,6 @@ except ImportError:  # Windows
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = ".lock"
 _TRIES = 3
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 

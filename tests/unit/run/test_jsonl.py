@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_cookbook.exceptions import DataFormatError, TrainingError
-from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows, trim_rows
+from tinker_cookbook.run.jsonl import append_row, read_rows, trim_rows
 
 ROWS = [{"step": step, "loss": 1.0 / (step + 1), "note": "é🦜"} for step in range(5)]
 
@@ -120,7 +120,7 @@ def test_a_file_size_limit_leaves_the_earlier_rows_alone(path):
     limit = path.stat().st_size + 10
     program = (
         "import resource, signal, sys\n"
-        "from tinker_cookbook.utils.run_folder.jsonl import append_row\n"
+        "from tinker_cookbook.run.jsonl import append_row\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         f"append_row({str(path)!r}, {{'step': 5, 'text': 'x' * 100}})\n"
@@ -166,7 +166,7 @@ def test_kill_9_in_mid_write_loses_at_most_the_row_in_flight(tmp_path, delay):
     path = tmp_path / "m.jsonl"
     program = (
         "import sys\n"
-        "from tinker_cookbook.utils.run_folder.jsonl import append_row\n"
+        "from tinker_cookbook.run.jsonl import append_row\n"
         "text = 'x' * 3_000_000\n"
         "step = 0\n"
         "while True:\n"

@@ -14,12 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.run_folder.config_io import (
-    dump_config,
-    load_config,
-    lost_fields,
-    write_config,
-)
+from tinker_cookbook.run.config import dump_config, load_config, lost_fields, write_config
 
 
 def round_trip(config):
@@ -180,7 +175,7 @@ def test_errors_name_field_and_next_step(tmp_path):
 def test_a_recipe_run_with_dash_m_names_its_module_not_main(tmp_path):
     (tmp_path / "recipe_x.py").write_text(
         "import chz, json, sys\n"
-        "from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config\n"
+        "from tinker_cookbook.run.config import dump_config, load_config\n"
         "@chz.chz\nclass Cli:\n    rate: float = 0.5\n    fn: object = None\n"
         "def pick(): pass\n"
         "if __name__ == '__main__':\n"

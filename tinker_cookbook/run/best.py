@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY
+from tinker_cookbook.run.jsonl import NONFINITE_KEY
 
 MetricMode = Literal["min", "max"]
 _LOWER_IS_BETTER = {

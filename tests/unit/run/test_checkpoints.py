@@ -261,7 +261,7 @@ def test_policy_is_checked():
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
-from test_checkpoint_utils import RecordingClient
+from test_checkpoints import RecordingClient
 from tinker_cookbook.checkpoint_utils import RunCheckpoints, SavePolicy
 
 manager = RunCheckpoints(RecordingClient(), sys.argv[1], SavePolicy(save_every=1), 100)

@@ -12,8 +12,8 @@ import pytest
 
 from tinker_cookbook.cli_utils import check_log_dir, log_dir_of_run
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.utils.ml_log import setup_logging
-from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.run.lock import RunLock
+from tinker_cookbook.run.ml_log import setup_logging
 
 
 @pytest.fixture

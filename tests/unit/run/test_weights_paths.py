@@ -11,9 +11,9 @@ from recipes.rl_basic import CLIConfig
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.train_dpo import Config as DPOConfig
+from tinker_cookbook.run.config import dump_config, load_config
+from tinker_cookbook.run.weights_paths import check_tinker_path, resolve_weights
 from tinker_cookbook.sampling_model import SamplingModelSettings
-from tinker_cookbook.utils.checkpoints.weights_paths import check_tinker_path, resolve_weights
-from tinker_cookbook.utils.run_folder.config_io import dump_config, load_config
 from tinker_cookbook.weights.settings import CheckpointSettings
 
 STATE, SAMPLER = "tinker://r/weights/", "tinker://r/sampler_weights/"

@@ -1,1 +1,0 @@
-"""Checkpoints of a run; the public module is ``tinker_cookbook.checkpoint_utils``."""
