@@ -18,9 +18,10 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	$(BIN)/python -m recipes.sl_basic $(ARGS)
 
-# Quick: every package, without the tests that start whole programs or train for minutes.
+# Quick: the core, without tests that start whole programs or train for minutes. Tests of optional
+# features (LEAF_TESTS in tests/conftest.py) are in test-all alone.
 test: install
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not leaf" $(ARGS)
 
 test-all: install
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)

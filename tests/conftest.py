@@ -27,8 +27,40 @@ REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
 
 
+# Tests of leaves (optional features, see test_import_structure.py) and of benchmarks: folders and
+# beginnings of file names below tests/unit. They have the mark "leaf", so that `make test` leaves
+# them out.
+LEAF_TESTS = (
+    "capture/",
+    "chat/",
+    "doctor/",
+    "engine/test_bench",
+    "eval/test_inspect",
+    "preference/test_dpo_bench",
+    "renderers/test_renderer_bench",
+    "renderers/test_show",
+    "rl/test_rl_bench",
+    "sandbox/",
+    "server/openai/test_chat_",
+    "server/test_server_bench",
+    "supervised/test_data_report",
+    "supervised/test_viz_sft_dataset",
+    "sweep/",
+    "test_runs_command",
+    "test_schema_masks",
+    "test_structured_output",
+    "test_tool_call_grammars",
+    "weights/test_gguf",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests first, so that no worker is alone with a long one at the end."""
+    """Marks tests of leaves, and puts files with slow tests first, so that no worker is alone with a
+    long one at the end."""
+    leaves = tuple(str(REPO / "tests" / "unit" / path) for path in LEAF_TESTS)
+    for item in items:
+        if str(item.path).startswith(leaves):
+            item.add_marker("leaf")
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks import harness
-from benchmarks.engine import conversations, jobs, report, runner, shapes, variants
+from benchmarks.engine import conversations, jobs, report, shapes, variants
 from benchmarks.engine.config import Config, check_config
 from benchmarks.engine.flops import model_size
 from tinker_cookbook.engine.devices import choose_device
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import ConfigurationError
 
 MODULE = "benchmarks.engine"
 
@@ -61,23 +61,6 @@ def test_tiny_run_from_the_command_line(tmp_path: Path) -> None:
     assert result["threads"] >= 1
     for title in ("engine", "plain", "ceiling", "GiB", "GB/s"):
         assert title in done.stdout
-
-
-def test_help_loads_no_torch() -> None:
-    code = f"import sys, {MODULE}.__main__; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def test_a_wrong_setting_ends_with_a_sentence() -> None:
-    done = _bench("model=shape:qwen3-0.8b")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "model: got 'shape:qwen3-0.8b'" in done.stderr
-    assert "did you mean 'shape:qwen3-0.6b'?" in done.stderr
-    done = _bench("work=sampled")
-    assert done.returncode == 1
-    assert "work: got 'sampled', expected one of training, sampling" in done.stderr
 
 
 # --- both variants do the same ---------------------------------------------------------------
@@ -164,61 +147,6 @@ def test_answers_are_trained_and_nothing_else(tokenizer_folder, tmp_path: Path) 
     assert found.notes == []
 
 
-def test_a_template_that_rewrites_history_is_said(tokenizer_folder, tmp_path: Path) -> None:
-    tokenizer = _tokenizer(tokenizer_folder("qwen3"))
-    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "And?"), ("assistant", "Bye")]
-    path = _file(tmp_path, {"messages": [{"role": r, "content": c} for r, c in turns]})
-    found = conversations.read_conversations(path, tokenizer, 1, seed=0, max_length=512)
-    (row,) = found.rows
-    trained = tokenizer.decode(row.tokens[row.trained])
-    assert "Bye" in trained
-    assert "Hello" not in trained
-    assert "only the last answer is trained" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("row", "error", "words"),
-    [
-        ('{"messages": [', DataFormatError, "line 1: is not JSON"),
-        ({"text": "x"}, DataFormatError, "line 1: expected an object with 'messages'"),
-        ({"messages": [{"role": "user", "content": "x"}]}, DataFormatError, "'assistant'"),
-        ({"question": "x", "answer": "y"}, ConfigurationError, "has 1 conversations"),
-    ],
-)
-def test_bad_data_is_named(tokenizer_folder, tmp_path: Path, row, error, words: str) -> None:
-    tokenizer = _tokenizer(tokenizer_folder("smollm2"))
-    with pytest.raises(error, match=words):
-        conversations.read_conversations(_file(tmp_path, row), tokenizer, 2, 0, 512)
-
-
-def test_random_lengths(tmp_path: Path) -> None:
-    rows = conversations.random_conversations("random:40-400", 4000, 1024, seed=0)
-    lengths = np.array([len(row.tokens) for row in rows])
-    assert lengths.min() == 40
-    assert lengths.max() == 400
-    assert np.median(lengths) == pytest.approx(math.sqrt(40 * 400), rel=0.05)
-    again = conversations.random_conversations("random:40-400", 4000, 1024, seed=0)
-    assert all((a.tokens == b.tokens).all() for a, b in zip(rows, again, strict=True))
-    other = conversations.random_conversations("random:40-400", 4000, 1024, seed=1)
-    assert [len(r.tokens) for r in other] != [len(r.tokens) for r in rows]
-
-    conversations.save(tmp_path / "rows.npz", rows[:7])
-    loaded = conversations.load(tmp_path / "rows.npz")
-    assert len(loaded) == 7
-    for row, back in zip(rows, loaded, strict=False):
-        assert (row.tokens == back.tokens).all()
-        assert (row.trained == back.trained).all()
-
-
-def test_cutting_drops_what_has_nothing_to_train_on() -> None:
-    late = conversations.Conversation(np.arange(10), np.arange(10) >= 8)
-    early = conversations.Conversation(np.arange(10), np.arange(10) >= 2)
-    found = conversations.cut([late, early], 5)
-    assert [row.tokens.tolist() for row in found.rows] == [[0, 1, 2, 3, 4]]
-    assert "2 conversations were cut" in found.notes[0]
-    assert "1 conversations were dropped" in found.notes[1]
-
-
 # --- settings --------------------------------------------------------------------------------
 
 
@@ -236,20 +164,6 @@ def test_cutting_drops_what_has_nothing_to_train_on() -> None:
 def test_settings_are_checked_first(settings: dict, words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_config(Config(**settings))
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"data": "random:400-40"}, "expected random:MIN-MAX"),
-        ({"data": "rows.jsonl"}, "has no tokenizer"),
-        ({"dtype": "float23"}, "did you mean 'float32'?"),
-    ],
-)
-def test_data_that_does_not_fit_the_model(settings: dict, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        runner.run_benchmark(Config(model="shape:tiny", device="cpu", **settings))
     assert words in str(caught.value)
 
 
@@ -278,40 +192,6 @@ def test_a_lost_worker_is_reported(
     outcome = jobs.run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == status
     assert words in outcome["error"]
-
-
-def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypatch) -> None:
-    script = f"env > {tmp_path}/seen; exit 1"
-    monkeypatch.setattr(harness.sys, "executable", _python(tmp_path, script))
-    seen = {}
-    for variant in ("plain", "stock"):
-        environment = runner._environment(variant)
-        jobs.run_job("variant", {}, choose_device("cpu", "fp32"), tmp_path, environment)
-        seen[variant] = dict(
-            line.split("=", 1)
-            for line in (tmp_path / "seen").read_text().splitlines()
-            if "=" in line
-        )
-    changed = {name for name, value in seen["stock"].items() if seen["plain"].get(name) != value}
-    assert changed == {
-        "GOMP_SPINCOUNT",
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-        "MALLOC_MMAP_THRESHOLD_",
-        "MALLOC_TRIM_THRESHOLD_",
-        "MALLOC_ARENA_MAX",
-    }
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
-def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
-    limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
-    monkeypatch.setattr(harness.sys, "executable", limited)
-    config = shapes.shape_config("shape:tiny")
-    config.vocab_size = 10**9
-    config.save_pretrained(tmp_path)
-    job = {"folder": str(tmp_path), "seed": 0}
-    outcome = jobs.run_job("random_model", job, choose_device("cpu", "float32"), tmp_path)
-    assert outcome["status"] == "out of memory", outcome
 
 
 # --- the report --------------------------------------------------------------------------------

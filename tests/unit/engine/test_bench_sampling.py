@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -11,22 +10,15 @@ import pytest
 import torch
 from bench_runs import IN_PROCESS
 
-from benchmarks import harness
 from benchmarks.engine import ceilings
-from benchmarks.engine.config import SamplingConfig, check_sampling_config
+from benchmarks.engine.config import SamplingConfig
 from benchmarks.engine.flops import ModelSize
 from benchmarks.engine.sampling import report, runner, sides
 from benchmarks.engine.sampling.adapter import write_adapter
 from benchmarks.engine.sampling.requests import (
     Request,
-    check_context,
-    draw_cases,
-    from_json,
-    to_json,
-    warm_up,
 )
 from tinker_cookbook.engine.devices import peak_memory_bytes
-from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 pytest_plugins = ("bench_runs",)
 
@@ -118,86 +110,7 @@ def test_samples_are_drawn_with_their_lengths(setup: sides.Setup, variant: str) 
     assert len({tuple(answer) for answer in answers[:16]}) > 8  # at temperature 1
 
 
-def test_a_stopped_generate_is_estimated_from_its_steps(setup: sides.Setup) -> None:
-    """Steps that take 10 ms each: the estimate is near the time of all of them."""
-    with sides.open_side(setup, "generate") as side:
-        side.embedding().register_forward_pre_hook(lambda *_: time.sleep(0.01))
-        requests = [Request([1, 2], 4, 60), Request([1], 2, 10)]
-        seconds, done, steps = side.estimate(requests, 3, 0.3)
-    assert steps == 60 + 60
-    assert 6 < done < 60
-    assert 1.2 < seconds < 12
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_generate_computes_in_the_asked_type(setup: sides.Setup, dtype: torch.dtype) -> None:
-    """peft would otherwise keep the adapter in fp32 and convert back and forth."""
-    asked = sides.Setup(setup.folder, setup.adapter, "cpu", str(dtype)[6:], rank=4)
-    side = sides.GenerateSide(asked)
-    assert {weight.dtype for weight in side._model.parameters()} == {dtype}
-
-
-def test_wrong_lengths_are_refused() -> None:
-    with pytest.raises(TrainingError, match="sample 1 has 2 tokens, expected 3"):
-        sides.check_lengths([Request([1], 2, 3)], [[1, 2, 3], [1, 2]])
-    with pytest.raises(TrainingError, match="gave 1 answers for 2"):
-        sides.check_lengths([Request([1], 2, 3)], [[1, 2, 3]])
-
-
 # --- what is asked for -----------------------------------------------------------------------
-
-
-def test_cases_have_the_published_sizes() -> None:
-    cases = draw_cases(SamplingConfig(), 1000)
-    mixed, group = cases["mixed"], cases["group"]
-    assert len(mixed) == 64
-    lengths = [n for request in mixed for n in (len(request.prompt), request.tokens)]
-    assert 16 <= min(lengths) < 32
-    assert 240 < max(lengths) <= 256
-    assert {(len(r.prompt), r.samples, r.tokens) for r in group} == {(200, 16, 64)}
-    assert len({tuple(request.prompt) for request in group}) == 8
-    for rows in (1, 8, 64):  # contexts of 65 to 170 tokens
-        prompts = {tuple(r.prompt) for r in cases[f"decode {rows}"]}
-        assert len(prompts) == rows
-        assert {(len(r.prompt), r.samples, r.tokens) for r in cases[f"decode {rows}"]} == {
-            (64, 1, 106)
-        }
-    again = draw_cases(SamplingConfig(cases=("mixed", "decode")), 1000)
-    assert again == {name: of for name, of in cases.items() if name != "group"}
-    assert draw_cases(SamplingConfig(seed=1), 1000)["mixed"] != mixed
-    assert from_json(json.loads(json.dumps(to_json(mixed)))) == mixed
-    warm = warm_up(group, 1000)  # leaves no prefix of the timed prompts
-    assert sum(request.samples for request in warm) == 128
-    starts = {tuple(request.prompt[:4]) for request in group}
-    assert not starts & {tuple(request.prompt[:4]) for request in warm}
-
-
-def test_a_context_too_short_is_said_first() -> None:
-    check_context([Request([1] * 8, 1, 8)], 16)
-    with pytest.raises(ConfigurationError, match=r"context is 15 tokens, but .* 16"):
-        check_context([Request([1] * 8, 1, 8)], 15)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mixed_requests": 0}, "mixed_requests: got 0"),
-        ({"group_samples": 0}, "group_samples: got 0"),
-        ({"mixed_shortest": 300}, "mixed_longest: got 256"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"decode_rows": (8, 0)}, "decode_rows: got (8, 0)"),
-        ({"seconds": 0.0}, "seconds: got 0.0"),
-        ({"before": "/no/such/folder", "variants": ("engine", "before")}, "before: got '/no/such"),
-        ({"before": "."}, "expected the variant before"),
-        ({"variants": ("generat",)}, "did you mean 'generate'?"),
-        ({"cases": ("mixed", "mixed")}, "each at most once"),
-        ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
-    ],
-)
-def test_settings_are_checked_first(settings: dict, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_sampling_config(SamplingConfig(**settings))
-    assert words in str(caught.value)
 
 
 # --- the report ------------------------------------------------------------------------------
@@ -265,16 +178,6 @@ def test_limits_ratios_and_load() -> None:
     assert "the machine was idle" in _printed(_build({"engine": [_run(40.0)]}))
 
 
-def test_one_variant_lost_for_memory() -> None:
-    killed = {"status": "killed", "error": "most likely out of memory"}
-    result = _build({"engine": [_run(1.0)], "generate": [killed]})
-    assert report.exit_status(result) == 0
-    assert "most likely out of memory" in _printed(result)
-    broken = {"status": "failed", "error": "KeyError: 'x'"}
-    assert report.exit_status(_build({"engine": [_run(1.0)], "generate": [broken]})) == 1
-    assert report.exit_status(_build({"engine": [killed], "generate": [killed]})) == 1
-
-
 # --- the machine's rates and its other work ----------------------------------------------------
 
 
@@ -300,25 +203,3 @@ def test_the_probe_is_above_what_numpy_reaches(monkeypatch: pytest.MonkeyPatch) 
     # Neither is far above, as a loop that the compiler removed would be.
     assert 0.8 < flops * product / (2 * 512**3) < 40
     assert 0.5 < bandwidth * sum_of / data.nbytes < 40
-
-
-def test_another_commit_runs_under_these_benchmarks(tmp_path: Path) -> None:
-    """And the processor time of our own processes is not other work."""
-    package = tmp_path / "other" / "tinker_cookbook"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "job.py").write_text(
-        "import json, sys, time, benchmarks\n"
-        "while time.process_time() < 0.5: pass\n"
-        "seen = {'status': 'ok', 'package': __file__, 'benchmarks': benchmarks.__file__}\n"
-        "json.dump(seen, open(sys.argv[2], 'w'))\n"
-    )
-    start = harness._processor_seconds()
-    found = harness.run_module("tinker_cookbook.job", {}, tmp_path, checkout=str(package.parent))
-    taken = [b - a for a, b in zip(start, harness._processor_seconds(), strict=True)]
-    here = Path(harness.__file__).resolve().parents[1]
-    assert Path(found["package"]).resolve().is_relative_to(package.parent)
-    assert Path(found["benchmarks"]).resolve().is_relative_to(here)
-    if taken:
-        assert taken[3] > 0.4
-        assert found["others"] <= max(0, taken[1] - taken[3]) / taken[0] + 0.1

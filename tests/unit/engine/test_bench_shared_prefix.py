@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from bench_runs import IN_PROCESS
 
-from benchmarks.engine.config import SharedPrefixConfig, check_shared_prefix_config
+from benchmarks.engine.config import SharedPrefixConfig
 from benchmarks.engine.shared_prefix import measure, report, runner
-from tinker_cookbook.exceptions import ConfigurationError
 
 pytest_plugins = ("bench_runs",)
 
@@ -59,21 +58,6 @@ def test_sequences_of_a_group_share_their_prompt_and_nothing_else() -> None:
     assert len({row[:2].tobytes() for row in distinct}) == len(distinct) == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"groups": 0}, "groups: got 0"),
-        ({"answer_tokens": 0}, "answer_tokens: got 0"),
-        ({"cases": ("sharde",)}, "did you mean 'shared'?"),
-        ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
-    ],
-)
-def test_settings_are_checked_first(settings: dict, words: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_shared_prefix_config(SharedPrefixConfig(**settings))
-    assert words in str(caught.value)
-
-
 def _run(*seconds: float) -> dict:
     figures = {"computed_tokens": 10, "peak_bytes": 1 << 30}
     return {"status": "ok", "seconds": list(seconds), **figures}
@@ -106,12 +90,3 @@ def test_no_ratio_where_the_variants_differ(agreement: dict) -> None:
     result = _build({"shared": [_run(1.0)], "unshared": [_run(3.0)]}, **agreement)
     assert result["cases"]["shared"]["ratio"] is None
     assert report.exit_status(result) == 1
-
-
-def test_one_variant_lost_for_memory() -> None:
-    killed = {"status": "killed", "error": "most likely out of memory"}
-    runs = {"shared": [_run(1.0)], "unshared": [killed]}
-    cases = {"shared": report.case(runs, 100, None)}
-    result = report.build(settings={"dtype": "float32"}, machine={}, cases=cases)
-    assert result["cases"]["shared"]["ratio"] is None
-    assert report.exit_status(result) == 0

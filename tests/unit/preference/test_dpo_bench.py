@@ -13,7 +13,7 @@ from benchmarks.harness import run_worker
 from benchmarks.preference import ours, trl_side
 from benchmarks.preference.comparison import COMPARISON, run_benchmark
 from benchmarks.preference.config import Config
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 
 
 @pytest.fixture
@@ -59,12 +59,6 @@ def test_trl_gets_our_pairs(job):
     assert rows[0]["chosen_ids"] != rows[0]["rejected_ids"]
 
 
-def test_a_batch_that_is_not_full_is_refused(job):
-    job["max_length"] = 64
-    with pytest.raises(DataValidationError, match="raise max_length"):
-        trl_side.read_pairs(job)
-
-
 def test_a_job_that_trl_could_not_do_ends_before_ours_runs(stories_model, monkeypatch):
     monkeypatch.setattr(trl_comparison, "has_trl", lambda python: True)
     monkeypatch.setattr(trl_comparison, "run_side", lambda *_: pytest.fail("a side was run"))
@@ -95,8 +89,3 @@ def test_report():
     out = io.StringIO()
     trl_comparison.print_table(COMPARISON, result, Console(file=out, width=120))
     assert "losses differ by at most 2.00% at any step" in out.getvalue()
-
-
-def test_settings_are_checked_first():
-    with pytest.raises(ConfigurationError, match="batch_size: got 0"):
-        Config(batch_size=0).check()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from benchmarks.renderers import Config, main, make_conversations
-from tinker_cookbook.exceptions import ConfigurationError
+from benchmarks.renderers import Config, main
 
 
 def test_both_sides_are_measured_on_the_same_conversations(tokenizer_folder, capsys):
@@ -21,16 +18,3 @@ def test_both_sides_are_measured_on_the_same_conversations(tokenizer_folder, cap
     assert trained["template"] - trained["renderer"] == 6 * 3
     assert result["ratio"] > 0
     assert lines[-1] == f"ratio {result['ratio']:.2f}"
-
-
-def test_conversations_are_those_of_their_seed():
-    config = Config(conversations=3)
-    first = list(make_conversations(config))
-    assert first == list(make_conversations(config))
-    assert first != list(make_conversations(Config(conversations=3, seed=1)))
-    assert [m["role"] for m in first[0]] == ["user", "assistant"] * 3
-
-
-def test_bad_sizes_are_named():
-    with pytest.raises(ConfigurationError, match="turns: got 0, expected at least 1"):
-        Config(turns=0)

@@ -8,9 +8,6 @@ import sys
 
 import pytest
 
-from benchmarks.server.config import Config
-from tinker_cookbook.exceptions import ConfigurationError
-
 SIDES = {"in process", "server", "empty server", "empty server, held"}
 
 
@@ -31,9 +28,3 @@ def test_every_side_has_figures(stories_model, tmp_path):
         assert found["above_quartiles"][0] <= found["above"] <= found["above_quartiles"][2]
         assert found["above_by_sdk"] == middle["empty server"]
         assert kind[:6] in done.stdout
-
-
-@pytest.mark.parametrize("name", ["calls", "length", "max_tokens"])
-def test_nothing_is_measured_of_nothing(name):
-    with pytest.raises(ConfigurationError, match=f"{name}: got 0"):
-        Config(**{name: 0}).check()
