@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinker_cookbook import checkpoint_utils, cli_utils
 from tinker_cookbook.backends.connect import connect_with
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.run import ml_log
 from tinker_cookbook.run.changes import check_same_settings
 from tinker_cookbook.run.data_record import data_record, write_data_record

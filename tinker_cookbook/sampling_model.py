@@ -12,7 +12,7 @@ import chz
 
 from tinker_cookbook.backends.connect import Connection, connect_with
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer

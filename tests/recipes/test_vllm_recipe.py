@@ -16,7 +16,7 @@ from environments import REPO, python_of_vllm
 from tiny_model import make_tiny_model
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 
 pytestmark = pytest.mark.slow
 # Without a thread for each core, and with little memory, as tests of other packages run beside it.

@@ -20,6 +20,7 @@ LEAVES = tuple(
         "capture",
         "chat",
         "doctor",
+        "engine.extensions",
         "eval.custom_inspect_task",
         "eval.inspect_",
         "eval.run_inspect_evals",

@@ -18,7 +18,7 @@ from tinker_cookbook.backends.hosted import check_credentials, hosted_requested
 from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
 from tinker_cookbook.engine.home import home_dir
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 logger = logging.getLogger(__name__)
@@ -160,10 +160,9 @@ def connect(
         from tinker_cookbook.backends.local import LocalServiceClient
         from tinker_cookbook.engine.checkpoints.store import CheckpointStore
         from tinker_cookbook.engine.engine import Engine
-        from tinker_cookbook.engine.parallel.join import join
-        from tinker_cookbook.engine.vllm.choice import use_sampler
+        from tinker_cookbook.engine.processes import join
 
-        join()  # with torchrun, other ranks end here
+        join()  # with torchrun, the other processes end here
         engine = Engine(
             device,
             dtype,
@@ -184,7 +183,7 @@ def connect(
                 f"processes: {engine.processes} of torchrun; each trains a part of every batch"
                 + (" and keeps a part of the base model" if settings.shard_base else "")
             )
-        reasons.append(use_sampler(engine, sampler))
+        reasons.append(engine.use_sampler(sampler))
         if choice.device.type == "cpu" and _process.openmp_policy_came_too_late():
             reasons.append(
                 "torch was imported before tinker_cookbook, so its threads spin and small steps "

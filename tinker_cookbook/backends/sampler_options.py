@@ -7,7 +7,7 @@ import chz
 
 @chz.chz
 class SamplerOptions:
-    """Fields of ``SamplerSettings`` (``engine.vllm.settings``), which validates them."""
+    """Fields of ``SamplerSettings`` (``engine.sampler_settings``), which validates them."""
 
     sampler: str = chz.field(
         default="auto",

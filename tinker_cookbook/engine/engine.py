@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -26,6 +27,7 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels import quantized_layout
 from tinker_cookbook.engine.memory import MemoryBudget
 from tinker_cookbook.engine.model.base_model import BaseModel
@@ -37,14 +39,8 @@ from tinker_cookbook.engine.model.loading import (
 )
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
-from tinker_cookbook.engine.parallel.launch import (
-    Followers,
-    in_step,
-    joined,
-    local_device,
-    processes,
-)
-from tinker_cookbook.engine.parallel.run import DataParallelRun
+from tinker_cookbook.engine.processes import factory
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.engine.sampling.fair_queue import owner_of
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
@@ -91,21 +87,26 @@ class Engine:
         *,
         shard_base: bool = False,
     ) -> None:
-        followers = processes.followers
-        self.choice: DeviceChoice = choose_device(local_device(device), dtype)
+        self._processes = factory.make()
+        self.choice: DeviceChoice = choose_device(self._processes.device(device), dtype)
         self.base_dtype = check_base_dtype_name(base_dtype)
         self.replay_router = replay_router
         joint = check_joint_training(joint_training)
-        if joint == "true" and followers is not None:
+        if joint == "true" and self._processes.several:
             raise ConfigurationError(
                 "joint_training=true: torchrun started several processes, each of which computes a "
                 "part of every batch; start one, or leave joint_training out"
             )
-        self._joins_passes = followers is None and (
+        self._joins_passes = not self._processes.several and (
             joint == "true" or (joint == "auto" and self.choice.device.type == "cuda")
         )
-        quantized_layout(self.base_dtype)  # a missing package is reported before anything is loaded
-        # Before the worker starts, which must import nothing (see ``loading``).
+        # Before the worker starts, which must import nothing (see ``loading``), and before anything
+        # is loaded, so that a missing package is reported.
+        if self._joins_passes:
+            extension("joint", f"joint_training={joint}")
+        if replay_router:
+            extension("router_replay", "replay_router=true")
+        quantized_layout(self.base_dtype)
         import_library(self.choice.device)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
@@ -118,23 +119,13 @@ class Engine:
         """Called on the engine's thread when a sampling request ends; it must return at once."""
         self._memory = MemoryBudget(self.choice.device)
         self._scorer = Scorer(self.token_budget, self.pause)
-        self._followers: Followers | None = None
-        if followers is not None and followers.claim():
-            followers.open_engines(device, dtype, self.base_dtype, replay_router, shard_base)
-            self._followers = followers
-        self._parts = joined().world if shard_base else 1
-        """Number of ranks among which a base model is divided."""
-        if shard_base and self._followers is None and joined().rank == 0:
-            raise ConfigurationError(
-                "shard_base=true: the base model is divided among several processes, and this is "
-                "one; start the command by torchrun --nproc-per-node N -m, or leave shard_base out"
-            )
+        self._processes.open(device, dtype, self.base_dtype, replay_router, shard_base)
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     @property
     def processes(self) -> int:
         """Number of processes that train: those of torchrun, or this one."""
-        return 1 if self._followers is None else self._followers.process.world
+        return self._processes.count
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queues ``fn`` on the worker in the default lane; returns at once."""
@@ -194,7 +185,7 @@ class Engine:
         return image_reader(name, Path(self.resolve(name).folder))
 
     def adopt(self, name: str, resolved: ResolvedModel) -> None:
-        """Takes the folder of a model name from another rank, which has resolved it."""
+        """Takes the folder of a model name from another process, which has resolved it."""
         import_architecture(Path(resolved.folder))
         self._resolved[name] = resolved
 
@@ -232,9 +223,8 @@ class Engine:
         folder = Path(resolved.folder)
         if folder not in self._models:
             device, dtype = self.choice.device, self.choice.dtype
-            needs = partial(
-                weights_bytes, dtype=dtype, base_dtype=self.base_dtype, ranks=self._parts
-            )
+            shards = self._processes.shards
+            needs = partial(weights_bytes, dtype=dtype, base_dtype=self.base_dtype, shards=shards)
             # The first model is always tried; for a further one an estimate comes before the load.
             if self._models:
                 check_room(
@@ -247,41 +237,37 @@ class Engine:
                     dtype=dtype,
                 )
             disable_progress_bar()  # it would disturb the display of the run
-            self._models[folder] = self._loaded(name, folder)
+            make = partial(
+                BaseModel, name, folder, device, dtype, self.base_dtype, self.replay_router
+            )
+            self._models[folder] = self._processes.load_base(name, resolved, make)
         return self._models[folder]
 
-    def _loaded(self, name: str, folder: Path) -> BaseModel:
-        choice = self.choice
-        make = partial(
-            BaseModel,
-            name,
-            folder,
-            choice.device,
-            choice.dtype,
-            self.base_dtype,
-            self.replay_router,
-        )
-        if self._parts == 1:
-            return make()
-        followers = self._followers
-        if followers is None:
-            return self._divided(make)
-        loading = followers.start("load_base", name, self.resolve(name))
-        try:
-            base = self._divided(make)
-        finally:
-            loading.wait()
-        assert base.gathers is not None
-        base.with_ranks = partial(followers.assisting, name, base.gathers)
-        return base
+    def use_sampler(self, settings: SamplerSettings) -> str:
+        """Chooses the sampler; returns the sentence for the user that says which one, and why.
 
-    def _divided(self, make: Callable[..., BaseModel]) -> BaseModel:
-        """Returns a base model of which each rank of torchrun keeps a part."""
-        with in_step("loading a base model, divided among the ranks,", (ConfigurationError,)):
-            base = make(divided=True)
-            # Their trials run the layers, so all ranks make them now.
-            _ = base.kv_shapes, base.packs_rows, base.shared_layout
-        return base
+        Raises:
+            ConfigurationError: vLLM is requested and missing, or no server answers at the URL.
+        """
+        device = self.choice.device
+        # vLLM has other weights than a quantised base, and does not tell what its routers chose.
+        own = {"base_dtype": self.base_dtype != "auto", "replay_router": self.replay_router}
+        if needed := [name for name, on in own.items() if on]:
+            if settings.sampler not in ("auto", "builtin"):
+                raise ConfigurationError(
+                    f"sampler={settings.sampler}: {' and '.join(needed)} work with the engine's "
+                    "own sampler; set sampler=builtin"
+                )
+            settings = replace(settings, sampler="builtin")
+        name, reason = settings.choose(device.type)
+        if name != "builtin":
+            try:
+                vllm = extension("vllm.sampler", f"sampler={name}")
+                self.external = vllm.VLLMSampler(settings, device, self.choice.dtype, self.submit)
+            except ConfigurationError:
+                self.close()
+                raise
+        return reason
 
     def require_trainable(self) -> None:
         """Raises ``ConfigurationError`` for dtypes in which gradients underflow or overflow."""
@@ -301,26 +287,14 @@ class Engine:
         return self.new_run(run_id, base, adapter)
 
     def trained_base(self, name: str) -> BaseModel:
-        """Returns ``base_model(name)``, which all ranks of torchrun load at the same time."""
-        if self._followers is None or self._parts > 1:
+        """Returns ``base_model(name)``, which all processes of torchrun load at the same time."""
+        with self._processes.loading(name, self.resolve(name)):
             return self.base_model(name)
-        loading = self._followers.start("load_base", name, self.resolve(name))
-        try:
-            return self.base_model(name)
-        finally:
-            loading.wait()
 
     def new_run(self, run_id: str, base: BaseModel, adapter: Adapter, step: int = 0) -> TrainingRun:
-        """Returns a run of ``trained_base``, which shares its batches among the ranks."""
+        """Returns a run of ``trained_base``, which shares its batches among the processes."""
         measure = partial(self.token_budget, base, adapter.spec.train_vision)
-        budget = measure()
-        if self._followers is None:
-            return TrainingRun(run_id, base, adapter, budget, step, self.pause, measure)
-        # Sampling in the middle of a pass would leave the ranks that are in step.
-        pause = (lambda: None) if base.divided else self.pause
-        return DataParallelRun(
-            run_id, base, adapter, budget, step, pause, measure, followers=self._followers
-        )
+        return self._processes.new_run(run_id, base, adapter, measure(), step, self.pause, measure)
 
     def token_budget(self, base: BaseModel, train_vision: bool = False) -> int:
         """Returns the maximum padded tokens of a micro-batch, from the free memory."""
@@ -337,9 +311,7 @@ class Engine:
         if external is not None:
             external.close()
         self._worker.close(wait)
-        followers, self._followers = self._followers, None
-        if followers is not None:
-            followers.release(wait)
+        self._processes.close(wait)
 
     def begin_pass(self) -> None:
         """Makes room for a training pass. Runs on the worker."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook.backends.sampler_options import SamplerOptions
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, install_command
 from tinker_cookbook.image_processing_utils import pillow
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -145,7 +145,6 @@ async def main(config: Config) -> None:
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.home import home_dir
         from tinker_cookbook.engine.model.loading import size_text, weights_bytes
-        from tinker_cookbook.engine.vllm.choice import use_sampler
         from tinker_cookbook.server.app import make_app, serve
         from tinker_cookbook.server.image_sources import ImageSources
         from tinker_cookbook.server.keys import KEYS_FILE, KeyFile, keys_of_environment
@@ -177,7 +176,7 @@ async def main(config: Config) -> None:
         shard_base=config.shard_base,
     )
     try:
-        sampler = use_sampler(engine, SamplerSettings.of(config))
+        sampler = engine.use_sampler(SamplerSettings.of(config))
         sizes = {}
         for name in config.models:
             folder = Path(engine.resolve(name).folder)

@@ -21,7 +21,7 @@ from tinker_cookbook.engine.model.resolve import (
     model_config,
     resolve_model,
 )
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.run.best import MetricMode, check_best_settings

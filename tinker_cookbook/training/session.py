@@ -33,7 +33,7 @@ from tinker_cookbook.checkpoint_utils import (
     load_checkpoints_file,
 )
 from tinker_cookbook.engine.model.resolve import resolve_model
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.run import replaced_run

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from tinker_cookbook.engine.model.resolve import model_config
-from tinker_cookbook.engine.vision.images import IMAGE_IDS
-from tinker_cookbook.engine.vllm.settings import (
+from tinker_cookbook.engine.sampler_settings import (
     ARCHITECTURES_WITH_HEAD,
     CHECKED_VERSION,
     LORA_RANKS,
     lora_rank_limit,
 )
+from tinker_cookbook.engine.vision.images import IMAGE_IDS
 from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights import _vllm
 from tinker_cookbook.weights._modules import HEAD, of_vision_tower

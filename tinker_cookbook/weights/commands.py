@@ -11,7 +11,7 @@ import chz
 from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, TinkerPath
 from tinker_cookbook.engine.model.resolve import resolve_model
-from tinker_cookbook.engine.vllm.settings import check_vllm_python
+from tinker_cookbook.engine.sampler_settings import check_vllm_python
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
 from tinker_cookbook.run.paths import local_path
 from tinker_cookbook.utils.command_line.keys import also_named

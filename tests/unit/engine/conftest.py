@@ -46,8 +46,8 @@ def run_now(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
 @pytest.fixture(scope="session")
 def vllm_draw(tmp_path_factory: pytest.TempPathFactory):
     """As ``ref.draw``, through a server with vLLM's API and the same model."""
-    from tinker_cookbook.engine.vllm.sampler import VLLMSampler
-    from tinker_cookbook.engine.vllm.settings import SamplerSettings
+    from tinker_cookbook.engine.extensions.vllm.sampler import VLLMSampler
+    from tinker_cookbook.engine.sampler_settings import SamplerSettings
 
     made: dict[BaseModel, tuple[FakeVLLM, VLLMSampler]] = {}
 

@@ -39,7 +39,7 @@ from tinker import types  # noqa: E402
 
 from tinker_cookbook.backends import connect  # noqa: E402
 from tinker_cookbook.backends.engine_options import EngineSettings  # noqa: E402
-from tinker_cookbook.engine.model.divided import DividedMatrix  # noqa: E402
+from tinker_cookbook.engine.extensions.parallel.sharding import FSDPMatrix  # noqa: E402
 
 
 def datum(
@@ -82,7 +82,7 @@ def digest(adapter: Any) -> str:
 
 
 def note_weights(out: Path) -> None:
-    from tinker_cookbook.engine.parallel import follower
+    from tinker_cookbook.engine.extensions.parallel import follower
 
     receive = follower.receive_weights
 
@@ -141,7 +141,7 @@ def limit_memory() -> None:
 def run_recipe(recipe: str, out: Path) -> None:
     """Runs a recipe in which rank 1 ends at its 8th pass, without warning."""
     if RANK:
-        from tinker_cookbook.engine.parallel.follower import Follower
+        from tinker_cookbook.engine.extensions.parallel.follower import Follower
 
         run, passes = Follower._forward_backward, []
 
@@ -302,9 +302,7 @@ class Program:
     def count_kept(self) -> None:
         """Notes how many numbers of the layers' matrices this rank has, and how many there are."""
         modules = self.client._created.result().base._decoder.modules()
-        parts: list[Any] = [
-            p for one in modules if isinstance(one, DividedMatrix) for p in one.parts
-        ]
+        parts: list[Any] = [p for one in modules if isinstance(one, FSDPMatrix) for p in one.parts]
         local = sum(part.to_local().numel() for part in parts)
         self.out["kept"] = local, sum(part.numel() for part in parts)
 

@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 from tiny_vlm import KINDS, WHOLE_KINDS, tiny_vlm
 from torch import distributed
 
-from tinker_cookbook.engine.kernels.cpu import linear
-from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.loading import model_class
-from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
-from tinker_cookbook.engine.parallel.launch import (
+from tinker_cookbook.engine.extensions.parallel.launch import (
     ProcessRank,
     end_process_group,
     start_process_group,
 )
+from tinker_cookbook.engine.kernels.cpu import linear
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.loading import model_class
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,

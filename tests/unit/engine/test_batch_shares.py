@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.parallel import join, launch
-from tinker_cookbook.engine.parallel.launch import ProcessRank
-from tinker_cookbook.engine.parallel.messages import Call, sendable
-from tinker_cookbook.engine.parallel.share import BatchLoss, GroupLoss, shares_of, stand_in
+from tinker_cookbook.engine.extensions.parallel import join, launch
+from tinker_cookbook.engine.extensions.parallel.launch import ProcessRank
+from tinker_cookbook.engine.extensions.parallel.messages import Call, sendable
+from tinker_cookbook.engine.extensions.parallel.share import (
+    BatchLoss,
+    GroupLoss,
+    shares_of,
+    stand_in,
+)
+from tinker_cookbook.engine.processes import Processes, factory
 from tinker_cookbook.engine.training.packing import plan
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
 
@@ -164,7 +170,7 @@ def fresh(monkeypatch):
 def test_one_process_of_torchrun_works_as_without_it(fresh):
     join.join()
     assert launch.processes.followers is None
-    assert launch.local_device("cpu") == "cpu"
+    assert factory.make is Processes
     # Children of this process are no ranks.
     import os
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.extensions.parallel.sharding import FSDPMatrix, GatheredWeight, Sharding
 from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
 from tinker_cookbook.engine.model.loading import weights_bytes
 from tinker_cookbook.engine.model.lora import AdapterLinear
 from tinker_cookbook.exceptions import ConfigurationError
@@ -25,8 +25,8 @@ from tinker_cookbook.exceptions import ConfigurationError
 group = pytest.fixture(scope="module")(ref.group_of_one)
 
 
-def divided(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
-    return BaseModel(str(folder), Path(folder), ref.CPU, dtype, divided=True)
+def sharded(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
+    return BaseModel(str(folder), Path(folder), ref.CPU, dtype, sharding=Sharding())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_divided_base_trains_as_the_whole_one(group, tmp_path, kind, monkeypat
     # The same products in both: the layers of Qwen3-Next turn a last bit into 3e-5.
     monkeypatch.setattr(linear, "SMALLEST", 1 << 16)
     whole = ref.load_base(ref.make_model(kind, tmp_path))
-    base = divided(whole.folder)
+    base = sharded(whole.folder)
     # Of a hybrid model too: the trials of attention end in the middle of its layers.
     assert base.kv_shapes == whole.kv_shapes
     assert base.shares_prefixes == whole.shares_prefixes
@@ -50,7 +50,7 @@ def test_a_layer_is_freed_when_the_next_one_is_divided(group, tiny_base, monkeyp
 
     def look_and_shard(module, **kwargs):
         living.append([one for one in sizes if one() is not None])
-        matrices = [m for m in module.modules() if isinstance(m, DividedMatrix)]
+        matrices = [m for m in module.modules() if isinstance(m, FSDPMatrix)]
         parts = [part for one in matrices for part in one.parts]
         sizes.extend(map(weakref.ref, parts) if len(living) <= 3 else ())
         del matrices, parts
@@ -58,17 +58,17 @@ def test_a_layer_is_freed_when_the_next_one_is_divided(group, tiny_base, monkeyp
 
     sizes: list[weakref.ref] = []
     monkeypatch.setattr(fsdp, "fully_shard", look_and_shard)
-    divided(tiny_base("llama").folder)
+    sharded(tiny_base("llama").folder)
     assert len(sizes) == 3 * 7
     assert living == [[], [], [], []]
 
 
 def test_the_weights_are_used_where_they_are_gathered(group, tiny_base):
-    base = divided(tiny_base("qwen3").folder)
+    base = sharded(tiny_base("qwen3").folder)
     layers = [m for m in base._decoder.modules() if isinstance(m, AdapterLinear)]
     assert len(layers) == 3 * 7
     assert all(isinstance(layer.frozen, GatheredWeight) for layer in layers)
-    assert all(isinstance(part, DTensor) for layer in layers for part in layer.divided.parts)
+    assert all(isinstance(part, DTensor) for layer in layers for part in layer.sharded.parts)
 
 
 def test_settings_that_cannot_work_are_refused():
@@ -80,6 +80,6 @@ def test_settings_that_cannot_work_are_refused():
 
 def test_the_estimate_of_memory_divides_the_matrices_of_layers(tiny_base):
     folder = tiny_base("llama").folder
-    whole, half = (weights_bytes(folder, torch.float32, ranks=ranks) for ranks in (1, 2))
+    whole, half = (weights_bytes(folder, torch.float32, shards=shards) for shards in (1, 2))
     layers = 3 * (2 * 48 * 48 + 2 * 48 * 24 + 3 * 48 * 96) * 4
     assert whole - half == layers // 2

@@ -10,8 +10,8 @@ import transformers as tf
 from device_jobs import JOBS, adapter_of
 from pretended_device import DEVICE, PretendedDevice
 
+from tinker_cookbook.engine.extensions.joint import PassRequest, run_together
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 

@@ -21,15 +21,15 @@ from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.extensions import joint, stacked_terms
+from tinker_cookbook.engine.extensions.joint import PassRequest, run_together
+from tinker_cookbook.engine.extensions.stacked_terms import StackedTerms
 from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.model.low_rank import GroupedLowRank
-from tinker_cookbook.engine.training import joint, stacked_terms
-from tinker_cookbook.engine.training.joint import PassRequest, run_together
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
-from tinker_cookbook.engine.training.stacked_terms import StackedTerms
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
 
 SPECS = (

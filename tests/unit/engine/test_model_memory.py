@@ -40,11 +40,11 @@ def test_the_size_is_that_of_the_weights(tmp_path, kind):
     [
         ({}, {"": torch.device("cuda:1")}),
         ({"base_dtype": "nf4"}, None),
-        ({"divided": True}, None),
+        ({"sharding": object()}, None),
     ],
 )
 def test_only_a_plain_model_is_loaded_straight_to_the_card(tiny_base, monkeypatch, settings, where):
-    """A quantised or divided one may not fit the card in full precision."""
+    """A quantised or sharded one may not fit the card in full precision."""
     from transformers import AutoModelForCausalLM
 
     folder = tiny_base("llama").folder
@@ -57,8 +57,8 @@ def test_only_a_plain_model_is_loaded_straight_to_the_card(tiny_base, monkeypatc
         raise LoadedError
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    for name in ("quantized_layout", "divisible_layout"):  # needs no package for this
-        monkeypatch.setattr(base_model, name, lambda base_dtype: None)
+    # Needs no package for this.
+    monkeypatch.setattr(base_model, "quantized_layout", lambda base_dtype: None)
     with pytest.raises(LoadedError):
         BaseModel("x", folder, torch.device("cuda:1"), torch.bfloat16, **settings)
 

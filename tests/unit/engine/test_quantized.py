@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM
 from tinker_cookbook.backends.connect import connect
 from tinker_cookbook.backends.engine_options import EngineSettings
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.kernels import quantized
+from tinker_cookbook.engine.extensions import quantized
+from tinker_cookbook.engine.extensions.quantized import quantize_tables
 from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.kernels.cpu.linear import _Panels
 from tinker_cookbook.engine.model import base_model
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.embedding import quantize_tables
 from tinker_cookbook.engine.model.loading import (
     check_architecture,
     dequantized,
@@ -102,7 +102,7 @@ def test_a_quantised_layout_computes_with_its_weights(kind, tmp_path, monkeypatc
     """3 s: log-probabilities and gradients of peft on a model of the same rounded weights."""
     folder = ref.make_model(kind, tmp_path / "base")
     monkeypatch.setattr(base_model, "quantized_layout", lambda _: Rounded)
-    monkeypatch.setattr(base_model, "quantize_tables", partial(quantize_tables, make=Rounded))
+    monkeypatch.setattr(quantized, "quantize_tables", partial(quantize_tables, make=Rounded))
     base = BaseModel(str(folder), folder, ref.CPU, torch.float32, "nf4")
     plain = model_class(folder).from_pretrained(folder, dtype=torch.float32)
     for name, parameter in plain.named_parameters():

@@ -11,8 +11,8 @@ import pytest
 import torch
 from image_prompts import example_of, prompt_of
 
+from tinker_cookbook.engine.extensions import router_replay
 from tinker_cookbook.engine.kernels.cpu import linear
-from tinker_cookbook.engine.model import router_replay
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler

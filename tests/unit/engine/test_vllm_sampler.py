@@ -27,14 +27,14 @@ from conftest import run_now
 from fake_vllm import FakeVLLM, Transformers
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.engine import sampler_settings as vllm_settings
+from tinker_cookbook.engine.extensions.vllm.client import VLLMClient
+from tinker_cookbook.engine.extensions.vllm.sampler import VLLMSampler
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampler_settings import SamplerSettings
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.vllm import settings as vllm_settings
-from tinker_cookbook.engine.vllm.client import VLLMClient
-from tinker_cookbook.engine.vllm.sampler import VLLMSampler
-from tinker_cookbook.engine.vllm.settings import SamplerSettings
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 
 SECONDS = 120

@@ -16,7 +16,7 @@ from exports import ALL, CONFIGS, SHAPE, make_adapter, make_base
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.engine.vllm.settings import check_vllm_python
+from tinker_cookbook.engine.sampler_settings import check_vllm_python
 from tinker_cookbook.exceptions import ConfigurationError, WeightsAdapterError, WeightsError
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.weights import __main__ as weights_command

@@ -6,9 +6,9 @@ operators.
 
 * ``FrozenWeight`` and ``add_low_rank``: products with a frozen matrix, and low-rank terms of
   adapters;
-* ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``; ``Int8Table``: embeddings;
+* ``quantized_layout``: matrices in 4 or 8 bits, for ``FrozenWeight``;
 * ``freeze_experts``: products of routed experts, each for its rows;
-* ``divisible_layout`` and ``gathered_experts``: the same for matrices that are divided among ranks;
+* ``ShardableLayout`` and ``gathered_experts``: the same for matrices that processes shard;
 * ``fuse``: RMS norms, gated MLPs and rotary embeddings of a model, each in one pass over memory;
 * ``training_attention`` and ``grouped_attention``: attention with gradients in bfloat16;
 * ``PagedAttention``: attention over a paged KV cache with ``page_tokens`` tokens per page, in
@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 
+from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels.cpu import elementwise as _on_cpu
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
 from tinker_cookbook.engine.kernels.cpu.huge_pages import zeros_in_huge_pages
 from tinker_cookbook.engine.kernels.cpu.linear import (
-    DivisibleLayout,
     FrozenWeight,
     Layout,
-    MakeDivisible,
     MakeLayout,
+    MakeShardable,
+    ShardableLayout,
     add_low_rank,
 )
 from tinker_cookbook.engine.kernels.cpu.step import StepList
@@ -44,22 +45,19 @@ from tinker_cookbook.engine.kernels.experts import (
     gathered_experts,
 )
 from tinker_cookbook.engine.kernels.fusing import FusedRotary, fuse_with
-from tinker_cookbook.engine.kernels.quantized import Int8Table, divisible_layout, quantized_layout
 
 __all__ = [
-    "DivisibleLayout",
     "ExpertRows",
     "FrozenExperts",
     "FrozenWeight",
     "FusedRotary",
-    "Int8Table",
     "Layout",
-    "MakeDivisible",
     "MakeLayout",
+    "MakeShardable",
     "PagedAttention",
+    "ShardableLayout",
     "StepList",
     "add_low_rank",
-    "divisible_layout",
     "freeze_experts",
     "fuse",
     "gathered_experts",
@@ -69,6 +67,17 @@ __all__ = [
     "training_attention",
     "zeros_in_huge_pages",
 ]
+
+
+def quantized_layout(base_dtype: str) -> MakeLayout | None:
+    """Returns the layout of matrices in ``nf4`` or ``int8``; ``None`` for ``auto``.
+
+    Raises:
+        ConfigurationError: bitsandbytes is not installed.
+    """
+    if base_dtype == "auto":
+        return None
+    return extension("quantized", f"base_dtype={base_dtype}").quantized_layout(base_dtype)
 
 
 def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:

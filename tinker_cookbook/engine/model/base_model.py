@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.activations import activation_bytes_per_token
+from tinker_cookbook.engine.extension import extension
 from tinker_cookbook.engine.kernels import (
     StepList,
-    divisible_layout,
     fuse,
     quantized_layout,
     training_attention,
@@ -33,9 +33,7 @@ from tinker_cookbook.engine.model.attention_support import (
     check_tree_attention,
     probe_tokens,
 )
-from tinker_cookbook.engine.model.divided import Gathers, divide_layers, whole_parts
-from tinker_cookbook.engine.model.embedding import quantize_tables
-from tinker_cookbook.engine.model.experts import AdapterExperts, stacked_experts
+from tinker_cookbook.engine.model.experts import AdapterExperts, ChoiceStore, stacked_experts
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.loading import (
     check_architecture,
@@ -50,11 +48,10 @@ from tinker_cookbook.engine.model.lora import (
     ActiveTerms,
     AdapterLinear,
     AdapterSpec,
-    Placement,
     Target,
 )
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
-from tinker_cookbook.engine.model.router_replay import RouterReplay
+from tinker_cookbook.engine.model.placement import Placement, Sharding, whole_parameters
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.packed_attention import PackedLayout
@@ -90,25 +87,25 @@ class BaseModel:
         base_dtype: str = "auto",
         replay_router: bool = False,
         *,
-        divided: bool = False,
+        sharding: Sharding | None = None,
     ) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
         quantized = base_dtype != "auto"
         placement = Placement(
             device,
             quantized_layout(base_dtype),
-            divisible_layout(base_dtype) if divided else None,
+            sharding,
         )
         # A user may overwrite the weights in a local folder; a snapshot of the Hub never changes.
         self.files_digest = files_digest(folder) if Path(name).expanduser().is_dir() else ""
         self.weights_digest = weights_digest(folder)
-        self.divided = divided
-        """Whether the ranks of torchrun have a part each; then all run its layers in step."""
-        self.with_ranks: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Context in which the layers run; it makes the other ranks run them too."""
-        # A model that is quantised or divided may fit the device only then, so its matrices move
+        self.sharding = sharding
+        """Set if the processes of torchrun keep a shard each; then all run its layers in step."""
+        self.with_processes: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Context in which the layers run; it makes the other processes run them too."""
+        # A model that is quantised or sharded may fit the device only then, so its matrices move
         # one by one.
-        whole = not (quantized or divided)
+        whole = not quantized and sharding is None
         at = device if whole else torch.device("cpu")
         model = self._model = _load(name, folder, at, device, dtype)
         self.config: Any = model.config
@@ -130,7 +127,7 @@ class BaseModel:
         """Why a vision-language model takes none."""
         if probe.image is not None:
             self.vision = self._tower(sees_both_ways=probe.image.both_ways)
-        _move(model, device, whole=not divided)
+        _move(model, device, whole=sharding is None)
         self.head = Head.of(model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         # Shrunken models often keep the original's ids, which no sample can reach.
@@ -138,15 +135,16 @@ class BaseModel:
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(model, dtype)
         self._steps: StepList | None = None
-        self.gathers: Gathers | None = divide_layers(self._decoder, device) if divided else None
-        """Of a divided base model."""
+        if sharding is not None:
+            sharding.shard_layers(self._decoder, device)
         # Before the head is quantised: its check is for full precision.
         self._check(probe, expected, hidden)
         self._admit_images(whole_probe(name, folder, device))
         if quantized:
-            self.head = replace(self.head, weight=quantize_tables(model))
+            tables = extension("quantized", f"base_dtype={base_dtype}")
+            self.head = replace(self.head, weight=tables.quantize_tables(model))
         if device.type == "cpu":
-            leave_file(model, whole_parts(model).values())
+            leave_file(model, whole_parameters(model).values())
         self.replay = self._made_replayable(text) if replay_router else None
         release_cached_memory(device)  # loading needs a second copy of the weights
 
@@ -210,9 +208,10 @@ class BaseModel:
             raise ConfigurationError(self.image_refusal)
 
     @torch.no_grad()
-    def _made_replayable(self, text: np.ndarray) -> RouterReplay:
+    def _made_replayable(self, text: np.ndarray) -> ChoiceStore:
         tokens = torch.from_numpy(text).to(self.device)[None]
-        replay = RouterReplay(self._model, self._active, lambda: self.hidden(tokens))
+        make = extension("router_replay", "replay_router=true").RouterReplay
+        replay = make(self._model, self._active, lambda: self.hidden(tokens))
         if self.kv_shapes is None:
             raise ConfigurationError(
                 f"replay_router=true, but {self.name} is sampled without the paged cache, which "
@@ -223,7 +222,7 @@ class BaseModel:
     @contextmanager
     def adapted(self, terms: Terms, choices: Tensor | None = None) -> Iterator[None]:
         """Applies an adapter to the forward passes inside the block and to their recomputation;
-        ``choices`` are those of ``RouterReplay.find``."""
+        ``choices`` are those of ``ChoiceStore.find``."""
         # The rotary kernel too: recomputed layers must save the same tensors as the first time.
         with self._active.use(terms), self._active.replaying(choices), self._rotary.active():
             yield
@@ -238,7 +237,7 @@ class BaseModel:
         text."""
         # No mask: attention is causal, so padding at the end cannot affect earlier tokens.
         kwargs.setdefault("use_cache", False)
-        with self.with_ranks(), self._rotary.active():
+        with self.with_processes(), self._rotary.active():
             inputs = {"input_ids": tokens}
             if images and self.vision is not None:
                 inputs = self.vision.inputs(tokens)
@@ -346,7 +345,7 @@ class BaseModel:
         # Experts that are stacked in a way that ``AdapterExperts`` does not support.
         stacked = [
             name
-            for name, parameter in whole_parts(self._model).items()
+            for name, parameter in whole_parameters(self._model).items()
             if parameter.dim() == 3 and _group_of(name) == "mlp"
         ]
         if not (spec.train_mlp and stacked):
@@ -432,11 +431,11 @@ def _load(
 
 
 def _move(model: Any, device: torch.device, *, whole: bool) -> None:
-    """Moves a model to ``device``, or only the parts that are not divided among ranks."""
+    """Moves a model to ``device``, or only the parts that are not sharded."""
     if whole:
         model.to(device)
         return
-    for part in (*whole_parts(model).values(), *model.buffers()):
+    for part in (*whole_parameters(model).values(), *model.buffers()):
         part.data = part.to(device)
 
 

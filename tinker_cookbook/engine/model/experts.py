@@ -7,8 +7,10 @@ after another, and ``B`` [out, r * E] with the expert as its last index.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,9 +20,9 @@ from tinker_cookbook.engine.kernels import (
     freeze_experts,
     gathered_experts,
 )
-from tinker_cookbook.engine.model.divided import DividedMatrix
-from tinker_cookbook.engine.model.lora import ActiveTerms, Placement, Target
+from tinker_cookbook.engine.model.lora import ActiveTerms, Target
 from tinker_cookbook.engine.model.low_rank import ExpertStack, LowRank, Segments
+from tinker_cookbook.engine.model.placement import Placement
 
 _DOWN = "down_proj"
 
@@ -40,6 +42,29 @@ def _known(module: Any) -> bool:
 
 def _up_name(module: Any) -> str:
     return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+class ChoiceStore(Protocol):
+    """Experts that the sampler has chosen, for training to choose the same (``RouterReplay`` in
+    ``extensions.router_replay``)."""
+
+    width: int
+    """Number of choices of a token in all layers."""
+
+    def keep(self, tokens: np.ndarray, chosen: np.ndarray) -> None:
+        """Stores the choices [T, width] of a sampled sequence's ``tokens`` [T]."""
+        ...
+
+    def known(self, sequences: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns (tokens, choices) of the sequences with stored choices."""
+        ...
+
+    def find(
+        self, sequences: Sequence[np.ndarray], flat: Tensor, positions: int
+    ) -> tuple[Tensor | None, int]:
+        """Returns the choices [positions, layers, k] of a micro-batch (-1: unknown), and the number
+        of tokens with stored choices; ``flat`` [N] has the position of each token."""
+        ...
 
 
 class AdapterExperts(nn.Module):
@@ -123,8 +148,8 @@ class _Projection(nn.Module):
         bias = getattr(base, f"{part}_bias", None)
         self._bias = None if bias is None else bias.detach().to(placement.device)
         self._packed: FrozenExperts | None = None
-        if placement.divided is not None:
-            self.divided = DividedMatrix(weight, placement.device, placement.divided)
+        if placement.sharding is not None:
+            self.sharded = placement.sharding.matrix(weight, placement.device)
         else:
             self._packed = freeze_experts(weight.to(placement.device), self._bias, placement.layout)
         # Only these forms are used from here on; other code may still read dtype and device.
@@ -132,10 +157,10 @@ class _Projection(nn.Module):
 
     @property
     def frozen(self) -> FrozenExperts:
-        """The products; those of a divided base model exist only while its layer runs."""
+        """The products; those of a sharded base model exist only while its layer runs."""
         if self._packed is not None:
             return self._packed
-        stacked = self.divided.layout.dense().view(self.experts, self.outputs, self.inputs)
+        stacked = self.sharded.layout.dense().view(self.experts, self.outputs, self.inputs)
         return gathered_experts(stacked, self._bias)
 
     def target(self, group: str, saved_as: str) -> Target:

@@ -136,11 +136,11 @@ _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 def weights_bytes(
-    folder: Path, dtype: torch.dtype, base_dtype: str = "auto", ranks: int = 1
+    folder: Path, dtype: torch.dtype, base_dtype: str = "auto", shards: int = 1
 ) -> int:
     """Returns the memory of a model's weights in ``dtype``, with the matrices of its layers in
-    ``base_dtype`` and divided among ``ranks``; embeddings and head have 8 bits if the layers are
-    quantised. Returns the size of the files if they are not safetensors."""
+    ``base_dtype`` and sharded among ``shards`` processes; embeddings and head have 8 bits if the
+    layers are quantised. Returns the size of the files if they are not safetensors."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
@@ -157,7 +157,7 @@ def weights_bytes(
         # Loading converts floats to ``dtype`` and leaves integers.
         item: float = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
         if len(entry["shape"]) > 1 and _IN_LAYER.search(name):
-            item = (BITS[base_dtype] / 8 if base_dtype in BITS else item) / ranks
+            item = (BITS[base_dtype] / 8 if base_dtype in BITS else item) / shards
         elif base_dtype in BITS and _TABLE.search(name):
             item = 1
         total += int(prod(entry["shape"]) * item)

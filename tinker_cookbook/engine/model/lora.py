@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import FrozenWeight, MakeDivisible, MakeLayout
-from tinker_cookbook.engine.model.divided import DividedMatrix, GatheredWeight
+from tinker_cookbook.engine.kernels import FrozenWeight
 from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
+from tinker_cookbook.engine.model.placement import Frozen, Placement
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
@@ -143,16 +143,6 @@ class ActiveTerms:
             self.replayed = before
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device and layout of frozen weights; ``layout`` ``None``: the fastest one. ``divided``: their
-    layout where FSDP divides them among ranks."""
-
-    device: torch.device
-    layout: MakeLayout | None = None
-    divided: MakeDivisible | None = None
-
-
 class AdapterLinear(nn.Module):
     """A frozen linear layer that adds the active adapter's low-rank term."""
 
@@ -160,11 +150,11 @@ class AdapterLinear(nn.Module):
         self, base: nn.Linear, name: str, active: ActiveTerms, placement: Placement
     ) -> None:
         super().__init__()
-        self.frozen: FrozenWeight | GatheredWeight
-        if placement.divided is not None:
+        self.frozen: Frozen
+        if placement.sharding is not None:
             # A submodule, whose parameters FSDP finds.
-            self.divided = DividedMatrix(base.weight, placement.device, placement.divided)
-            self.frozen = GatheredWeight(self.divided)
+            self.sharded = placement.sharding.matrix(base.weight, placement.device)
+            self.frozen = self.sharded.frozen
         else:
             self.frozen = FrozenWeight(base.weight.to(placement.device), placement.layout)
         self.bias = base.bias
@@ -199,7 +189,7 @@ class _AdaptedProduct(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: FrozenWeight | GatheredWeight,
+        weight: Frozen,
         bias: Tensor | None,
         term: LowRank | None,
         a: Tensor | None,

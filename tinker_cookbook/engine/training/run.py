@@ -72,6 +72,17 @@ class _GradientSums:
                 self.by_name[name] = (a, b)
 
 
+@dataclass(frozen=True)
+class PassRequest:
+    """A ``forward_backward`` of a run that may be computed together with those of other runs
+    (``extensions.joint``). If one of the functions raises, only this pass fails."""
+
+    run: Callable[[], TrainingRun]
+    examples: Callable[[], Sequence[Example]]
+    loss_name: str
+    loss_config: Mapping[str, float | str] | None = None
+
+
 class TrainingRun:
     """Operations of one run. Gradients accumulate until ``optim_step``. ``pause`` is called between
     micro-batches, to let the sampler run; ``measure`` returns the token budget before each pass."""
@@ -97,7 +108,7 @@ class TrainingRun:
         self._failure: str | None = None  # text, because an exception would keep the pass in memory
         self._shared_with_sampler = False
         self.in_step: int | None = None
-        """Number of micro-batches that each rank runs in this pass over a divided base model."""
+        """Number of micro-batches that each process runs in this pass over a sharded base model."""
         self._pending: dict[str, torch.Tensor] = {}
         """Gradients of the last such pass, which is repeated if another rank is out of memory."""
 
@@ -225,8 +236,8 @@ class TrainingRun:
         self._pending = {}
 
     def idle(self, count: int, terms: Terms, *, backward: bool) -> None:
-        """Runs ``count`` micro-batches that train nothing, so that the other ranks can run theirs
-        over a divided base model."""
+        """Runs ``count`` micro-batches that train nothing, so that the other processes can run
+        theirs over a sharded base model."""
         weights = np.zeros(1, np.float32)
         inputs = {"target_tokens": np.zeros(1, np.int64), "weights": weights}
         nothing = [Example(np.zeros(1, np.int64), inputs)]

@@ -97,7 +97,7 @@ def run_program(program: Callable[[], Any]) -> None:
     try:
         _end_by_sigterm_as_by_ctrl_c()
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            from tinker_cookbook.engine.parallel.join import join
+            from tinker_cookbook.engine.processes import join
 
             join()
         alias_recipes()

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.kernels import FrozenWeight, Int8Table, quantized, quantized_layout
+from tinker_cookbook.engine.extensions import quantized
+from tinker_cookbook.engine.extensions.parallel.sharding import Sharding
+from tinker_cookbook.engine.extensions.quantized import Int8Table
+from tinker_cookbook.engine.kernels import FrozenWeight, quantized_layout
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -124,11 +127,11 @@ group = pytest.fixture(scope="module")(ref.group_of_one)
 def test_a_base_that_fsdp_divides_trains_as_the_whole_one(group, tmp_path, kind, base_dtype):
     """In a group of one process; two are in ``test_data_parallel``."""
     folder = ref.make_model(kind, tmp_path)
-    whole, divided = (
-        BaseModel(str(folder), folder, ref.CPU, torch.float32, base_dtype, divided=divided)
-        for divided in (False, True)
+    whole, sharded = (
+        BaseModel(str(folder), folder, ref.CPU, torch.float32, base_dtype, sharding=sharding)
+        for sharding in (None, Sharding(base_dtype))
     )
-    ref.assert_trains_equally(divided, whole)
+    ref.assert_trains_equally(sharded, whole)
 
 
 def test_the_engine_loads_and_says_it(tmp_path):

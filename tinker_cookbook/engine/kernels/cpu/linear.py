@@ -83,8 +83,8 @@ MakeLayout = Callable[[Tensor], Layout]
 """A layout class, or a function that chooses the layout of a matrix [out, in]."""
 
 
-class DivisibleLayout(Layout):
-    """A layout that FSDP can divide among ranks, because it consists of a few tensors."""
+class ShardableLayout(Layout):
+    """A layout that FSDP can shard among processes, because it consists of a few tensors."""
 
     copies = False
     _stored: tuple[str, ...]
@@ -95,7 +95,7 @@ class DivisibleLayout(Layout):
         """The tensors with the contents of the matrix."""
         return [getattr(self, name) for name in self._stored]
 
-    def of(self, tensors: Sequence[Tensor]) -> DivisibleLayout:
+    def of(self, tensors: Sequence[Tensor]) -> ShardableLayout:
         """Returns the same matrix with other copies of its tensors."""
         other = copy(self)
         for name, tensor in zip(self._stored, tensors, strict=True):
@@ -103,7 +103,7 @@ class DivisibleLayout(Layout):
         return other
 
 
-MakeDivisible = Callable[[Tensor], DivisibleLayout]
+MakeShardable = Callable[[Tensor], ShardableLayout]
 
 
 class FrozenWeight:
@@ -150,7 +150,7 @@ def fastest_layout(weight: Tensor) -> type[Layout]:
     return _OneDnn if not half or _ONEDNN._is_mkldnn_bf16_supported() else _Plain
 
 
-class _Plain(DivisibleLayout):
+class _Plain(ShardableLayout):
     """torch's own layout. Its transpose is a view."""
 
     _stored = ("_weight",)

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tinker_cookbook.engine.device_names import check_device_name
-from tinker_cookbook.engine.parallel.messages import FAILING, QUESTION, Answer, Call, Channel
+from tinker_cookbook.engine.extensions.parallel.messages import (
+    FAILING,
+    QUESTION,
+    Answer,
+    Call,
+    Channel,
+)
 from tinker_cookbook.engine.worker import finish_operations
 from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from tinker_cookbook.engine.model.divided import Gathers
+    from tinker_cookbook.engine.extensions.parallel.sharding import Gathers
 
 _COLLECTIVE_MINUTES = 5
 """How long one rank waits for the others in a collective, which they enter within seconds."""
@@ -101,10 +107,10 @@ class Followers:
 
     @contextmanager
     def assisting(self, model: str, gathers: Gathers) -> Iterator[None]:
-        """Lets the other ranks run the layers of a divided base model once, as rank 0 does in the
+        """Lets the other ranks run the layers of a sharded base model once, as rank 0 does in the
         block."""
         self.start("assist", model)
-        doing = "running the layers of the divided base model"
+        doing = "running the layers of the sharded base model"
         with keeping_step(doing, gathers, lambda: gathers.of_pass((), backward=False)):
             yield
 
@@ -177,17 +183,6 @@ class Processes:
 processes = Processes()
 
 
-def joined() -> ProcessRank:
-    """Returns the number of this process, and how many torchrun has started."""
-    return processes.this or ProcessRank(0, 1)
-
-
-def local_device(requested: str) -> str:
-    """Returns the device of this process: with torchrun each rank has a GPU of its own."""
-    process = processes.this
-    return requested if process is None or process.world == 1 else process.device(requested)
-
-
 def start_process_group(store: Any, process: ProcessRank) -> None:
     """Starts torch.distributed for tensors of CPUs and, where there are any, of GPUs."""
     import datetime
@@ -241,7 +236,7 @@ def keeping_step(
 
     Args:
         doing: What the block does, for the message of the process's end.
-        gathers: Those of the divided base model that the block runs.
+        gathers: Those of the sharded base model that the block runs.
         expected: Returns the gathers of the whole block.
         on_error: Called at once; the other ranks may be waiting for a result of this one.
     """

@@ -16,10 +16,10 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from tinker_cookbook.engine.extensions.vllm.client import VLLMClient
+from tinker_cookbook.engine.extensions.vllm.process import adapters_folder
 from tinker_cookbook.engine.model.lora import Adapter
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.vllm.client import VLLMClient
-from tinker_cookbook.engine.vllm.process import adapters_folder
 from tinker_cookbook.exceptions import BackendError
 
 logger = logging.getLogger(__name__)

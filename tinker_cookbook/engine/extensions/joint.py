@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.extensions.stacked_terms import StackedTerms, can_stack
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.model.lora import TermGradients
 from tinker_cookbook.engine.model.low_rank import Terms
@@ -21,8 +22,7 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import Loss
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, loss_inputs
 from tinker_cookbook.engine.training.packing import MicroBatch, concatenate
-from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
-from tinker_cookbook.engine.training.stacked_terms import StackedTerms, can_stack
+from tinker_cookbook.engine.training.run import LossOutput, PassRequest, TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +34,6 @@ model.
 """
 
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class PassRequest:
-    """A ``forward_backward`` of a run. If one of the functions raises, only this pass fails."""
-
-    run: Callable[[], TrainingRun]
-    examples: Callable[[], Sequence[Example]]
-    loss_name: str
-    loss_config: Mapping[str, float | str] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,8 +71,8 @@ class _Pass:
 
     @property
     def _joinable(self) -> bool:
-        # Subclasses compute on several ranks. Router replay supports one run at a time. Images that
-        # see in both directions remove the padding by which owners are counted on a CPU.
+        # Subclasses compute in several processes. Router replay supports one run at a time. Images
+        # that see in both directions remove the padding by which owners are counted on a CPU.
         base = self.run.base
         both_ways = any(base.last_seen(one.tokens) is not None for one in self.data)
         return (

@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from typing import Any, NoReturn
 
-from tinker_cookbook.engine.parallel.launch import Followers, ProcessRank, processes
-from tinker_cookbook.engine.parallel.messages import Channel
+from tinker_cookbook.engine.extensions.parallel.launch import Followers, ProcessRank, processes
+from tinker_cookbook.engine.extensions.parallel.messages import Channel
+from tinker_cookbook.engine.processes import factory
 from tinker_cookbook.exceptions import ConfigurationError
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _VARIABLES += ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _VARIABLES += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
-_joining = threading.RLock()  # a rank that serves stays inside, and makes its engine there
 
 
 def join() -> None:
-    """Joins the processes of torchrun, once; does nothing without torchrun.
-
-    In other ranks it serves rank 0 and ends the process then (``SystemExit``). Call it early, and
-    before an engine is made: what a script does before, every rank does.
-    """
-    with _joining:
-        if processes.this is None and "TORCHELASTIC_RUN_ID" in os.environ:
-            _join()
-
-
-def _join() -> None:
+    """Joins the processes of torchrun; see ``engine.processes.join``."""
     process = ProcessRank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     here, store = int(os.environ["LOCAL_WORLD_SIZE"]), None
     if 1 < process.world == here:
@@ -49,6 +38,10 @@ def _join() -> None:
         )
     if process.world == 1:
         return
+    # Loads torch.
+    from tinker_cookbook.engine.extensions.parallel.processes import JoinedProcesses
+
+    factory.make = JoinedProcesses
     if process.rank == 0:
         processes.followers = _accept(store, process)
         atexit.register(processes.followers.end)
@@ -73,7 +66,7 @@ def _accept(store: Any, process: ProcessRank) -> Followers:
 def _follow(store: Any, process: ProcessRank) -> NoReturn:
     from multiprocessing.connection import Client
 
-    from tinker_cookbook.engine.parallel.follower import Follower
+    from tinker_cookbook.engine.extensions.parallel.follower import Follower
 
     leader, _, address = store.get("address").decode().partition(" ")
     channel = Channel(Client(address, family="AF_UNIX"))

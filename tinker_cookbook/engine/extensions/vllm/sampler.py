@@ -26,28 +26,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.memory import release_cached_memory
-from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.lora import AdapterSpec
-from tinker_cookbook.engine.model.resolve import model_config
-from tinker_cookbook.engine.sampling.requests import Sample, SampledSequence, SampleRequest
-from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.vllm.adapters import ServedAdapters
-from tinker_cookbook.engine.vllm.client import (
+from tinker_cookbook.engine.extensions.vllm.adapters import ServedAdapters
+from tinker_cookbook.engine.extensions.vllm.client import (
     AdapterMissingError,
     Choice,
     ServedModel,
     VLLMClient,
     probe_server,
 )
-from tinker_cookbook.engine.vllm.process import VLLMProcess, visible_devices
-from tinker_cookbook.engine.vllm.settings import (
+from tinker_cookbook.engine.extensions.vllm.process import VLLMProcess, visible_devices
+from tinker_cookbook.engine.memory import release_cached_memory
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.model.resolve import model_config
+from tinker_cookbook.engine.sampler_settings import (
     ARCHITECTURES_WITH_HEAD,
     CHECKED_VERSION,
     LORA_RANKS,
     SamplerSettings,
     lora_rank_limit,
 )
+from tinker_cookbook.engine.sampling.requests import Sample, SampledSequence, SampleRequest
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 
 logger = logging.getLogger(__name__)

@@ -18,16 +18,17 @@ from importlib import import_module
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.device_names import NF4_BLOCK
 from tinker_cookbook.engine.kernels.cpu.huge_pages import in_huge_pages
 from tinker_cookbook.engine.kernels.cpu.linear import (
-    DivisibleLayout,
+    FrozenWeight,
     Layout,
-    MakeDivisible,
     MakeLayout,
+    MakeShardable,
+    ShardableLayout,
     _has_pairs,
     _Panels,
     _panels,
@@ -44,14 +45,12 @@ _WHOLE = 48
 """A part has a multiple of this number of rows: whole panels of any width."""
 
 
-def quantized_layout(base_dtype: str) -> MakeLayout | None:
-    """Returns the function that creates the layout for ``nf4`` or ``int8``; ``None`` for ``auto``.
+def quantized_layout(base_dtype: str) -> MakeLayout:
+    """Returns the function that creates the layout for ``nf4`` or ``int8``.
 
     Raises:
         ConfigurationError: bitsandbytes is not installed.
     """
-    if base_dtype == "auto":
-        return None
     try:
         import_module("bitsandbytes")
     except ImportError as error:
@@ -62,10 +61,11 @@ def quantized_layout(base_dtype: str) -> MakeLayout | None:
     return {"nf4": _nf4, "int8": _int8}[base_dtype]
 
 
-def divisible_layout(base_dtype: str) -> MakeDivisible:
-    """Like ``quantized_layout``, for a base model that is divided among ranks; torch's own layout
-    for ``auto``."""
-    quantized_layout(base_dtype)  # raises if the package is missing
+def shardable_layout(base_dtype: str) -> MakeShardable:
+    """Like ``quantized_layout``, for a base model that is sharded among processes; torch's own
+    layout for ``auto``."""
+    if base_dtype != "auto":
+        quantized_layout(base_dtype)  # raises if the package is missing
     return {"auto": _Plain, "nf4": _NF4, "int8": _Int8}[base_dtype]
 
 
@@ -108,7 +108,7 @@ class _Transposed(_Dequantized):
         return self._of.dense().t()
 
 
-class _NF4(_Dequantized, DivisibleLayout):
+class _NF4(_Dequantized, ShardableLayout):
     """4-bit normal floats with one scale per 64 weights."""
 
     _stored = ("_codes", "_scales")
@@ -121,7 +121,7 @@ class _NF4(_Dequantized, DivisibleLayout):
         self._scales = self._state.absmax
 
     def of(self, tensors: Sequence[Tensor]) -> _NF4:
-        """See ``DivisibleLayout.of``."""
+        """See ``ShardableLayout.of``."""
         other = cast("_NF4", super().of(tensors))
         other._state = copy(self._state)  # bitsandbytes reads the scales from here
         other._state.absmax = other._scales
@@ -231,7 +231,7 @@ def _int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, (largest / 127)[:, None].to(weight.dtype)
 
 
-class _Int8(_Dequantized, DivisibleLayout):
+class _Int8(_Dequantized, ShardableLayout):
     """8-bit integers with one scale per row."""
 
     _stored = ("_codes", "_scales")
@@ -318,3 +318,43 @@ class _TransposedTable(_Transposed):
             codes = table._converted(part)
             total += (x[:, part] * table._scales[part].t()).to(codes.dtype) @ codes
         return total.to(x.dtype) if bias is None else total.to(x.dtype).add_(bias)
+
+
+class QuantizedEmbedding(nn.Module):
+    """Reads rows of a table; ``scale`` multiplies them, as Gemma does."""
+
+    def __init__(self, embedding: nn.Embedding, table: Int8Table) -> None:
+        super().__init__()
+        self._table = table
+        self._scale = _scale_of(embedding)
+        # Transformers and the kernels look at its dtype and device.
+        self.weight = _emptied(embedding.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns embeddings [..., H] of token ids [...]."""
+        rows = self._table.rows(tokens)
+        return rows if self._scale is None else rows * self._scale.to(rows.dtype)
+
+
+def quantize_tables(model: Any, make: type[Int8Table] = Int8Table) -> FrozenWeight:
+    """Replaces the embeddings of a model by 8-bit ones, frees the head's matrix, and returns it in
+    8 bits. A head that is tied to the embeddings shares their table."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    weight = FrozenWeight(head.weight, make)
+    # Embeddings that compute something else are kept as they are.
+    if type(embedding).forward is nn.Embedding.forward or _scale_of(embedding) is not None:
+        table = weight.forward if tied else make(embedding.weight.detach())
+        assert isinstance(table, make)
+        model.set_input_embeddings(QuantizedEmbedding(embedding, table))
+    head.weight = _emptied(head.weight)
+    return weight
+
+
+def _scale_of(embedding: nn.Embedding) -> Tensor | None:
+    scale = getattr(embedding, "embed_scale", None)
+    return scale if isinstance(scale, Tensor) else None
+
+
+def _emptied(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weight[:0, :0]), requires_grad=False)

@@ -15,9 +15,8 @@ import numpy as np
 from torch.utils.checkpoint import CheckpointError
 
 from tinker_cookbook.engine.devices import free_memory_bytes
-from tinker_cookbook.engine.memory import KnownLimits
-from tinker_cookbook.engine.parallel.launch import Followers, in_step
-from tinker_cookbook.engine.parallel.share import (
+from tinker_cookbook.engine.extensions.parallel.launch import Followers, in_step
+from tinker_cookbook.engine.extensions.parallel.share import (
     BatchLoss,
     GroupLoss,
     Steps,
@@ -26,6 +25,7 @@ from tinker_cookbook.engine.parallel.share import (
     shares_of,
     sum_gradients,
 )
+from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.losses import CustomLossFn
 from tinker_cookbook.engine.training.micro_batch import plan_for
@@ -36,7 +36,7 @@ from tinker_cookbook.exceptions import OutOfMemoryError
 logger = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 8
-"""Attempts of a pass over a divided base model before its error is raised."""
+"""Attempts of a pass over a sharded base model before its error is raised."""
 _keys = itertools.count()
 
 
@@ -50,6 +50,9 @@ class DataParallelRun(TrainingRun):
     def __init__(self, *args: Any, followers: Followers, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._followers, self._key = followers, next(_keys)
+        if self.base.sharding is not None:
+            # Sampling in the middle of a pass would leave the processes that are in step.
+            self._pause = lambda: None
         self._weights_sent = False
         # Not sent from the finalizer, which may run in the middle of another message.
         weakref.finalize(self, followers.ended_runs.append, self._key).atexit = False
@@ -149,7 +152,7 @@ class DataParallelRun(TrainingRun):
         group_size: int = 1,
     ) -> Steps | None:
         """Returns how a pass keeps the ranks in step; ``None`` if each has a whole base model."""
-        if not self.base.divided:
+        if self.base.sharding is None:
             return None
         # With the budget of ``shares``, which is not measured again.
         budget, base = self.token_budget, self.base
@@ -160,7 +163,7 @@ class DataParallelRun(TrainingRun):
     def _with_repetition(self, attempt: Callable[[], LossOutput]) -> LossOutput:
         """Runs a pass. If a rank that shares the base model is out of memory, repeats it on all
         ranks with what that rank has found: they cannot halve a micro-batch each by itself."""
-        if not self.base.divided:
+        if self.base.sharding is None:
             return attempt()
         failure = self._failure
         for left in reversed(range(_MOST_ATTEMPTS)):
@@ -235,12 +238,12 @@ class DataParallelRun(TrainingRun):
             yield
             return
         # The others run their own micro-batches, and not the layers for rank 0.
-        with_ranks, self.base.with_ranks = self.base.with_ranks, nullcontext
+        with_processes, self.base.with_processes = self.base.with_processes, nullcontext
         try:
             with pass_in_step(self, steps, on_error):
                 yield
         finally:
-            self.base.with_ranks = with_ranks
+            self.base.with_processes = with_processes
 
     def _send_weights(self) -> None:
         self._end_runs()

@@ -16,18 +16,14 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.memory import KnownLimits
-from tinker_cookbook.engine.model.loading import import_library
-from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
-from tinker_cookbook.engine.model.resolve import ResolvedModel
-from tinker_cookbook.engine.parallel.launch import (
+from tinker_cookbook.engine.extensions.parallel.launch import (
     ProcessRank,
     end_process,
     end_process_group,
     in_step,
     start_process_group,
 )
-from tinker_cookbook.engine.parallel.messages import (
+from tinker_cookbook.engine.extensions.parallel.messages import (
     ERROR,
     FAILING,
     QUESTION,
@@ -35,13 +31,18 @@ from tinker_cookbook.engine.parallel.messages import (
     Channel,
     sendable,
 )
-from tinker_cookbook.engine.parallel.share import (
+from tinker_cookbook.engine.extensions.parallel.sharding import gathers_of
+from tinker_cookbook.engine.extensions.parallel.share import (
     Steps,
     pass_in_step,
     receive_weights,
     send_gradients,
     stand_in,
 )
+from tinker_cookbook.engine.memory import KnownLimits
+from tinker_cookbook.engine.model.loading import import_library
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.model.resolve import ResolvedModel
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import LossOutput, TrainingRun
 
@@ -150,12 +151,11 @@ class Follower:
         return self._engine.submit(load)
 
     def _assist(self, model: str) -> None:
-        """Runs the layers of a divided base model, because rank 0 runs them."""
+        """Runs the layers of a sharded base model, because rank 0 runs them."""
         assert self._engine is not None
         with in_step("running the layers"), torch.no_grad():
             base = self._engine.base_model(model)
-            assert base.gathers is not None
-            base.gathers.start()
+            gathers_of(base).start()
             base.hidden(torch.zeros(1, 1, dtype=torch.int64, device=base.device))
 
     def _keep_choices(self, model: str, known: list[tuple[np.ndarray, np.ndarray]]) -> None:
@@ -185,7 +185,7 @@ class Follower:
         data: Sequence[Example],
         work: Callable[[], LossOutput],
     ) -> LossOutput:
-        """Runs a pass, in step with the other ranks where they share a divided base model."""
+        """Runs a pass, in step with the other ranks where they share a sharded base model."""
         if steps is None:
             return work()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from tinker_cookbook.engine.extensions.vllm import _serve
 from tinker_cookbook.engine.home import home_dir
-from tinker_cookbook.engine.vllm import _serve
 
 _END_SECONDS = 10.0
 """Seconds that the server gets to shut down before it is killed."""

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from tinker_cookbook.engine.extensions.parallel.launch import keeping_step
+from tinker_cookbook.engine.extensions.parallel.sharding import gathers_of
 from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.model.lora import Adapter
-from tinker_cookbook.engine.parallel.launch import keeping_step
 from tinker_cookbook.engine.training.losses import CustomLossFn, evaluate_custom
 from tinker_cookbook.engine.training.packing import MicroBatch
 from tinker_cookbook.engine.training.run import TrainingRun
@@ -78,7 +79,7 @@ def sum_gradients(adapter: Adapter, gradients: Mapping[str, Tensor]) -> dict[str
 
 @dataclass(frozen=True)
 class Steps:
-    """How the ranks keep in step in a pass over a divided base model."""
+    """How the ranks keep in step in a pass over a sharded base model."""
 
     micro_batches: int
     """Number that each rank runs."""
@@ -95,8 +96,7 @@ def pass_in_step(
     run: TrainingRun, steps: Steps, on_error: Callable[[Exception], None]
 ) -> Iterator[None]:
     """Runs the block's pass in step with the other ranks; see ``keeping_step``."""
-    gathers = run.base.gathers
-    assert gathers is not None
+    gathers = gathers_of(run.base)
 
     def expected() -> list[int]:
         return [
@@ -110,7 +110,7 @@ def pass_in_step(
     run.in_step, run.token_budget = steps.micro_batches, steps.token_budget
     run.base.limits = steps.limits
     try:
-        with keeping_step("a pass over the divided base model", gathers, expected, on_error):
+        with keeping_step("a pass over the sharded base model", gathers, expected, on_error):
             yield
     finally:
         run.in_step = None

@@ -1,8 +1,8 @@
-"""Divides a base model that does not fit one device among the ranks of torchrun, by FSDP2.
+"""Shards a base model that does not fit one device among the processes of torchrun, by FSDP2.
 
-Each rank keeps a part of every matrix of the decoder's layers. A layer's matrices are gathered
+Each process keeps a shard of every matrix of the decoder's layers. A layer's matrices are gathered
 before it runs, forward or backward, and freed after it; nothing else changes, since they have no
-gradient. Gathering is a collective: all ranks must run the layers the same number of times. A rank
+gradient. Gathering is a collective: all processes must run the layers the same number of times. One
 whose pass fails in the middle therefore takes part in the gathers that are left (``Gathers``).
 """
 
@@ -15,33 +15,32 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tinker_cookbook.engine.kernels import (
-    DivisibleLayout,
-    Layout,
-    MakeDivisible,
-    divisible_layout,
-)
+from tinker_cookbook.engine.extensions.quantized import shardable_layout
+from tinker_cookbook.engine.kernels import Layout, MakeShardable, ShardableLayout
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.placement import ShardedMatrix, whole_parameters
 from tinker_cookbook.exceptions import ConfigurationError
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-class DividedMatrix(nn.Module):
-    """A frozen matrix that FSDP divides among ranks, whole only while its layer runs.
+class FSDPMatrix(ShardedMatrix):
+    """A matrix that FSDP shards.
 
     Its layout is created from ``weight`` [..., in], as [rows, in] on ``device``, when its layer is
-    divided: all layers at once may not fit the device.
+    sharded: all layers at once may not fit the device.
     """
 
-    def __init__(self, weight: Tensor, device: torch.device, make: MakeDivisible) -> None:
+    def __init__(self, weight: Tensor, device: torch.device, make: MakeShardable) -> None:
         super().__init__()
         self._weight: Tensor | None = weight.detach()
         self._device, self._make = device, make
         self._names: list[str] = []
-        self._layout: DivisibleLayout
+        self._layout: ShardableLayout
+        self.frozen = GatheredWeight(self)
 
     def prepare(self) -> None:
-        """Creates the parameters that FSDP divides."""
+        """Creates the parameters that FSDP shards."""
         if self._weight is None:
             return
         layout = self._make(self._matrix(self._weight))
@@ -54,14 +53,14 @@ class DividedMatrix(nn.Module):
 
     @property
     def parts(self) -> list[Tensor]:
-        """The parameters: this rank's parts, or the whole tensors while the layer runs."""
+        """The parameters: this process's shards, or the whole tensors while the layer runs."""
         return [cast("Tensor", getattr(self, name)) for name in self._names]
 
     @property
     def layout(self) -> Layout:
         """The matrix; read at each use, because a copy would be the memory that is to be saved."""
-        if self._weight is not None:  # the trials of single modules before the division
-            return divisible_layout("auto")(self._matrix(self._weight))
+        if self._weight is not None:  # the trials of single modules before the sharding
+            return shardable_layout("auto")(self._matrix(self._weight))
         return self._layout.of(self.parts)
 
     def _matrix(self, weight: Tensor) -> Tensor:
@@ -69,9 +68,9 @@ class DividedMatrix(nn.Module):
 
 
 class GatheredWeight:
-    """A divided matrix in place of ``FrozenWeight``."""
+    """A sharded matrix in place of ``FrozenWeight``."""
 
-    def __init__(self, matrix: DividedMatrix) -> None:
+    def __init__(self, matrix: FSDPMatrix) -> None:
         self._matrix = matrix
 
     @property
@@ -85,17 +84,11 @@ class GatheredWeight:
         return self._matrix.layout.transposed()
 
 
-def whole_parts(model: Any) -> dict[str, nn.Parameter]:
-    """Returns the parameters that each rank keeps whole, by name: all where nothing is divided."""
-    divided = {name for name, one in model.named_modules() if isinstance(one, DividedMatrix)}
-    return {n: p for n, p in model.named_parameters() if n.rpartition(".")[0] not in divided}
-
-
 class Gathers:
-    """Counts the gathers of a divided base model, so that a rank can catch up with the others.
+    """Counts the gathers of a sharded base model, so that a process can catch up with the others.
 
-    Every micro-batch gathers the same layers in the same order on all ranks: first to last in the
-    forward pass, last to first in the backward pass.
+    Every micro-batch gathers the same layers in the same order in all processes: first to last in
+    the forward pass, last to first in the backward pass.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -129,7 +122,7 @@ class Gathers:
             self._decoder.reset_iter_state()
 
     def catch_up(self, expected: Sequence[int]) -> None:
-        """Takes part in the gathers of ``expected`` that this rank has not made since ``start``.
+        """Takes part in the gathers of ``expected`` that this process has not made since ``start``.
 
         FSDP forgets the pass that failed; what is gathered is thrown away.
         """
@@ -140,7 +133,7 @@ class Gathers:
     def gather(
         self, place: int, output: Tensor | None, own: Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        """Gathers the parts of all ranks, of the size of ``own``, into ``output``."""
+        """Gathers the shards of all processes, of the size of ``own``, into ``output``."""
         from torch import distributed
 
         if place not in self._inputs:
@@ -170,9 +163,31 @@ class _OfPlace:
         return self._gathers.gather(self._place, output_tensor, input_tensor, group, async_op)
 
 
-def divide_layers(decoder: Any, device: torch.device) -> Gathers:
-    """Divides the matrices of the decoder; those of one layer after another go to ``device``.
-    Every rank calls it."""
+class Sharding:
+    """How one base model is sharded; ``gathers`` exist once its layers are."""
+
+    gathers: Gathers
+
+    def __init__(self, base_dtype: str = "auto") -> None:
+        self._make = shardable_layout(base_dtype)
+
+    def matrix(self, weight: Tensor, device: torch.device) -> ShardedMatrix:
+        """See ``engine.model.placement.Sharding``."""
+        return FSDPMatrix(weight, device, self._make)
+
+    def shard_layers(self, decoder: Any, device: torch.device) -> None:
+        """See ``engine.model.placement.Sharding``."""
+        self.gathers = _shard_layers(decoder, device)
+
+
+def gathers_of(base: BaseModel) -> Gathers:
+    """Returns those of a sharded base model."""
+    assert isinstance(base.sharding, Sharding)
+    return base.sharding.gathers
+
+
+def _shard_layers(decoder: Any, device: torch.device) -> Gathers:
+    """Shards the matrices of the decoder; those of one layer after another go to ``device``."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -181,16 +196,16 @@ def divide_layers(decoder: Any, device: torch.device) -> Gathers:
     if not isinstance(layers, nn.ModuleList):
         raise ConfigurationError(
             f"shard_base=true: {type(decoder).__name__} has no plain list of layers whose matrices "
-            "could be divided; set shard_base=false"
+            "could be sharded; set shard_base=false"
         )
-    # No list of the matrices: it would keep each one whole until the last layer is divided.
-    whole = set(whole_parts(decoder).values())
+    # No list of the matrices: it would keep each one whole until the last layer is sharded.
+    whole = set(whole_parameters(decoder).values())
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     gathers = Gathers(decoder)
     parts: tuple[Any, ...] = (*layers, decoder)
     for place, part in enumerate(parts):
         for module in part.modules():
-            if isinstance(module, DividedMatrix):
+            if isinstance(module, FSDPMatrix):
                 module.prepare()
         # Freed after the forward pass too: several layers at once are what does not fit.
         fully_shard(part, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
