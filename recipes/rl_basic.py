@@ -16,20 +16,11 @@ import chz
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of
 from tinker_cookbook.rl import train
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 DEFAULT_MODEL_NAME = DEMO_MODEL
 
 
-# The second names are the builder's names in the original cookbook's recipe.
-@also_named(
-    n_batches="num_batches",
-    dataset_builder__batch_size="groups_per_batch",
-    dataset_builder__group_size="group_size",
-    dataset_builder__renderer_name="renderer_name",
-    dataset_builder__n_batches="num_batches",
-    dataset_builder__seed="seed",
-)
 @chz.chz
 class CLIConfig(train.Config):
     """Settings of the recipe, in addition to those of the loop."""
@@ -43,7 +34,7 @@ class CLIConfig(train.Config):
         default=False, doc="Show a worked example before the question"
     )
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
-    num_batches: int = chz.field(default=40, doc="Steps per epoch")
+    n_batches: int = chz.field(default=40, doc="Steps per epoch")
     groups_per_batch: int = 8
     group_size: int = 8
     max_tokens: int = 12
@@ -57,13 +48,7 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> ArithmeticDatasetBuilder:
         """Returns the sums. Your own task: return another ``RLDatasetBuilder``."""
-        return ArithmeticDatasetBuilder(
-            max_operand=self.max_operand,
-            num_batches=self.num_batches,
-            num_test=self.num_test,
-            include_fewshot=self.include_fewshot,
-            **self.of_problems(),
-        )
+        return self.builder_of(ArithmeticDatasetBuilder)
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:

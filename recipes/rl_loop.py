@@ -37,7 +37,7 @@ from tinker_cookbook.training.config import (
     peak_rate,
 )
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
     import tinker
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")
 
 
-@also_named(batch_size="groups_per_batch", max_steps="num_steps", n_batches="num_steps")
 @chz.chz
 class Config(SamplerOptions):
     """Settings of the loop."""

@@ -25,21 +25,12 @@ from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder, NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 DEFAULT_MODEL_NAME = DEMO_MODEL
 DATASETS = ("example", "no_robots")
 
 
-# The second names are the builder's names in the original cookbook's recipe.
-@also_named(
-    dataset_builder__file_path="dataset_path",
-    dataset_builder__test_size="test_size",
-    dataset_builder__common_config__batch_size="batch_size",
-    dataset_builder__common_config__max_length="max_length",
-    dataset_builder__common_config__renderer_name="renderer_name",
-    dataset_builder__common_config__train_on_what="train_on_what",
-)
 @chz.chz
 class CLIConfig(train.Config):
     """Settings of the recipe, in addition to those of the loop."""

@@ -7,7 +7,7 @@ line: it adds settings of the data, gives other defaults, and ``build_dataset`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest_sentence
 from tinker_cookbook.renderers import TrainOnWhat
-from tinker_cookbook.supervised.json_files import SUFFIXES
+from tinker_cookbook.supervised.json_files import SUFFIXES, json_lines, load_local_rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import TrainingConfig
 
@@ -54,6 +54,35 @@ def check_dataset_name(dataset: str, known: Sequence[str]) -> None:
         f"{nearest_sentence(dataset, known)} Your own data go into dataset=FILE, FOLDER or "
         "OWNER/NAME of the Hub"
     )
+
+
+def check_files(settings: Any, *names: str) -> None:
+    """Raises DataValidationError for a setting that names a file or folder that does not exist."""
+    for name in names:
+        path = getattr(settings, name)
+        if path is not None and not Path(path).expanduser().exists():
+            raise DataValidationError(
+                f"{name}: there is no file or folder {path} (searched from {Path.cwd()})"
+            )
+
+
+def local_rows(path: str, split: str, expected: str) -> Iterator[tuple[str, Any]]:
+    """Yields the rows of a local file, or of a split of a local folder, each with where it is.
+
+    Raises DataValidationError if there is none; ``expected`` describes a row for it.
+    """
+    local = Path(path).expanduser()
+    if not local.exists():
+        raise DataValidationError(
+            f"dataset: there is no file or folder {local} (searched from {Path.cwd()}); expected "
+            f"JSON lines, each {expected}"
+        )
+    if local.is_file() and local.name.endswith((".jsonl", ".jsonl.gz")):
+        # Line by line, so that errors name the line.
+        yield from json_lines(local, expected)
+    else:
+        rows = load_local_rows(local, split)
+        yield from ((f"{local} ({split}), row {i}", rows[i]) for i in range(len(rows)))
 
 
 def blocking(main: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S], None]:

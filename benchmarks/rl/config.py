@@ -60,7 +60,7 @@ def recipe_settings(job: dict[str, Any], log_path: Path) -> CLIConfig:
         train_unembed=job["train_unembed"],
         learning_rate=job["learning_rate"],
         seed=job["seed"],
-        num_batches=job["steps"],
+        n_batches=job["steps"],
         num_test=0,
         eval_every=0,
         save_every=0,

@@ -77,9 +77,9 @@ async def sample(teacher: str, seed: int, file: Path) -> None:
     sums = ArithmeticDatasetBuilder(
         model_name_for_tokenizer=MODEL,
         renderer_name="smollm2",
-        groups_per_batch=GROUPS,
+        batch_size=GROUPS,
         group_size=SIZE,
-        num_batches=STEPS + 1,
+        n_batches=STEPS + 1,
         seed=seed,
     )
     connection = connect("local")

@@ -6,13 +6,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.code_rl.deepcoder_tool import (
     DeepcoderReward,
     DeepcoderTask,
@@ -24,6 +23,7 @@ from tinker_cookbook.recipes.code_rl.tasks import (
     load_tasks,
     one_line_tasks,
 )
+from tinker_cookbook.recipes.start import check_files
 from tinker_cookbook.renderers import Message, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -154,12 +154,7 @@ class DeepcoderDatasetBuilder(RLDatasetBuilder):
                 f"dataset: got {self.dataset!r}, expected one of {', '.join(DATASETS)}"
                 f"{nearest(self.dataset, DATASETS)}; your own tasks go into dataset_path=FILE"
             )
-        for name in ("dataset_path", "test_path"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).expanduser().exists():
-                raise DataValidationError(
-                    f"{name}: there is no file or folder {path} (searched from {Path.cwd()})"
-                )
+        check_files(self, "dataset_path", "test_path")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Reads both parts; the test part has one episode of each task."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
@@ -15,9 +14,9 @@ from tinker_cookbook.recipes.code_rl.lcb_utils import (
     LCB_PREAMBLE,
     fetch_live_code_bench_system_prompt,
 )
+from tinker_cookbook.recipes.start import local_rows
 from tinker_cookbook.sandbox.program_text import names_in_tests, split_check
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 Split = Literal["train", "test"]
 
@@ -56,18 +55,7 @@ def load_tasks(dataset: str, split: Split, path: str | None = None) -> list[Deep
         DataError: The Hub cannot be reached; the message says how to give local files.
         DataFormatError: A row has no problem, or no test that can be read.
     """
-    rows: Iterable[tuple[str, Any]]
-    if path is not None:
-        local = Path(path).expanduser()
-        if not local.exists():
-            raise DataValidationError(f"there is no file or folder {local}; expected {_EXPECTED}")
-        if local.is_file() and local.name.endswith((".jsonl", ".jsonl.gz")):
-            rows = json_lines(local, _EXPECTED)
-        else:
-            found = load_local_rows(local, split)
-            rows = ((f"{local} ({split}), row {i}", found[i]) for i in range(len(found)))
-    else:
-        rows = _hub_rows(dataset, split)
+    rows = _hub_rows(dataset, split) if path is None else local_rows(path, split, _EXPECTED)
     tasks = [task_of(row, where) for where, row in rows]
     if not tasks:
         raise DataValidationError(

@@ -18,10 +18,9 @@ from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.rollouts.limits import check_range
 from tinker_cookbook.sandbox import SandboxBackend, available_tier
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
-@also_named(log_dir="log_path")
 @chz.chz
 class CLIConfig(train.Config):
     """Settings of the recipe, in addition to those of the loop."""
@@ -59,23 +58,7 @@ class CLIConfig(train.Config):
         if self.sandbox_backend == SandboxBackend.LOCAL:
             # Before anything else: without a sandbox no program may run.
             available_tier()
-        return DeepcoderDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            batch_size=self.groups_per_batch,
-            group_size=self.group_size,
-            max_generation_tokens=self.max_tokens,
-            dataset=self.dataset,
-            dataset_path=self.dataset_path,
-            test_path=self.test_path,
-            num_test=self.num_test,
-            max_turns=self.max_turns,
-            timeout=self.timeout,
-            format_coef=self.format_coef,
-            partial_credit=self.partial_credit,
-            sandbox_backend=self.sandbox_backend,
-            seed=self.seed,
-        )
+        return self.builder_of(DeepcoderDatasetBuilder, max_generation_tokens=self.max_tokens)
 
 
 async def main(config: CLIConfig) -> None:

@@ -28,11 +28,10 @@ from tinker_cookbook.recipes.harbor_rl.harbor_env import (
     load_harbor_tasks,
 )
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lookup_func
 
 
-@also_named(task_name="dataset")
 @chz.chz
 class CLIConfig(OnPolicyLoopSettings):
     """Settings of the recipe. Options that are None are derived and printed."""

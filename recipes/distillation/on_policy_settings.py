@@ -22,7 +22,6 @@ from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.lr_scheduling import LRSchedule
-from tinker_cookbook.utils.command_line.entrypoint import also_named
 
 SUMS = "sums"
 EXAMPLE = "example"
@@ -104,7 +103,6 @@ class OnPolicyLoopSettings(train_on_policy.Config):
         return super(OnPolicyLoopSettings, filled).resolved()
 
 
-@also_named(n_batches="num_batches")
 @chz.chz
 class OnPolicySettings(OnPolicyLoopSettings):
     """The same on prompts."""
@@ -114,7 +112,7 @@ class OnPolicySettings(OnPolicyLoopSettings):
     )
     max_prompts: int | None = chz.field(default=None, doc="Maximum prompts of each dataset")
     max_operand: int = chz.field(default=9, doc="sums: largest operand")
-    num_batches: int = chz.field(default=25, doc="sums: steps per epoch")
+    n_batches: int = chz.field(default=25, doc="sums: steps per epoch")
     num_test: int = chz.field(default=10, doc="sums: number of held-out sums; 0: no evaluation")
 
 
@@ -136,28 +134,12 @@ def dataset_with_teacher(
         renderer_name=settings.teacher_renderer_name,
         **_own_prompt(settings, where),
     )
-    shared: dict[str, Any] = {
-        "model_name_for_tokenizer": cli.model_name,
-        "renderer_name": cli.renderer,
-        "groups_per_batch": cli.groups_per_batch,
-        "group_size": cli.group_size,
-    }
+    prompts: RLDatasetBuilder
     if name == SUMS:
-        prompts: RLDatasetBuilder = ArithmeticDatasetBuilder(
-            max_operand=cli.max_operand,
-            num_batches=cli.num_batches,
-            num_test=cli.num_test,
-            include_fewshot=False,
-            seed=cli.seed,
-            **shared,
-        )
+        prompts = cli.builder_of(ArithmeticDatasetBuilder, include_fewshot=False)
     else:
-        prompts = PromptOnlyDatasetBuilder(
-            dataset_name=str(example_data("conversations.jsonl")) if name == EXAMPLE else name,
-            max_prompt_tokens=cli.max_prompt_tokens,
-            max_prompts=cli.max_prompts,
-            **shared,
-        )
+        path = str(example_data("conversations.jsonl")) if name == EXAMPLE else name
+        prompts = cli.builder_of(PromptOnlyDatasetBuilder, dataset_name=path)
     return DistillationDatasetConfig(
         dataset_builder=prompts, teacher_config=teacher, groups_per_batch=cli.groups_per_batch
     )

@@ -46,17 +46,8 @@ class Config(MarketSettings, train.Config):
 
     def build_dataset(self) -> ProphetArenaRLDatasetBuilder:
         """Returns the markets that the settings name; writes the synthetic ones."""
-        return ProphetArenaRLDatasetBuilder(
-            validation_group_size=self.validation_group_size,
-            train_epochs=self.train_epochs,
-            data_path=self.csv_file(),
-            data_cache_dir=self.data_cache_dir,
-            dataset_revision=self.dataset_revision,
-            split_date=self.split_date,
-            max_train_questions=self.max_train_questions,
-            max_validation_questions=self.max_validation_questions,
-            include_validation=False,
-            **self.of_problems(),
+        return self.builder_of(
+            ProphetArenaRLDatasetBuilder, data_path=self.csv_file(), include_validation=False
         )
 
 

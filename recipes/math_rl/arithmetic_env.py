@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from functools import partial
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import equal_numbers, last_number
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv
+from tinker_cookbook.rl.types import Env
+from tinker_cookbook.training.config import number
 
 # Three digits, so that it shows the format but no answer of a task with small operands.
 FEWSHOT: tuple[Message, ...] = (
@@ -65,29 +65,25 @@ class ArithmeticEnv(ProblemEnv):
         return list(FEWSHOT)
 
 
-@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
-class ArithmeticDatasetBuilder(RLDatasetBuilder):
+class ArithmeticDatasetBuilder(ProblemDatasetBuilder):
     """Addition of two numbers from 0 to ``max_operand``.
 
     ``num_test`` sums are held out with both orders of their operands: of 3 + 4, also 4 + 3.
     """
 
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes per problem")
-    max_operand: int = chz.field(default=9, doc="Largest operand")
-    num_batches: int = chz.field(default=40, doc="Steps per epoch")
-    num_test: int = chz.field(default=10, doc="Sums held out for evaluation")
-    test_group_size: int = chz.field(default=4, doc="Episodes of a held-out problem")
+    max_operand: int = number(9, "Largest operand", low=1)
+    n_batches: int = number(40, "Steps per epoch", low=1)
+    num_test: int = number(10, "Sums held out for evaluation")
+    test_group_size: int = number(4, "Episodes of a held-out problem", low=1)
     include_fewshot: bool = chz.field(default=True, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
-    seed: int = chz.field(default=0, doc="Seed of the problems")
+
+    shuffle = False  # it would bring equal problems into one batch
 
     def held_out(self) -> list[tuple[int, int]]:
         """Returns the operands of the held-out sums, the smaller one first."""
-        # A separate random stream, so that the held-out sums do not depend on num_batches.
+        # A separate random stream, so that the held-out sums do not depend on n_batches.
         rng = random.Random(f"{self.seed} held out")
         sampled: dict[tuple[int, int], None] = {}
         while len(sampled) < self.num_test:
@@ -103,31 +99,21 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         # A held-out sum excludes both orders of its operands, or one if they are equal.
         free = (self.max_operand + 1) ** 2 - sum(1 if x == y else 2 for x, y in held_out)
         pairs: list[tuple[int, int]] = []
-        for _ in range(self.num_batches):
+        for _ in range(self.n_batches):
             batch: dict[tuple[int, int], None] = {}
-            while len(batch) < min(self.groups_per_batch, free):
+            while len(batch) < min(self.batch_size, free):
                 x, y = self._sample(rng)
                 if (min(x, y), max(x, y)) not in held_out:
                     batch[x, y] = None
             # If there are fewer pairs than groups, all pairs occur equally often.
-            pairs += itertools.islice(itertools.cycle(batch), self.groups_per_batch)
+            pairs += itertools.islice(itertools.cycle(batch), self.batch_size)
         return pairs
 
     def _sample(self, rng: random.Random) -> tuple[int, int]:
         return rng.randint(0, self.max_operand), rng.randint(0, self.max_operand)
 
-    def _group(self, renderer: Renderer, size: int, pair: tuple[int, int]) -> EnvGroupBuilder:
-        prefix = list(FEWSHOT) if self.include_fewshot else None
-        env = partial(ArithmeticEnv, *pair, renderer, prefix, self.format_coef)
-        return ProblemGroupBuilder(env, size, "arithmetic")
-
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for numbers that leave nothing to sample."""
-        for name, low in (("max_operand", 1), ("num_batches", 1), ("num_test", 0)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+        """Raises ``ConfigurationError`` if too few sums are left to train on."""
         # x + y and y + x count as one sum.
         sums = (self.max_operand + 1) * (self.max_operand + 2) // 2
         if self.num_test > sums // 2:
@@ -136,18 +122,15 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
                 f"sums of numbers from 0 to {self.max_operand}"
             )
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Problems to train on, and the held-out ones."""
-        self.check()
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        group = partial(self._group, renderer)
-        train_set = ProblemDataset(
-            self.training(),
-            partial(group, self.group_size),
-            self.groups_per_batch,
-            shuffle=False,  # it would bring equal problems into one batch
-        )
-        test = self.held_out()
-        if not test:
-            return train_set, None
-        return train_set, ProblemDataset(test, partial(group, self.test_group_size), len(test))
+    def load(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Returns the sums to train on, and the held-out ones."""
+        return self.training(), self.held_out()
+
+    def env_thunk(self, problem: tuple[int, int], renderer: Renderer) -> Callable[[], Env]:
+        """Returns the environment of a sum."""
+        prefix = list(FEWSHOT) if self.include_fewshot else None
+        return partial(ArithmeticEnv, *problem, renderer, prefix, self.format_coef)
+
+    def tag(self, problem: tuple[int, int]) -> str:
+        """Returns the name of the task."""
+        return "arithmetic"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,17 +23,14 @@ from tinker_cookbook.grading.mathematics import require_math_verify
 from tinker_cookbook.grading.numbers import reference_number
 from tinker_cookbook.grading.texts import extract_boxed
 from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
-from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.rl.envs.grading import (
-    DEFAULT_TIMEOUT_SECONDS,
-)
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.recipes.start import check_files, local_rows
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.types import Env
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.json_files import json_lines, load_local_rows, local_splits
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.supervised.json_files import local_splits
+from tinker_cookbook.training.config import number
 
 logger = logging.getLogger(__name__)
 
@@ -111,22 +107,9 @@ def problem_of(row: Any, where: str) -> Problem:
 
 def read_problems(path: str, split: str = "train") -> list[Problem]:
     """Returns the problems of a local file, or of a split of a local folder."""
-    local = Path(path).expanduser()
-    if not local.exists():
-        raise DataValidationError(
-            f"dataset: there is no file or folder {local} (searched from {Path.cwd()}); expected "
-            f"JSON lines, each {_EXPECTED}"
-        )
-    rows: Iterable[tuple[str, Any]]
-    if local.is_file() and local.name.endswith((".jsonl", ".jsonl.gz")):
-        # Line by line, so that errors name the line.
-        rows = json_lines(local, _EXPECTED)
-    else:
-        found = load_local_rows(local, split)
-        rows = ((f"{local} ({split}), row {i}", found[i]) for i in range(len(found)))
-    problems = [problem_of(row, where) for where, row in rows]
+    problems = [problem_of(row, where) for where, row in local_rows(path, split, _EXPECTED)]
     if not problems:
-        raise DataValidationError(f"{local}: got no problem, expected one at least")
+        raise DataValidationError(f"{path}: got no problem, expected one at least")
     return problems
 
 
@@ -175,25 +158,19 @@ def _require_number(problem: Problem) -> None:
         )
 
 
-@also_named(batch_size="groups_per_batch")
 @chz.chz
-class MathDatasetBuilder(RLDatasetBuilder):
+class MathDatasetBuilder(ProblemDatasetBuilder):
     """Problems of GSM8K, MATH, Polaris or DeepMath, or of user files instead."""
 
     env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes per problem")
     dataset_path: str | None = chz.field(default=None, doc="Problems to train on: file or folder")
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on")
-    num_test: int = chz.field(default=100, doc="Maximum problems to evaluate on; 0: no evaluation")
+    num_test: int = number(100, "Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer in a wrong format")
     grading_timeout_seconds: float = chz.field(
         default=DEFAULT_TIMEOUT_SECONDS, doc="Seconds after which an answer is graded as wrong"
     )
-    seed: int = chz.field(default=0, doc="Seed of the order of problems")
 
     def check(self) -> None:
         """Raises for a setting that cannot work, and for a missing file."""
@@ -204,27 +181,15 @@ class MathDatasetBuilder(RLDatasetBuilder):
             )
         if self.env != "gsm8k":  # its answers are plain numbers
             require_math_verify()
-        if self.num_test < 0:
-            raise ConfigurationError(f"num_test: got {self.num_test}, expected at least 0")
         if not 0 < self.grading_timeout_seconds < float("inf"):
             raise ConfigurationError(
                 f"grading_timeout_seconds: got {self.grading_timeout_seconds}, expected a finite "
                 "number above 0"
             )
-        for name in ("dataset_path", "test_path"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).expanduser().exists():
-                raise DataValidationError(
-                    f"{name}: there is no file or folder {path} (searched from {Path.cwd()})"
-                )
+        check_files(self, "dataset_path", "test_path")
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Reads both parts; problems of the test part are not trained on."""
-        self.check()
-        return await asyncio.to_thread(self._build)
-
-    def _build(self) -> tuple[RLDataset, RLDataset | None]:
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+    def load(self) -> tuple[list[Problem], list[Problem]]:
+        """Returns both parts; problems of the test part are not trained on."""
         test = self._test_problems()
         # Some sources overlap: MATH-500 is part of the MATH test split, which is trained on.
         known = {problem.question for problem in test}
@@ -248,13 +213,8 @@ class MathDatasetBuilder(RLDatasetBuilder):
                 "expected other problems to train on"
             )
         # Sampled after the overlap is removed, so a larger num_test removes no more training data.
-        test = random.Random(self.seed).sample(test, min(self.num_test, len(test)))
-
-        def dataset(problems: list[Problem], size: int) -> RLDataset:
-            group = partial(self._group, renderer, size)
-            return ProblemDataset(problems, group, self.groups_per_batch)
-
-        return dataset(training, self.group_size), dataset(test, 1) if test else None
+        count = min(self.num_test, len(test))
+        return training, random.Random(self.seed).sample(test, count)
 
     def _test_problems(self) -> list[Problem]:
         if self.num_test == 0:
@@ -271,11 +231,13 @@ class MathDatasetBuilder(RLDatasetBuilder):
             return read_problems(self.dataset_path, "test")
         return []
 
-    def _group(self, renderer: Renderer, size: int, problem: Problem) -> EnvGroupBuilder:
-        is_gsm8k = self.env == "gsm8k"
-        fewshot = GSM8K_FEWSHOT if is_gsm8k else MATH_FEWSHOT
-        env = partial(
-            Gsm8kEnv if is_gsm8k else MathEnv,
+    def env_thunk(self, problem: Problem, renderer: Renderer) -> Callable[[], Env]:
+        """Returns the environment of a problem."""
+        kind, fewshot = MathEnv, MATH_FEWSHOT
+        if self.env == "gsm8k":
+            kind, fewshot = Gsm8kEnv, GSM8K_FEWSHOT
+        return partial(
+            kind,
             problem.question,
             problem.answer,
             renderer,
@@ -283,4 +245,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
             self.format_coef,
             self.grading_timeout_seconds,
         )
-        return ProblemGroupBuilder(env, size, self.env)
+
+    def tag(self, problem: Problem) -> str:
+        """Returns the name of the dataset."""
+        return self.env

@@ -84,11 +84,22 @@ class _NamedDatasetBuilder(RLDatasetBuilder):
     group_size: int = chz.field(doc="Episodes per problem")
     seed: int = chz.field(default=0, doc="Seed of the order of problems")
 
-    def _build(
-        self, kind: type[MathDataset], split: Literal["train", "test"], prefix: list[Message] | None
-    ) -> MathDataset:
+    kind: ClassVar[type[MathDataset]]
+    splits: ClassVar[tuple[Literal["train", "test"], ...]] = ("train",)
+
+    def prefix(self) -> list[Message] | None:
+        """Returns the messages before the question."""
+        return None
+
+    def _build(self) -> list[MathDataset]:
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        return kind(self.batch_size, self.group_size, renderer, prefix, split, self.seed)
+        make = partial(self.kind, self.batch_size, self.group_size, renderer, self.prefix())
+        return [make(split, self.seed) for split in self.splits]
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Loads the problems, in a thread: loading may download."""
+        train, *test = await asyncio.to_thread(self._build)
+        return train, test[0] if test else None
 
 
 @chz.chz
@@ -99,42 +110,35 @@ class MathDatasetBuilder(_NamedDatasetBuilder):
         default="standard", doc="Messages before the question; standard: a worked example"
     )
 
-    _kind: ClassVar[type[MathDataset]] = MathDataset
+    kind = MathDataset
+    splits = ("train", "test")
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Loads both splits."""
-        standard = self.convo_prefix == "standard"
-        prefix = MathEnv.standard_fewshot_prefix() if standard else self.convo_prefix
-        assert not isinstance(prefix, str)
-        # In threads, because loading may download and would block the event loop.
-        train = await asyncio.to_thread(self._build, self._kind, "train", prefix)
-        test = await asyncio.to_thread(self._build, self._kind, "test", prefix)
-        return train, test
+    def prefix(self) -> list[Message] | None:
+        """Returns ``convo_prefix``, or the worked example."""
+        if isinstance(self.convo_prefix, str):
+            return MathEnv.standard_fewshot_prefix()
+        return self.convo_prefix
 
 
 @chz.chz
 class Gsm8kDatasetBuilder(MathDatasetBuilder):
     """GSM8K, both splits."""
 
-    _kind: ClassVar[type[MathDataset]] = Gsm8kDataset
+    kind = Gsm8kDataset
 
 
 @chz.chz
 class PolarisDatasetBuilder(_NamedDatasetBuilder):
     """Polaris, without a test split."""
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Loads the problems."""
-        return await asyncio.to_thread(self._build, PolarisDataset, "train", None), None
+    kind = PolarisDataset
 
 
 @chz.chz
 class DeepMathDatasetBuilder(_NamedDatasetBuilder):
     """DeepMath, without a test split."""
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Loads the problems."""
-        return await asyncio.to_thread(self._build, DeepMathDataset, "train", None), None
+    kind = DeepMathDataset
 
 
 DATASET_BUILDER_MAP: Mapping[str, type[_NamedDatasetBuilder]] = {

@@ -70,35 +70,19 @@ class CLIConfig(train.Config):
     def build_dataset(self) -> RLDatasetBuilder:
         """Returns the dataset that ``env`` names; raises for settings that it does not have."""
         _check_env(self)
-        shared = self.of_problems() | {
-            "num_test": self.num_test,
-            "format_coef": self.format_coef,
-        }
         if self.env == "arithmetic":
-            return ArithmeticDatasetBuilder(
-                max_operand=self.max_operand,
-                # The dataset counts steps, this recipe problems.
-                num_batches=max(1, self.num_problems // self.groups_per_batch),
-                include_fewshot=self.include_fewshot,
-                **shared,
-            )
+            # The dataset counts steps, this recipe problems.
+            steps = max(1, self.num_problems // (self.groups_per_batch or 1))
+            return self.builder_of(ArithmeticDatasetBuilder, n_batches=steps)
         if self.env.startswith(GENERATOR_PREFIX):
-            return ReasoningGymDatasetBuilder(
+            return self.builder_of(
+                ReasoningGymDatasetBuilder,
                 generator=self.env.removeprefix(GENERATOR_PREFIX),
                 size=self.num_problems,
                 config=self.reasoning_gym_config,
-                answer_tag=self.answer_tag,
                 scoring_timeout_seconds=self.grading_timeout_seconds,
-                **shared,
             )
-        return MathDatasetBuilder(
-            env=self.env,
-            dataset_path=self.dataset_path,
-            test_path=self.test_path,
-            include_fewshot=self.include_fewshot,
-            grading_timeout_seconds=self.grading_timeout_seconds,
-            **shared,
-        )
+        return self.builder_of(MathDatasetBuilder)
 
 
 def _check_env(cli: CLIConfig) -> None:

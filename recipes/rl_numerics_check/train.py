@@ -49,18 +49,7 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> CountingDatasetBuilder:
         """Returns the counting task."""
-        return CountingDatasetBuilder(
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            batch_size=self.groups_per_batch,
-            group_size=self.group_size,
-            max_generation_tokens=self.max_tokens,
-            task=self.task,
-            corpus=self.corpus,
-            max_trajectory_tokens=self.max_trajectory_tokens,
-            n_batches=self.n_batches,
-            seed=self.seed,
-        )
+        return self.builder_of(CountingDatasetBuilder, max_generation_tokens=self.max_tokens)
 
 
 def build_config(cli_config: CLIConfig) -> train.Config:

@@ -16,10 +16,9 @@ from tinker_cookbook.recipes.rubric.env import RubricGradedDatasetBuilder
 from tinker_cookbook.recipes.rubric.train import JudgedSettings
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
-@also_named(train_group_size="group_size")
 @chz.chz
 class CLIConfig(JudgedSettings):
     """Settings of the recipe."""

@@ -26,10 +26,9 @@ from tinker_cookbook.rl.rollouts.strategy import LeaveOutUngraded
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.training.config import number
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
-@also_named(train_group_size="group_size")
 @chz.chz
 class JudgedSettings(train.Config):
     """Settings of a recipe with a judge, in addition to those of the loop."""

@@ -57,13 +57,12 @@ from tinker_cookbook.rl.types import Env, Trajectory
 from tinker_cookbook.run.paths import ensure_writable_dir
 from tinker_cookbook.sampling_model import SamplingModelSettings, open_sampling_model
 from tinker_cookbook.tool_use import build_agent_tool_env
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
 _ROOT = "/tmp/tinker-examples/search_eval"
 
 
-@also_named(tinker_checkpoint_url="model_path", base_model="model_name")
 @chz.chz
 class CLIConfig(SamplingModelSettings):
     """Settings of the evaluation."""

@@ -6,19 +6,17 @@ Every question has a new database, so an answer without the right calls is a gue
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import last_number
-from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.types import Env
 from tinker_cookbook.tool_use import (
     FunctionTool,
     ToolEpisode,
@@ -27,7 +25,7 @@ from tinker_cookbook.tool_use import (
     error_tool_result,
     tool,
 )
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.training.config import number
 
 _NAMES = (
     "basket bell blanket book bottle bowl bread broom bucket butter candle chair cheese clock comb "
@@ -143,77 +141,39 @@ async def reward(
     return float(right) + call_coef * found / len(needed), metrics
 
 
-@dataclass(frozen=True)
-class ShopGroupBuilder(EnvGroupBuilder):
-    """Episodes about one question."""
-
-    question: Question
-    renderer: Renderer
-    group_size: int
-    max_turns: int
-    call_coef: float
-
-    async def make_envs(self) -> Sequence[Env]:
-        """Returns all episodes of the group."""
-        return [await self.make_env(i) for i in range(self.group_size)]
-
-    async def make_env(self, index: int) -> Env:
-        """Returns one episode with its own database."""
-        shop = Shop(self.question.seed)
-        specs = [one.to_spec() for one in shop.tools]
-        prefix = self.renderer.create_conversation_prefix_with_tools(specs)
-        return build_agent_tool_env(
-            self.renderer,
-            list(shop.tools),
-            [*prefix, Message(role="user", content=self.question.text)],
-            partial(reward, self.question, self.call_coef),
-            max_turns=self.max_turns,
-        )
-
-    def logging_tags(self) -> list[str]:
-        """Returns the kind of the question."""
-        return [self.question.kind]
+def make_episode(question: Question, renderer: Renderer, max_turns: int, call_coef: float) -> Env:
+    """Returns one episode about a question, with its own database."""
+    shop = Shop(question.seed)
+    specs = [one.to_spec() for one in shop.tools]
+    prefix = renderer.create_conversation_prefix_with_tools(specs)
+    return build_agent_tool_env(
+        renderer,
+        list(shop.tools),
+        [*prefix, Message(role="user", content=question.text)],
+        partial(reward, question, call_coef),
+        max_turns=max_turns,
+    )
 
 
-@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
-class ShopDatasetBuilder(RLDatasetBuilder):
+class ShopDatasetBuilder(ProblemDatasetBuilder):
     """Questions to train on, and others to evaluate on."""
 
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format with tools")
-    groups_per_batch: int = chz.field(doc="Questions per step")
-    group_size: int = chz.field(doc="Episodes per question")
-    num_batches: int = chz.field(default=100, doc="Steps per epoch")
-    num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
-    max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
+    n_batches: int = number(100, "Steps per epoch", low=1)
+    num_test: int = number(60, "Questions to evaluate on; 0: no evaluation")
+    max_turns: int = number(5, "Maximum answers of an episode, including tool calls", low=1)
     call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
-    seed: int = chz.field(default=0, doc="Seed of the questions")
 
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a number out of range."""
-        for name, low in (("num_batches", 1), ("num_test", 0), ("max_turns", 1)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+    def load(self) -> tuple[list[Question], list[Question]]:
+        """Returns the questions to train on and to evaluate on."""
+        count = self.n_batches * self.batch_size
+        # The same test questions for all seeds, so that their curves can be compared.
+        return make_questions(count, self.seed), make_questions(self.num_test, 10**9)
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Returns the training set, and the test set if there are test questions."""
-        self.check()
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        count = self.num_batches * self.groups_per_batch
-        train = ProblemDataset(
-            make_questions(count, self.seed),
-            partial(self._group, renderer, self.group_size),
-            self.groups_per_batch,
-        )
-        if not self.num_test:
-            return train, None
-        # The same questions for all seeds, so that their curves can be compared.
-        test = make_questions(self.num_test, 10**9)
-        group = partial(self._group, renderer, 1)
-        return train, ProblemDataset(test, group, len(test), shuffle=False)
+    def env_thunk(self, problem: Question, renderer: Renderer) -> Callable[[], Env]:
+        """Returns an episode about a question."""
+        return partial(make_episode, problem, renderer, self.max_turns, self.call_coef)
 
-    def _group(self, renderer: Renderer, size: int, question: Question) -> EnvGroupBuilder:
-        return ShopGroupBuilder(question, renderer, size, self.max_turns, self.call_coef)
+    def tag(self, problem: Question) -> str:
+        """Returns the kind of the question."""
+        return problem.kind

@@ -43,7 +43,7 @@ class CLIConfig(train.Config):
     max_turns: int = chz.field(default=5, doc="Maximum answers of an episode, including tool calls")
     call_coef: float = chz.field(default=0.2, doc="Additional reward for making all needed calls")
     max_tokens: int = 32
-    num_batches: int = chz.field(default=200, doc="Steps per epoch")
+    n_batches: int = chz.field(default=200, doc="Steps per epoch")
     num_test: int = chz.field(default=60, doc="Questions to evaluate on; 0: no evaluation")
     learning_rate: float | None = chz.field(default=None, doc="Default: 3e-3 for the tiny model")
     max_steps: int | None = 40
@@ -57,13 +57,7 @@ class CLIConfig(train.Config):
             renderer.create_conversation_prefix_with_tools([])
         except UnsupportedToolsError as error:
             raise ConfigurationError(f"renderer_name: got {self.renderer!r}: {error}") from error
-        return ShopDatasetBuilder(
-            num_batches=self.num_batches,
-            num_test=self.num_test,
-            max_turns=self.max_turns,
-            call_coef=self.call_coef,
-            **self.of_problems(),
-        )
+        return self.builder_of(ShopDatasetBuilder)
 
 
 async def with_model(cli: CLIConfig) -> CLIConfig:

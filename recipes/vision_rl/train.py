@@ -53,7 +53,7 @@ class CLIConfig(train.Config):
     )
     groups_per_batch: int = 16
     group_size: int = 8
-    num_batches: int = number(200, "Steps per epoch", low=1)
+    n_batches: int = number(200, "Steps per epoch", low=1)
     num_test: int = number(120, "Pictures to evaluate on; 0: no evaluation")
     max_tokens: int = 4
     lora_rank: int = 64
@@ -63,12 +63,7 @@ class CLIConfig(train.Config):
 
     def build_dataset(self) -> PictureDatasetBuilder:
         """Returns the pictures."""
-        return PictureDatasetBuilder(
-            num_batches=self.num_batches,
-            num_test=self.num_test,
-            kinds=self.kinds,
-            **self.of_problems(),
-        )
+        return self.builder_of(PictureDatasetBuilder)
 
     @chz.validate
     def _check_kinds(self) -> None:

@@ -223,14 +223,14 @@ NESTED = [
 ]
 ALIASES = [
     ("recipes.rl_basic", "batch_size", "groups_per_batch"),
-    ("recipes.rl_basic", "n_batches", "num_batches"),
+    ("recipes.rl_basic", "num_batches", "n_batches"),
     ("recipes.math_rl.train", "batch_size", "groups_per_batch"),
     ("recipes.rl_loop", "batch_size", "groups_per_batch"),
     ("recipes.code_rl.train", "log_dir", "log_path"),
     ("recipes.distillation.on_policy_distillation_harbor_multi_turn", "task_name", "dataset"),
     ("recipes.rl_loop", "max_steps", "num_steps"),
     ("recipes.rl_loop", "n_batches", "num_steps"),
-    ("recipes.multiplayer_rl.guess_number.train", "n_batches", "num_batches"),
+    ("recipes.multiplayer_rl.guess_number.train", "num_batches", "n_batches"),
     ("recipes.preference.rlhf.rlhf_pipeline", "base_model", "model_name"),
 ]
 

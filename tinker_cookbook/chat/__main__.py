@@ -31,13 +31,12 @@ from tinker_cookbook.sampling_model import (
     open_sampling_model,
 )
 from tinker_cookbook.training.config import BackendSettings, at_least, number
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.terminal import get_console
 
 _BASE = "base"
 
 
-@also_named(base_model="model_name")
 @chz.chz
 class Config(BackendSettings, SamplerOptions):
     """Settings of the chat."""

@@ -46,7 +46,7 @@ from tinker_cookbook.sampling_model import (
     open_sampling_model,
 )
 from tinker_cookbook.stores.eval_store import EvalStore
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.command_line.programs import program_command
 from tinker_cookbook.utils.heartbeat import reporting_activity
 from tinker_cookbook.utils.terminal import get_console
@@ -63,7 +63,6 @@ def _task_names() -> str:
     return ", ".join([*names, "mmlu_SUBJECT", "bbh_TASK"])
 
 
-@also_named(base_model="model_name", max_examples="limit", save_dir="out")
 @chz.chz
 class Config(SamplingModelSettings):
     """Settings of the evaluation."""

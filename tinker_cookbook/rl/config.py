@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import chz
 
@@ -39,8 +39,9 @@ from tinker_cookbook.run.weights_paths import check_tinker_path, weights_field
 from tinker_cookbook.training.config import REQUIRED, TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.training.server_needs import Need
-from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.terminal import get_console
+
+B = TypeVar("B", bound=RLDatasetBuilder)
 
 _SHORT_KEYS = (
     "kl_reference_model",
@@ -119,7 +120,6 @@ class StreamMinibatchConfig:
     num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
 
 
-@also_named(batch_size="groups_per_batch")
 @chz.chz
 class Config(TrainingConfig):
     """Settings of a reinforcement learning run.
@@ -258,15 +258,21 @@ class Config(TrainingConfig):
         default=True, doc="Write transcripts of all groups as JSON lines too"
     )
 
-    def of_problems(self) -> dict[str, Any]:
-        """Returns what a builder of problems has from the run: model, batches and seed."""
-        return {
+    def builder_of(self, kind: type[B], **settings: Any) -> B:
+        """Returns a dataset builder with the settings of this run that it has too.
+
+        Equal names are equal settings, and ``batch_size`` of a builder is ``groups_per_batch``;
+        ``settings`` are those that the run has not, or has with another value.
+        """
+        run = {
             "model_name_for_tokenizer": self.model_name,
             "renderer_name": self.renderer,
-            "groups_per_batch": self.groups_per_batch,
-            "group_size": self.group_size,
-            "seed": self.seed,
+            "batch_size": self.groups_per_batch,
         }
+        for name in chz.chz_fields(kind).keys() & chz.chz_fields(self).keys():
+            run.setdefault(name, getattr(self, name))
+        known = {name: run[name] for name in chz.chz_fields(kind).keys() & run.keys()}
+        return kind(**known | settings)
 
     def recommended_rate(self) -> float:
         """Returns a quarter of ``get_lr``: 3.3e-4 for the demo model, 7e-5 for Llama 8B."""

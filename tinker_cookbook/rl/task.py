@@ -13,13 +13,11 @@ import chz
 
 from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.types import Env
 from tinker_cookbook.run.paths import local_path
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
@@ -45,16 +43,12 @@ class _Problems(Sequence[Any]):
 
 
 @chz.chz
-class TaskDatasetBuilder(RLDatasetBuilder):
-    """Builds groups of environments for a sequence of problems, all created by one callable."""
+class TaskDatasetBuilder(ProblemDatasetBuilder):
+    """Groups of environments for a sequence of problems, all created by one callable."""
 
     env: Callable[..., Env] = chz.field(doc="Called as env(problem, renderer=renderer)")
     problems: Sequence[Any] = chz.field(doc="Problems to train on")
     test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
-    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes per problem")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` if ``env`` cannot be called or there are no problems."""
@@ -72,28 +66,19 @@ class TaskDatasetBuilder(RLDatasetBuilder):
         except ValueError:
             pass  # a callable without a signature, such as one written in C
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Builds the training set, and the test set if there are test problems."""
-        self.check()
-        tokenizer = await asyncio.to_thread(get_tokenizer, self.model_name_for_tokenizer)
-        renderer = get_renderer(self.renderer_name, tokenizer)
-
-        def group(problem: Any) -> EnvGroupBuilder:
-            return ProblemGroupBuilder(
-                partial(self.env, problem, renderer=renderer), self.group_size
-            )
-
+    def load(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the problems."""
         # Create one environment now, so that a wrong ``env`` fails before the model is loaded.
-        made = self.env(self.problems[0], renderer=renderer)
+        made = self.env(self.problems[0], renderer=self.renderer())
         if not isinstance(made, Env):
             raise ConfigurationError(
                 f"env: it returned a {type(made).__name__}, expected an Env (such as a ProblemEnv)"
             )
-        test = self.test_problems
-        return (
-            ProblemDataset(self.problems, group, self.groups_per_batch),
-            ProblemDataset(test, group, len(test), shuffle=False) if len(test) else None,
-        )
+        return self.problems, self.test_problems
+
+    def env_thunk(self, problem: Any, renderer: Renderer) -> Callable[[], Env]:
+        """Returns a call of ``env``."""
+        return partial(self.env, problem, renderer=renderer)
 
 
 @chz.chz
@@ -112,15 +97,11 @@ class TaskConfig(train.Config):
     def build_dataset(self) -> TaskDatasetBuilder:
         """Returns the problems."""
         assert self.env is not None
-        return TaskDatasetBuilder(
-            env=self.env,
+        return self.builder_of(
+            TaskDatasetBuilder,
             # The config is written to a file, where a long list would only add clutter.
             problems=_Problems(self.problems),
             test_problems=_Problems(self.test_problems) if len(self.test_problems) else (),
-            model_name_for_tokenizer=self.model_name,
-            renderer_name=self.renderer,
-            groups_per_batch=self.groups_per_batch,
-            group_size=self.group_size,
         )
 
 

@@ -14,7 +14,6 @@ from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.engine.sampler_settings import check_vllm_python
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, WeightsError
 from tinker_cookbook.run.paths import local_path
-from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.weights._adapter import write_adapter
 from tinker_cookbook.weights._export import check_strategy, write_merged
@@ -75,7 +74,6 @@ class CardSettings:
     tags: str = chz.field(default="", doc="Tags, comma-separated")
 
 
-@also_named(private_repo="private")
 @chz.chz
 class PublishSettings:
     """Settings of ``publish``."""

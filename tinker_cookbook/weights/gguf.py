@@ -20,7 +20,6 @@ import torch
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.run.paths import local_path, write_atomically
-from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.terminal import ProgressDisplay, get_console
 from tinker_cookbook.weights._gguf_architectures import Architecture, require_gguf
 from tinker_cookbook.weights._gguf_files import (
@@ -46,7 +45,6 @@ _SUFFIX = ".gguf"
 _LORA_QUANTS = ("f32", "f16")
 
 
-@also_named(output_path="out", output="out", outtype="quant", dtype="quant")
 @chz.chz
 class GGUFSettings(CheckpointSettings):
     """Settings of ``gguf``."""

@@ -6,7 +6,6 @@ import chz
 
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.weights._source import Checkpoint, open_checkpoint
 
 
@@ -43,7 +42,6 @@ class CheckpointSettings:
         return checkpoint.with_renderer(self.renderer_name)
 
 
-@also_named(output_path="out", output="out", output_dir="out")
 @chz.chz
 class ExportSettings(CheckpointSettings):
     """Settings of a command that writes an export."""

@@ -8,27 +8,18 @@ win ``max_turns / (high - low + 1)`` of the games.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.grading.numbers import last_number
-from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.types import (
-    Env,
-    EnvGroupBuilder,
-    Metrics,
-    RLDataset,
-    RLDatasetBuilder,
-    StopReason,
-)
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.types import Env, Metrics, StopReason
+from tinker_cookbook.training.config import number
 
 
 @chz.chz
@@ -37,7 +28,7 @@ class Game:
 
     low: int = chz.field(default=1, doc="Smallest possible number")
     high: int = chz.field(default=7, doc="Largest possible number")
-    max_turns: int = chz.field(default=3, doc="Guesses")
+    max_turns: int = number(3, "Guesses", low=1)
     malformed_reward: float = chz.field(
         default=-0.1, doc="Reward of an answer that has no number in the range, or is cut off"
     )
@@ -49,8 +40,6 @@ class Game:
                 f"high: got {self.high}, expected more than low={self.low}: there is nothing to "
                 "guess"
             )
-        if self.max_turns < 1:
-            raise ConfigurationError(f"max_turns: got {self.max_turns}, expected at least 1")
 
 
 class GuessNumberEnv(MessageEnv):
@@ -116,87 +105,46 @@ class GuessNumberEnv(MessageEnv):
         return MessageStepResult(reward=reward, episode_done=True, next_messages=self.messages)
 
 
-@dataclass(frozen=True)
-class GuessNumberGroupBuilder(EnvGroupBuilder):
-    """Games about the same number."""
-
-    secret: int
-    game: Game
-    renderer: Renderer
-    num_envs: int
-
-    async def make_envs(self) -> Sequence[Env]:
-        """Returns all games of the group."""
-        return [await self.make_env(i) for i in range(self.num_envs)]
-
-    async def make_env(self, index: int) -> Env:
-        """One game."""
-        return EnvFromMessageEnv(
-            self.renderer,
-            GuessNumberEnv(self.secret, self.game),
-            failed_parse_reward=self.game.malformed_reward,
-            terminate_on_length=False,  # a truncated answer counts as malformed
-        )
-
-    def logging_tags(self) -> list[str]:
-        """Returns the game's name."""
-        return ["guess_number"]
-
-
-@also_named(batch_size="groups_per_batch", n_batches="num_batches")
 @chz.chz
-class GuessNumberDatasetBuilder(RLDatasetBuilder):
+class GuessNumberDatasetBuilder(ProblemDatasetBuilder):
     """Games about the numbers of a range, each equally often.
 
-    Evaluation uses every number of the range once, or for ``num_test``
-    of them.
+    Evaluation uses every number of the range, or ``num_test`` of them.
     """
 
     game: Game = chz.field(doc="The rules")
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Numbers per step")
-    group_size: int = chz.field(doc="Games per number")
-    num_batches: int = chz.field(default=40, doc="Steps per epoch")
-    num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
-    test_group_size: int = chz.field(default=4, doc="Games about a number in evaluation")
-    seed: int = chz.field(default=0, doc="Seed of the numbers")
+    n_batches: int = number(40, "Steps per epoch", low=1)
+    num_test: int = number(7, "Numbers to evaluate on; 0: no evaluation")
+    test_group_size: int = number(4, "Games about a number in evaluation", low=1)
 
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a number out of range."""
-        for name, low in (("num_batches", 1), ("num_test", 0), ("test_group_size", 1)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+    shuffle = False  # it could put a number into one batch twice
 
-    def secrets(self) -> list[int]:
-        """Returns the numbers of all batches: the range, reshuffled for each pass."""
+    def load(self) -> tuple[list[int], list[int]]:
+        """Returns the numbers of all batches (the range, reshuffled for each pass), and those to
+        evaluate on."""
         rng = random.Random(self.seed)
         numbers = range(self.game.low, self.game.high + 1)
-        needed = self.num_batches * self.groups_per_batch
+        needed = self.n_batches * self.batch_size
         secrets: list[int] = []
         while len(secrets) < needed:
             # Without replacement within a round, so that every number occurs equally often.
             secrets += rng.sample(numbers, min(len(numbers), needed - len(secrets)))
-        return secrets
+        count = min(self.num_test, len(numbers))
+        return secrets, random.Random(self.seed).sample(numbers, count)
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Games to train on and to evaluate on."""
-        self.check()
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        numbers = range(self.game.low, self.game.high + 1)
-        group = partial(self._group, renderer)
-        train_set = ProblemDataset(
-            self.secrets(),
-            partial(group, self.group_size),
-            self.groups_per_batch,
-            shuffle=False,  # shuffling could put a number into one batch twice
-        )
-        test = random.Random(self.seed).sample(numbers, min(self.num_test, len(numbers)))
-        if not test:
-            return train_set, None
-        return train_set, ProblemDataset(test, partial(group, self.test_group_size), len(test))
+    def env_thunk(self, problem: int, renderer: Renderer) -> Callable[[], Env]:
+        """Returns a game about a number."""
+        return partial(_game, problem, self.game, renderer)
 
-    def _group(self, renderer: Renderer, size: int, secret: int) -> EnvGroupBuilder:
-        return GuessNumberGroupBuilder(secret, self.game, renderer, size)
+    def tag(self, problem: int) -> str:
+        """Returns the game's name."""
+        return "guess_number"
+
+
+def _game(secret: int, game: Game, renderer: Renderer) -> Env:
+    return EnvFromMessageEnv(
+        renderer,
+        GuessNumberEnv(secret, game),
+        failed_parse_reward=game.malformed_reward,
+        terminate_on_length=False,  # a truncated answer counts as malformed
+    )

@@ -1,6 +1,6 @@
 """Twenty questions: the model guesses a hidden word, another model answers its questions.
 
-The answerer is any ``MessageCompleter``: another model, this model before training, a person, or a
+The answerer is a ``MessageCompleter``: another model, this model before training, a person, or a
 program. It gets the word and one question at a time, and only the Yes or No of its answer is used.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,35 +23,35 @@ from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, Data
 from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
 from tinker_cookbook.rl.types import (
     Env,
-    EnvGroupBuilder,
     Metrics,
-    RLDataset,
-    RLDatasetBuilder,
     StopReason,
 )
 from tinker_cookbook.run.weights_paths import weights_field
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import BackendSettings
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.training.config import BackendSettings, number
 
 WORDS = example_data("twenty_questions_words.txt")
+
+Answerer = Callable[[list[Message]], Awaitable[Message]]
+"""A ``MessageCompleter``, or what answers a conversation like one."""
 
 
 @chz.chz
 class AnswererConfig(BackendSettings):
-    """A model that answers greedily; calling it returns the completer, one per process."""
+    """A model that answers greedily; it is loaded for the first answer, once in a process."""
 
     model_name: str = chz.field(doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     model_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
-    max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
+    max_tokens: int = number(5, "Maximum tokens of an answer; yes and no are short", low=1)
 
-    def __call__(self) -> MessageCompleter:
-        """Returns the completer; made at the first call, which loads the model."""
-        return make_once(self, self._make)
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Returns the answer to a conversation."""
+        completer = await asyncio.to_thread(make_once, self, self._make)
+        return await completer(messages)
 
     def _make(self, service: ServiceClient) -> MessageCompleter:
         if self.model_path is not None:
@@ -75,17 +74,17 @@ def read_words(path: str | Path) -> list[str]:
             "line"
         ) from error
     found: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
+    for row, line in enumerate(lines, start=1):
         word = line.strip()
         if not word or word.startswith("#"):
             continue
         # Guesses are compared in this form, so two words with one form would be the same word.
         key = plain(word)
         if not key:
-            raise DataFormatError(f"{file}:{number}: got {word!r}, expected a word")
+            raise DataFormatError(f"{file}:{row}: got {word!r}, expected a word")
         if key in found:
             raise DataFormatError(
-                f"{file}:{number}: got {word!r}, which is the same word as {found[key]!r} above"
+                f"{file}:{row}: got {word!r}, which is the same word as {found[key]!r} above"
             )
         found[key] = word
     if not found:
@@ -93,20 +92,22 @@ def read_words(path: str | Path) -> list[str]:
     return list(found.values())
 
 
-@also_named(batch_size="groups_per_batch")
 @chz.chz
-class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
+class Rules:
+    """The rules."""
+
+    max_questions: int = number(20, "Maximum number of questions and guesses in a game", low=1)
+    malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
+
+
+@chz.chz
+class TwentyQuestionsDatasetBuilder(ProblemDatasetBuilder):
     """Games about the words of a file; some are held out for evaluation."""
 
     answerer: AnswererConfig = chz.field(doc="Model that answers the questions")
     rules: Rules = chz.field(doc="The rules")
-    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Words per step")
-    group_size: int = chz.field(doc="Games about a word")
     words_path: str = chz.field(default=str(WORDS), doc="File with the words, one per line")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
-    seed: int = chz.field(default=0, doc="Seed of the choice of held-out words")
 
     def check(self) -> None:
         """Raises for a file that cannot be read and for a number out of range."""
@@ -117,25 +118,19 @@ class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
                 f"{len(words)} words of {self.words_path}"
             )
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Games to train on and to evaluate on."""
-        return await asyncio.to_thread(self._build)
-
-    def _build(self) -> tuple[RLDataset, RLDataset | None]:
-        self.check()
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+    def load(self) -> tuple[list[str], list[str]]:
+        """Returns the words to train on and to evaluate on."""
         words = read_words(self.words_path)
         random.Random(self.seed).shuffle(words)
+        return words[self.num_test :], words[: self.num_test]
 
-        def dataset(part: list[str], size: int) -> RLDataset:
-            return ProblemDataset(part, partial(self._group, renderer, size), self.groups_per_batch)
+    def env_thunk(self, problem: str, renderer: Renderer) -> Callable[[], Env]:
+        """Returns a game about a word."""
+        return partial(make_game, problem, self.answerer, self.rules, renderer)
 
-        test, training = words[: self.num_test], words[self.num_test :]
-        # One game a word is enough to evaluate; groups are only needed for advantages.
-        return dataset(training, self.group_size), dataset(test, 1) if test else None
-
-    def _group(self, renderer: Renderer, size: int, word: str) -> EnvGroupBuilder:
-        return TwentyQuestionsGroupBuilder(word, self.answerer, self.rules, renderer, size)
+    def tag(self, problem: str) -> str:
+        """Returns the game's name."""
+        return "twenty_questions"
 
 
 PLAYER_PROMPT = (
@@ -154,25 +149,10 @@ _GUESS = re.compile(
 )
 
 
-@chz.chz
-class Rules:
-    """The rules."""
-
-    max_questions: int = chz.field(default=20, doc="Maximum number of questions and guesses")
-    malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.max_questions < 1:
-            raise ConfigurationError(
-                f"max_questions: got {self.max_questions}, expected at least 1"
-            )
-
-
 class TwentyQuestionsEnv(MessageEnv):
     """One game: 1 for the word, 0 when the questions are used up."""
 
-    def __init__(self, word: str, answerer: MessageCompleter, rules: Rules) -> None:
+    def __init__(self, word: str, answerer: Answerer, rules: Rules) -> None:
         if not plain(word):
             raise ConfigurationError(f"word: got {word!r}, expected a word")
         self.word, self.answerer, self.rules = word, answerer, rules
@@ -248,31 +228,11 @@ def plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower()).removesuffix("s")
 
 
-@dataclass(frozen=True)
-class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
-    """Games about the same word; ``make_answerer`` must pickle for rollouts in other processes."""
-
-    word: str
-    make_answerer: Callable[[], MessageCompleter]
-    rules: Rules
-    renderer: Renderer
-    num_envs: int
-
-    async def make_envs(self) -> Sequence[Env]:
-        """Returns all games of the group."""
-        return [await self.make_env(i) for i in range(self.num_envs)]
-
-    async def make_env(self, index: int) -> Env:
-        """One game."""
-        # The first call may load a model.
-        answerer = await asyncio.to_thread(self.make_answerer)
-        return EnvFromMessageEnv(
-            self.renderer,
-            TwentyQuestionsEnv(self.word, answerer, self.rules),
-            failed_parse_reward=self.rules.malformed_reward,
-            terminate_on_length=False,  # an answer that was cut off is a malformed one
-        )
-
-    def logging_tags(self) -> list[str]:
-        """Returns the game's name."""
-        return ["twenty_questions"]
+def make_game(word: str, answerer: Answerer, rules: Rules, renderer: Renderer) -> Env:
+    """Returns a game about a word, as the training loop plays it."""
+    return EnvFromMessageEnv(
+        renderer,
+        TwentyQuestionsEnv(word, answerer, rules),
+        failed_parse_reward=rules.malformed_reward,
+        terminate_on_length=False,  # an answer that was cut off is a malformed one
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     WORDS,
     AnswererConfig,
@@ -22,12 +21,12 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
 from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl import train
 from tinker_cookbook.run.weights_paths import weights_field
-from tinker_cookbook.training.config import BackendSettings
+from tinker_cookbook.training.config import BackendSettings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(train.Config):
+class CLIConfig(Rules, train.Config):
     """Settings of the recipe, in addition to those of the loop."""
 
     recipe_name: str = "twenty_questions"
@@ -43,22 +42,14 @@ class CLIConfig(train.Config):
         default=None, doc="Chat format of that model; default: the model's own"
     )
     answerer_path: str | None = weights_field("sampler_weights", "Its adapter; default: none")
-    answerer_max_tokens: int = chz.field(default=5, doc="Maximum tokens of one of its answers")
+    answerer_max_tokens: int = number(5, "Maximum tokens of one of its answers", low=1)
     words_path: str = chz.field(
         default=str(WORDS), doc="File with the words to guess, one per line"
     )
-    max_questions: int = chz.field(
-        default=20, doc="Maximum number of questions and guesses in a game"
-    )
-    malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
 
     def build_dataset(self) -> TwentyQuestionsDatasetBuilder:
         """Returns the game and its answerer."""
-        if self.answerer_max_tokens < 1:
-            raise ConfigurationError(
-                f"answerer_max_tokens: got {self.answerer_max_tokens}, expected at least 1"
-            )
         # The same model has the same chat format; another model has its own.
         other = self.answerer_model_name not in (None, self.model_name)
         answerer = AnswererConfig(
@@ -68,13 +59,8 @@ class CLIConfig(train.Config):
             max_tokens=self.answerer_max_tokens,
             **self.values_of(BackendSettings),
         )
-        return TwentyQuestionsDatasetBuilder(
-            answerer=answerer,
-            rules=Rules(max_questions=self.max_questions, malformed_reward=self.malformed_reward),
-            words_path=self.words_path,
-            num_test=self.num_test,
-            **self.of_problems(),
-        )
+        rules = Rules(**self.values_of(Rules))
+        return self.builder_of(TwentyQuestionsDatasetBuilder, answerer=answerer, rules=rules)
 
 
 def build_config(cli_config: CLIConfig) -> train.Config:

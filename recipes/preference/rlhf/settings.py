@@ -15,13 +15,11 @@ from tinker_cookbook.recipes.start import DEMO_MODEL
 from tinker_cookbook.rl.envs.tournament import TournamentPattern
 from tinker_cookbook.run.paths import CONFIG_FILE
 from tinker_cookbook.training.config import TrainingConfig
-from tinker_cookbook.utils.command_line.entrypoint import also_named
 
 STAGES = ("sft", "rm", "rl")
 DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
 
 
-@also_named(base_model="model_name")
 @chz.chz
 class CLIConfig(TrainingConfig):
     """Settings of the pipeline. Options that are None are derived from the model and printed.

@@ -15,7 +15,7 @@ RUBBISH = "banana banana"
 COMMON = {
     "model_name_for_tokenizer": byte_tokenizer.NAME,
     "renderer_name": "role_colon",
-    "groups_per_batch": 4,
+    "batch_size": 4,
     "group_size": 2,
 }
 """Settings that every dataset builder takes."""

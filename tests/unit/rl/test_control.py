@@ -18,7 +18,7 @@ def play(seed: int) -> tuple[list[list[float]], list[float]]:
     """Rewards of each group, and what the answers were worth: half of them are right."""
 
     async def run():
-        settings = {**COMMON, "group_size": 8, "groups_per_batch": GROUPS}
+        settings = {**COMMON, "group_size": 8, "batch_size": GROUPS}
         inner = ArithmeticDatasetBuilder(**settings, num_test=1)
         train, test = await RandomRewardDatasetBuilder(inner=inner, seed=seed)()
         rewards, worth = [], []

@@ -69,7 +69,7 @@ def test_an_answer_that_was_cut_off_is_badly_formed(renderer):
 
 
 def test_every_sum_has_a_gold_answer_and_held_out_ones_are_not_trained_on(renderer):
-    builder = ArithmeticDatasetBuilder(**COMMON, num_batches=40, num_test=10, seed=3)
+    builder = ArithmeticDatasetBuilder(**COMMON, n_batches=40, num_test=10, seed=3)
     train, test = asyncio.run(builder())
     assert test is not None
     assert len(train) == 40
@@ -95,7 +95,7 @@ def test_every_sum_has_a_gold_answer_and_held_out_ones_are_not_trained_on(render
     [
         ({"max_operand": 0}, "max_operand: got 0"),
         ({"num_test": 28}, "num_test: got 28, expected at most 27"),
-        ({"num_batches": 0}, "num_batches: got 0"),
+        ({"n_batches": 0}, "n_batches: got 0"),
     ],
 )
 def test_arithmetic_settings_that_cannot_work(settings, words):
@@ -105,7 +105,7 @@ def test_arithmetic_settings_that_cannot_work(settings, words):
 
 def test_a_batch_larger_than_the_task():
     builder = ArithmeticDatasetBuilder(
-        **{**COMMON, "groups_per_batch": 10}, max_operand=1, num_test=0, num_batches=2
+        **{**COMMON, "batch_size": 10}, max_operand=1, num_test=0, n_batches=2
     )
     train, test = asyncio.run(builder())
     assert test is None

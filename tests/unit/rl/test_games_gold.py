@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import byte_tokenizer
 import pytest
@@ -15,8 +16,8 @@ from recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsDatasetBuilder,
     TwentyQuestionsEnv,
-    TwentyQuestionsGroupBuilder,
     is_right,
+    make_game,
     read_words,
 )
 from tinker_cookbook import tokenizer_utils
@@ -24,6 +25,7 @@ from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
 from tinker_cookbook.renderers import Message, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.types import Env, StopReason
 
@@ -104,16 +106,22 @@ def test_the_model_is_told_the_way(renderer):
     assert "lower than 6" in asyncio.run(said("6"))
 
 
+def problems_of(dataset, batch):
+    return [group.env_thunk.args[0] for group in dataset.get_batch(batch)]
+
+
 def test_each_number_comes_up_equally_often():
     builder = GuessNumberDatasetBuilder(
-        **{**COMMON, "groups_per_batch": 7}, game=Game(), num_batches=5, num_test=3
+        **{**COMMON, "batch_size": 7}, game=Game(), n_batches=5, num_test=3
     )
     train, test = asyncio.run(builder())
     assert test is not None
     for epoch in range(2):
         train.set_epoch(epoch)
         for i in range(5):
-            assert sorted(group.secret for group in train.get_batch(i)) == list(range(1, 8))
+            assert sorted(group.env_thunk.args[0] for group in train.get_batch(i)) == list(
+                range(1, 8)
+            )
     assert len(test.get_batch(0)) == 3
 
 
@@ -190,12 +198,11 @@ def test_only_yes_or_no_is_passed_on(renderer, reply, passed_on, unclear):
 
 def test_a_group_asks_the_answerer_it_is_given(renderer):
     answerer = Knowing()
-    builder = TwentyQuestionsGroupBuilder("dog", lambda: answerer, Rules(), renderer, 2)
+    builder = ProblemGroupBuilder(partial(make_game, "dog", answerer, Rules(), renderer), 2)
     # The members of a group sample their first turn together, so they say the same here.
     group = asyncio.run(do_group_rollout(builder, SameForAll("Does it bark?", "Guess: dog")))
     assert group.get_total_rewards() == [1, 1]
     assert len(answerer.asked) == 2
-    assert builder.logging_tags() == ["twenty_questions"]
 
 
 class SameForAll(Script):
@@ -220,7 +227,9 @@ def test_held_out_words_are_not_trained_on():
     )
     train, test = asyncio.run(builder())
     assert test is not None
-    words = [{g.word for i in range(len(d)) for g in d.get_batch(i)} for d in (train, test)]
+    words = [
+        {g.env_thunk.args[0] for i in range(len(d)) for g in d.get_batch(i)} for d in (train, test)
+    ]
     assert words[0] | words[1] == set(read_words(WORDS))
     assert not words[0] & words[1]
     assert len(words[1]) == 16

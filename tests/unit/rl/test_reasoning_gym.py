@@ -42,7 +42,7 @@ def builder(**settings) -> ReasoningGymDatasetBuilder:
             "generator": "chain_sum",
             "model_name_for_tokenizer": TOKENIZER,
             "renderer_name": "role_colon",
-            "groups_per_batch": 4,
+            "batch_size": 4,
             "group_size": 2,
             "size": 10,
             "num_test": 5,

@@ -20,9 +20,7 @@ from rich.console import Console
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.run.config import load_config
 from tinker_cookbook.run.loggers import format_value
-from tinker_cookbook.run.ml_log import start_logging
-from tinker_cookbook.utils.error_logs import FewOfAKind, configure_logging_module, only_to_file
-from tinker_cookbook.utils.ml_log import (  # the official path
+from tinker_cookbook.run.ml_log import (  # the official path
     JsonLogger,
     Logger,
     MultiplexLogger,
@@ -30,7 +28,9 @@ from tinker_cookbook.utils.ml_log import (  # the official path
     PrettyPrintLogger,
     TrackioLogger,
     WandbLogger,
+    start_logging,
 )
+from tinker_cookbook.utils.error_logs import FewOfAKind, configure_logging_module, only_to_file
 
 
 def rows(folder: Path) -> list[dict]:
@@ -310,7 +310,7 @@ def logged_steps(file: Path) -> list[int]:
 def test_wandb_without_a_key_says_what_to_do(tmp_path):
     program = (
         "import sys\n"
-        "from tinker_cookbook.utils.ml_log import start_logging\n"
+        "from tinker_cookbook.run.ml_log import start_logging\n"
         f"start_logging({str(tmp_path / 'run')!r}, wandb_project='p')\n"
     )
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
@@ -353,7 +353,7 @@ def test_wandb_loggers_without_a_folder_are_separate_runs(tmp_path, monkeypatch)
 def test_importing_the_utilities_loads_nothing_heavy():
     program = (
         "import sys\n"
-        "import tinker_cookbook.utils.ml_log, tinker_cookbook.display, tinker_cookbook.completers\n"
+        "import tinker_cookbook.run.ml_log, tinker_cookbook.display, tinker_cookbook.completers\n"
         "import tinker_cookbook.checkpoint_utils, tinker_cookbook.cli_utils\n"
         "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'peft', 'wandb', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"

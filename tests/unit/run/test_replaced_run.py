@@ -106,7 +106,7 @@ def test_a_second_try_in_the_same_process(run, behavior):
 PROGRAM = """
 import os, signal, sys
 from tinker_cookbook.cli_utils import check_log_dir
-from tinker_cookbook.utils.ml_log import setup_logging
+from tinker_cookbook.run.ml_log import setup_logging
 check_log_dir(sys.argv[1], "delete")
 log = setup_logging(sys.argv[1], config={})
 if sys.argv[2] == "row":

@@ -70,9 +70,9 @@ def test_the_tiny_models_tokenizer_has_every_word_of_its_examples(tmp_path):
     builder = ShopDatasetBuilder(
         model_name_for_tokenizer=str(tmp_path),
         renderer_name=tiny_model.RENDERER,
-        groups_per_batch=3,
+        batch_size=3,
         group_size=2,
-        num_batches=2,
+        n_batches=2,
         num_test=3,
     )
 

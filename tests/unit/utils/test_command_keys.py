@@ -10,6 +10,7 @@ import pytest
 
 from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.official.keys import KEYS
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.run.config import write_config
@@ -18,7 +19,7 @@ from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.foreign_names import hint_for
 from tinker_cookbook.utils.command_line.help import help_text
-from tinker_cookbook.utils.command_line.keys import also_named, keys_of
+from tinker_cookbook.utils.command_line.keys import keys_of
 
 FILE = "tinker_cookbook.supervised.conversation_file:FromConversationFileBuilder"
 COMMON = "dataset_builder.common_config"
@@ -116,7 +117,9 @@ def test_help_lists_the_keys_of_the_chosen_class():
 # --- twice, and second names -------------------------------------------------------------------
 
 
-@also_named(groups="groups_per_batch", async_config__steps="steps")
+KEYS[f"{__name__}.Named"] = {"groups": "groups_per_batch", "async_config.steps": "steps"}
+
+
 @chz.chz
 class Named:
     """Two keys with second names."""
@@ -244,7 +247,7 @@ def test_short_help_has_the_keys_that_people_change_first():
     from recipes import rl_basic
 
     short = help_text(rl_basic.CLIConfig, "python -m recipes.rl_basic", whole=False)
-    own = "max_operand include_fewshot num_test num_batches"
+    own = "max_operand include_fewshot num_test n_batches"
     common = "model_name learning_rate groups_per_batch group_size num_epochs max_steps lora_rank"
     keys = re.findall(r"^  (\w+)  ", short, re.MULTILINE)
     assert sorted(keys) == sorted(f"{own} {common} renderer_name max_tokens log_path".split())

@@ -29,7 +29,7 @@ from tinker_cookbook.tokenizer_utils import (
     encode_without_special_tokens,
     get_tokenizer,
 )
-from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
     import tinker
@@ -154,7 +154,6 @@ def print_trajectory_summary(trajectory: Trajectory) -> None:
             print(f"  turn {number}: reward {turn.reward:g}")
 
 
-@also_named(renderer_name="dataset_builder.renderer_name")
 @chz.chz
 class Config:
     """Environment to run: dataset_builder=module:Class dataset_builder.SETTING=VALUE …"""

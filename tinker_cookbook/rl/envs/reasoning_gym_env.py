@@ -7,12 +7,11 @@ answer. Scoring may use symbolic algebra, so it runs in a worker process with a 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, install_command, nearest
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.envs.grading import TimedPool
-from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.command_line.keys import also_named
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDatasetBuilder
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv
+from tinker_cookbook.rl.types import Env
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -185,9 +183,8 @@ class _Entries(Sequence[Entry]):
         return self._dataset[self._indices[index]]
 
 
-@also_named(batch_size="groups_per_batch")
 @chz.chz
-class ReasoningGymDatasetBuilder(RLDatasetBuilder):
+class ReasoningGymDatasetBuilder(ProblemDatasetBuilder):
     """Problems of one generator, disjoint for training and evaluation.
 
     Problem i of a generator depends only on its seed and i. Evaluation uses the indices after those
@@ -195,13 +192,8 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
     """
 
     generator: str = chz.field(doc="Name of the generator")
-    model_name_for_tokenizer: str = chz.field(doc="Model that has the tokenizer")
-    renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems per step")
-    group_size: int = chz.field(doc="Episodes per problem")
-    size: int = chz.field(default=1000, doc="Problems to train on")
-    num_test: int = chz.field(default=50, doc="Problems to evaluate on; 0: no evaluation")
-    seed: int = chz.field(default=0, doc="Seed of the problems")
+    size: int = number(1000, "Problems to train on", low=1)
+    num_test: int = number(50, "Problems to evaluate on; 0: no evaluation")
     config: dict[str, Any] = chz.field(default_factory=dict, doc="Settings of the generator")
     answer_tag: str | None = chz.field(
         default="answer", doc="Tag around the answer; None: use the whole reply"
@@ -214,32 +206,15 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a generator or a setting that does not exist."""
-        for name, low in (("size", 1), ("num_test", 0), ("group_size", 1), ("groups_per_batch", 1)):
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
         self._generator()
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+    def load(self) -> tuple[Sequence[Entry], Sequence[Entry]]:
         """Returns both parts; problems are generated batch by batch."""
-
-        def build() -> tuple[RLDataset, RLDataset | None]:
-            self.check()
-            tokenizer = get_tokenizer(self.model_name_for_tokenizer)
-            make_group = partial(self._group, get_renderer(self.renderer_name, tokenizer))
-            problems, end = self._generator(), self.size + self.num_test
-            train, test = _Entries(problems, range(self.size)), range(self.size, end)
-            train_set = ProblemDataset(
-                train, partial(make_group, self.group_size), self.groups_per_batch
-            )
-            if not test:  # num_test=0
-                return train_set, None
-            # Evaluation needs no advantages, so one episode per problem is enough.
-            entries = _Entries(problems, test)
-            return train_set, ProblemDataset(entries, partial(make_group, 1), self.groups_per_batch)
-
-        # In a thread, because it imports the package and loads a tokenizer.
-        return await asyncio.to_thread(build)
+        problems = self._generator()
+        return (
+            _Entries(problems, range(self.size)),
+            _Entries(problems, range(self.size, self.size + self.num_test)),
+        )
 
     def _generator(self) -> Any:
         # One generator for both parts: problem i depends on the seed and i, so the parts are
@@ -247,16 +222,19 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
         size = self.size + self.num_test
         return make_generator(self.generator, self.config, size=size, seed=self.seed)
 
-    def _group(self, renderer: Renderer, size: int, entry: Entry) -> EnvGroupBuilder:
-        # A partial is picklable, so that groups can run in other processes.
-        env = partial(
+    def env_thunk(self, problem: Entry, renderer: Renderer) -> Callable[[], Env]:
+        """Returns the environment of a problem."""
+        return partial(
             ReasoningGymEnv,
             self.generator,
-            entry,
+            problem,
             renderer,
             config=self.config,
             answer_tag=self.answer_tag,
             format_coef=self.format_coef,
             scoring_timeout_seconds=self.scoring_timeout_seconds,
         )
-        return ProblemGroupBuilder(env, size, self.generator)
+
+    def tag(self, problem: Entry) -> str:
+        """Returns the generator's name."""
+        return self.generator

@@ -18,12 +18,10 @@ import chz
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.arguments import parse_arguments
-from tinker_cookbook.utils.command_line.keys import also_named
 from tinker_cookbook.utils.command_line.programs import alias_recipes, as_started, stdout_is_closed
 from tinker_cookbook.utils.error_logs import where_raised
 
 __all__ = [
-    "also_named",
     "config_class_of",
     "parse_arguments",
     "program_takes",

@@ -7,20 +7,19 @@ class, and ``dataset_builder.KEY=…`` sets a field of it.
 from __future__ import annotations
 
 import enum
-import functools
 import importlib
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import chz
 from chz.util import MISSING
 
-C = TypeVar("C", bound=type[Any])
+from tinker_cookbook.utils.imports import OFFICIAL
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-_ALIASES = "key_aliases_of_command_line"
 _NO_CHOICE: Mapping[str, str] = {}
 
 
@@ -168,36 +167,21 @@ def describe_type(kind: Any) -> str:
     return _PLAIN.get(kind) or getattr(kind, "__name__", str(kind))
 
 
-def also_named(**aliases: str) -> Any:
-    """Class decorator: ``@also_named(batch_size="groups_per_batch")`` gives a key a second name.
-
-    The command line and the constructor accept both names; the object has only the field. A dot in
-    an alias is written as two underscores. Subclasses inherit the aliases on the command line.
-    """
-
-    def mark(config_class: C) -> C:
-        added = {alias.replace("__", "."): key for alias, key in aliases.items()}
-        known = {**aliases_of(config_class), **added}
-        setattr(config_class, _ALIASES, known)
-        init = config_class.__init__
-
-        @functools.wraps(init)
-        def init_by_either_name(self: Any, *args: Any, **values: Any) -> None:
-            for alias in known.keys() & values.keys():
-                if known[alias] in values:
-                    raise TypeError(f"got both {alias} and {known[alias]}, which mean the same")
-                values[known[alias]] = values.pop(alias)
-            init(self, *args, **values)
-
-        config_class.__init__ = init_by_either_name
-        return config_class
-
-    return mark
-
-
 def aliases_of(config_class: type[Any]) -> dict[str, str]:
-    """Returns alias -> field name of a class and its bases."""
-    aliases: dict[str, str] = getattr(config_class, _ALIASES, {})
-    # A subclass may have a field of the same name.
+    """Returns the second names of keys: alias -> field name, of a class and its bases."""
+    table: dict[str, dict[str, str]] = importlib.import_module(f"{OFFICIAL}.keys").KEYS
+    aliases: dict[str, str] = {}
+    for base in reversed(config_class.__mro__):
+        module = base.__module__
+        # ``python -m`` gives the module of a program this name.
+        if module == "__main__" and (spec := sys.modules[module].__spec__) is not None:
+            module = spec.name
+        name = f"{module}.{base.__qualname__}".removeprefix("tinker_cookbook.")
+        aliases |= table.get(name, {})
+    # A subclass may have a field of the same name, or a class lack the field that is meant.
     fields = chz.chz_fields(config_class)
-    return {alias: key for alias, key in aliases.items() if alias not in fields}
+    return {
+        alias: key
+        for alias, key in aliases.items()
+        if alias not in fields and key.partition(".")[0] in fields
+    }
