@@ -12,10 +12,11 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
-from tinker_cookbook.recipes.prompt_distillation.output import read_dropped
-from tinker_cookbook.recipes.prompt_distillation.queries import Query
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.recipes.prompt_distillation.create_data import run_folder
+from tinker_cookbook.recipes.prompt_distillation.tasks import Query, check_label
 from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.run.jsonl import read_rows
 from tinker_cookbook.supervised.conversation_file import chat_dataset, naming, read_conversations
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
@@ -56,30 +57,21 @@ def read_answers(path: str, labels: Collection[str] | None = None) -> list[Answe
                 "expected a question and then, last, the answer to learn"
             )
         # A wrong label would be learned, so the file is checked before anything is loaded.
-        _check_label(get_text_content(answer).strip(), where, "the answer", labels)
+        check_label(get_text_content(answer).strip(), where, "the answer", labels)
         label = row.get("label")
-        if label is not None:
-            _check_label(label, where, "label", labels)
+        check_label(label, where, "label", labels)
         # Several answers to one query share an id. Files from elsewhere have none, so the text
         # identifies the query.
         key = row.get("id") or Query(repr(question)).id
         query = found.setdefault(key, AnsweredQuery(question, row.get("group") or key, label))
         query.conversations.append(messages)
     # A query without a kept answer is still evaluated: it counts as an error of the teacher.
-    for row in read_dropped(path):
+    for row in read_rows(run_folder(path) / "dropped.jsonl"):
         question = [Message(role="user", content=row["query"])]
         found.setdefault(
             row["id"], AnsweredQuery(question, row.get("group") or row["id"], row.get("label"))
         )
     return list(found.values())
-
-
-def _check_label(got: str, where: str, name: str, labels: Collection[str] | None) -> None:
-    if labels is not None and got not in labels:
-        raise DataFormatError(
-            f"{where}: {name}: got {got!r}, expected one of {', '.join(sorted(labels))}"
-            f"{nearest(got, labels)}; labels=… names others"
-        )
 
 
 @chz.chz

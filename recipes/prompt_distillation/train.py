@@ -13,26 +13,26 @@ after training, and 90% of its answers equal the teacher's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import chz
 
 from tinker_cookbook.eval.statistics import describe_share
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
+from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, run_folder
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
     StudentAccuracyBuilder,
 )
-from tinker_cookbook.recipes.prompt_distillation.output import read_settings
-from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
+from tinker_cookbook.recipes.prompt_distillation.tasks import parse_labels
 from tinker_cookbook.recipes.start import DEMO_MODEL, blocking, chat_data
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.run.jsonl import Row, read_rows
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.terminal import print_line
 
 
 @chz.chz
@@ -69,7 +69,8 @@ class CLIConfig(train.Config):
                 f"recipes.prompt_distillation.create_data output_file={self.file_path}"
             )
         # create_data records the labels of its task, so they need not be repeated here.
-        labels = read_settings(self.file_path).get("labels")
+        recorded = read_rows(run_folder(self.file_path) / "config.json")
+        labels = recorded[0]["labels"] if recorded else None
         if self.labels is not None:
             labels = parse_labels(self.labels)
         return DistilledDatasetBuilder(
@@ -99,39 +100,36 @@ class CLIConfig(train.Config):
         )
 
 
-def report(rows: list[Row]) -> list[str]:
-    """Returns lines that compare teacher and student on the held-out queries."""
+def report(rows: list[Row]) -> Iterator[str]:
+    """Yields lines that compare teacher and student on the held-out queries."""
     measured = [row for row in rows if "test/agreement" in row or "test/accuracy" in row]
     # A comparison needs an evaluation before training and one after it.
     if len(measured) < 2:
-        return []
+        return
+
+    def share(row: Row, name: str, counted_as: str) -> str:
+        # The count is recovered from the share, because the interval depends on it.
+        total = int(row[f"test/num_{counted_as}"])
+        return describe_share(round(row[f"test/{name}"] * total), total)
+
     first, last = measured[0], measured[-1]
-    lines = ["on held-out queries:"]
-    if "test/accuracy" in last:
-        lines += [
-            f"  accuracy, teacher with prompt       {_share(last, 'teacher_accuracy', 'accuracy')}",
-            f"  accuracy, student without, before   {_share(first, 'accuracy')}",
-            f"  accuracy, student without, after    {_share(last, 'accuracy')}",
-        ]
-    if "test/agreement" in last:
-        lines += [
-            f"  agreement with teacher, before      {_share(first, 'agreement')}",
-            f"  agreement with teacher, after       {_share(last, 'agreement')}",
-        ]
-    return lines
-
-
-def _share(row: Row, name: str, counted_as: str | None = None) -> str:
-    # The count is recovered from the share, because the interval depends on it.
-    total = int(row[f"test/num_{counted_as or name}"])
-    return describe_share(round(row[f"test/{name}"] * total), total)
+    yield "on held-out queries:"
+    for title, row, name, counted_as in (
+        ("accuracy, teacher with prompt", last, "teacher_accuracy", "accuracy"),
+        ("accuracy, student without, before", first, "accuracy", "accuracy"),
+        ("accuracy, student without, after", last, "accuracy", "accuracy"),
+        ("agreement with teacher, before", first, "agreement", "agreement"),
+        ("agreement with teacher, after", last, "agreement", "agreement"),
+    ):
+        if f"test/{name}" in row:
+            yield f"  {title:34}  {share(row, name, counted_as)}"
 
 
 async def main(config: CLIConfig) -> None:
     """Trains the student, then compares its accuracy with the teacher's."""
     await train.main(config)
     for line in report(read_rows(Path(config.run_path).expanduser() / "metrics.jsonl")):
-        get_console().print(line, markup=False, soft_wrap=True)
+        print_line(line)
 
 
 cli_main = blocking(main)

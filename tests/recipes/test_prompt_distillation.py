@@ -20,7 +20,7 @@ from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
-ROW = "recipes.prompt_distillation.output:append_row"
+ROW = "recipes.prompt_distillation.create_data:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 WORDS = ["dog", "sun", "box", "ball", "tree", "hat", "car", "fish", "bird", "cake", "park", "red"]
 
@@ -213,9 +213,9 @@ def refused(runs, monkeypatch, capsys):
     ("arguments", "words"),
     [
         (["teacher_model=smollm"], ["model_name: got 'smollm'", "folder"]),
-        (["teacher_prompt_file=gone.txt"], ["there is no file gone.txt", "teacher_prompt_file"]),
+        (["teacher_prompt_file=gone.txt"], ["teacher_prompt_file: gone.txt cannot be read"]),
         (["input_file=gone.jsonl"], ["gone.jsonl", "no such file"]),
-        (["input_file=gone.txt"], ["gone.txt", "there is no file"]),
+        (["input_file=gone.txt"], ["input_file: gone.txt cannot be read"]),
         (["task=language"], ["task=language", "teacher_prompt_file", "leave one out"]),
         (["answer_regex=("], ["answer_regex: got '('", "not a regular expression"]),
         (["labels=a,a"], ["labels: got 'a,a'", "different words"]),
@@ -256,9 +256,9 @@ def test_a_file_of_other_settings_is_not_touched(runs, made, refused):
         ("", "has no query"),
         ("\n\n", "has no query"),
         ('{"query": "  "}\n', "queries.jsonl:1: query: got '  ', expected text"),
-        ('{"text": "a"}\n', "got the fields text"),
+        ('{"text": "a"}\n', "the fields are text"),
         ('{"query": "a"}\n{"query": "b", "label": 3}\n', "queries.jsonl:2: label: got 3"),
-        ('{"query": "a"}\n[1]\n', "queries.jsonl:2: got a JSON list"),
+        ('{"query": "a"}\n[1]\n', "queries.jsonl:2: query: got None"),
     ],
 )
 def test_queries_that_cannot_be(runs, refused, tmp_path, text, words):

@@ -8,17 +8,13 @@ import pytest
 
 from recipes.prompt_distillation import create_data
 from recipes.prompt_distillation.data import DistilledDatasetBuilder, StudentAccuracyBuilder
-from recipes.prompt_distillation.output import DistillationFile, read_dropped
-from recipes.prompt_distillation.prompts import (
+from recipes.prompt_distillation.tasks import (
     LANGUAGE_NAMES,
     TASKS,
-    find_task,
-    read_teacher_prompt,
-)
-from recipes.prompt_distillation.queries import (
-    AnswerReader,
     Query,
     Reason,
+    Task,
+    find_task,
     parse_labels,
     read_queries,
 )
@@ -43,16 +39,15 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
     ],
 )
 def test_answers_of_the_language_tasks(task, answer, ended, said):
-    found = find_task(task)
-    got = AnswerReader(found.answer_regex, found.labels).read(answer, ended)
+    got = find_task(task).target(answer, ended)
     assert got == said
     assert isinstance(got, Reason) == isinstance(said, Reason)
 
 
 def test_free_answers_count_whole_if_they_ended():
-    free = AnswerReader(None, None)
-    assert free.read(" Yes, of course. ", True) == "Yes, of course."
-    assert free.read("Yes, of", False) is Reason.CUT_OFF
+    free = Task([])
+    assert free.target(" Yes, of course. ", True) == "Yes, of course."
+    assert free.target("Yes, of", False) is Reason.CUT_OFF
 
 
 def test_labels_may_be_put_otherwise():
@@ -64,7 +59,7 @@ def test_labels_may_be_put_otherwise():
 
 
 def test_the_long_prompt_knows_every_label_and_holds_the_query():
-    (message,) = TASKS["language"].prompt.messages_for("Wo bist du?")
+    (message,) = TASKS["language"].prompt("Wo bist du?")
     assert message["role"] == "user"
     assert message["content"].endswith("\nWo bist du?\n")
     for code, name in LANGUAGE_NAMES.items():
@@ -72,17 +67,17 @@ def test_the_long_prompt_knows_every_label_and_holds_the_query():
 
 
 def test_the_examples_show_every_label():
-    messages = TASKS["language_by_examples"].prompt.messages_for("Wo bist du?")
+    messages = TASKS["language_by_examples"].prompt("Wo bist du?")
     shown = {m["content"] for m in messages if m["role"] == "assistant"}
     assert shown == set(LANGUAGE_NAMES.values())
     assert messages[-1] == {"role": "user", "content": "Wo bist du?"}
 
 
 def test_the_default_task_is_what_the_teacher_can_do(stories_model, monkeypatch):
-    small = create_data.resolve(create_data.Config(teacher_model=stories_model))
+    small, _ = create_data.resolve(create_data.Config(teacher_model=stories_model))
     assert (small.task, small.max_tokens) == ("language", 1000)
     monkeypatch.setattr(create_data, "DEMO_MODEL", stories_model)
-    small = create_data.resolve(create_data.Config(teacher_model=stories_model))
+    small, _ = create_data.resolve(create_data.Config(teacher_model=stories_model))
     assert (small.task, small.max_tokens) == ("language_by_examples", 5)
     with pytest.raises(ConfigurationError, match=r"task: got 'langauge'.*did you mean"):
         find_task("langauge")
@@ -91,17 +86,15 @@ def test_the_default_task_is_what_the_teacher_can_do(stories_model, monkeypatch)
 def test_prompts_from_files(tmp_path):
     text = tmp_path / "prompt.txt"
     text.write_text("Be brief.\n")
-    system, user = read_teacher_prompt(str(text)).messages_for("Hi {there}")
+    system, user = find_task(None, str(text)).prompt("Hi {there}")
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi {there}"})
     text.write_text("Say it in French: {query}!")
-    assert (
-        read_teacher_prompt(str(text)).messages_for("Hi")[0]["content"] == "Say it in French: Hi!"
-    )
+    assert find_task(None, str(text)).prompt("Hi")[0]["content"] == "Say it in French: Hi!"
     chat = tmp_path / "prompt.json"
     chat.write_text(
         json.dumps([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}])
     )
-    assert [m["content"] for m in read_teacher_prompt(str(chat)).messages_for("3")] == [
+    assert [m["content"] for m in find_task(None, str(chat)).prompt("3")] == [
         "1",
         "2",
         "3",
@@ -113,7 +106,7 @@ def test_prompt_files_that_cannot_be(tmp_path, text):
     file = tmp_path / "prompt.json"
     file.write_text(text)
     with pytest.raises(DataError, match=r"prompt\.json"):
-        read_teacher_prompt(str(file))
+        find_task(None, str(file))
 
 
 def test_queries_from_lines_and_rows_each_once(tmp_path, caplog):
@@ -128,22 +121,25 @@ def test_queries_from_lines_and_rows_each_once(tmp_path, caplog):
 
 
 def test_a_file_is_continued_extended_and_put_in_order(tmp_path):
-    path, settings = tmp_path / "out.jsonl", {"temperature": 1.0, "labels": {"A": "a"}}
+    path = tmp_path / "out.jsonl"
+    config = create_data.Config(output_file=str(path), samples_per_query=2, temperature=1)
     one, two, three = (Query(text, "a") for text in ("one", "two", "three"))
-    with DistillationFile(str(path), settings, [one, two], 2) as output:
-        assert output.missing() == [one, two]
-        output.add(two, [("A!", "a"), ("", Reason.EMPTY)])
-        output.add(one, [("A?", "a")])
-        assert output.missing() == [one]
-        with pytest.raises(ConfigurationError, match="in use by another run"):
-            DistillationFile(str(path), settings, [one], 2).__enter__()
+
+    def opened(*queries):
+        return create_data.AnswerFile(config, Task([], labels={"A": "a"}), queries)
+
+    output = opened(one, two)
+    assert output.missing() == [one, two]
+    output.add(two, [("A!", "a"), ("", Reason.EMPTY)])
+    output.add(one, [("A?", "a")])
+    assert output.missing() == [one]
     # Stopped here: one answer of the first query is missing, and a third query comes to it.
-    with DistillationFile(str(path), settings, [one, two, three], 2) as output:
-        assert output.missing() == [one, three]
-        output.add(one, [("another", "a"), ("A.", "a")])
-        output.add(three, [("x", Reason.NO_MATCH), ("A", "a")])
-        assert output.missing() == []
-        output.finish()
+    output = opened(one, two, three)
+    assert output.missing() == [one, three]
+    output.add(one, [("another", "a"), ("A.", "a")])
+    output.add(three, [("x", Reason.NO_MATCH), ("A", "a")])
+    assert output.missing() == []
+    output.finish()
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["messages"][0]["content"], row["sample"], row["answer"]) for row in kept] == [
         ("one", 0, "A?"),
@@ -151,7 +147,7 @@ def test_a_file_is_continued_extended_and_put_in_order(tmp_path):
         ("two", 0, "A!"),
         ("three", 1, "A"),
     ]
-    dropped = [(row["query"], row["reason"]) for row in read_dropped(path)]
+    dropped = [(row["query"], row["reason"]) for row in output.dropped]
     assert dropped == [("two", "empty"), ("three", "no match")]
 
 

@@ -259,7 +259,7 @@ def math_file(folder, rows, model, **extra):
         num_test=0,
         model_name_for_tokenizer=model,
         renderer_name="role_colon",
-        groups_per_batch=2,
+        batch_size=2,
         group_size=2,
     )
     settings = {**settings_of(folder, model), "max_tokens": 4, **extra}

@@ -5,78 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import chz
 import pytest
 
 from recipes import own_loop, rl_basic, sl_basic
-from recipes.prompt_distillation import create_data
-from recipes.prompt_distillation.create_data import check_length, resolve, task_of
-from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_placeholder
-from recipes.prompt_distillation.queries import Query
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.renderers import Message
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config, write_config
 from tinker_cookbook.sweep.results import metric_note
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
-
-# --- create_data -------------------------------------------------------------------------------
-
-
-class File:
-    """The two lists and paths of a file of distilled conversations."""
-
-    def __init__(self, folder, kept, dropped):
-        self.path, self.folder = folder / "a.jsonl", folder / "a.jsonl.run"
-        self.kept = [{"messages": [{"role": "assistant", "content": said}]} for said in kept]
-        self.dropped = [{"reason": reason} for reason in dropped]
-
-
-def test_a_file_without_a_row_is_an_error(tmp_path, capsys):
-    none_kept = File(tmp_path, [], ["cut off", "cut off", "no match"])
-    create_data.print_summary(none_kept, {"yes": "yes"})
-    assert "written to" not in capsys.readouterr().out
-    with pytest.raises(DataValidationError, match=r"none of the 3 answers counts \(2 cut off, 1"):
-        create_data.check_kept(none_kept)
-    some = File(tmp_path, ["yes"], [])
-    create_data.check_kept(some)
-    create_data.print_summary(some, None)
-    assert "written to" in capsys.readouterr().out
-
-
-def test_labels_that_never_occur(tmp_path, capsys):
-    file = File(tmp_path, ["no", "no"], [])
-    create_data.print_summary(file, {"Yes": "yes", "no": "no"})
-    assert "warning: labels: no answer kept is yes, so" in capsys.readouterr().out
-    create_data.print_summary(file, {"no": "no"})
-    assert "warning" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "mark"),
-    [
-        ("Say yes or no: {qery}", "{qery}"),
-        ("{Query}", "{query}"),
-        ("Say yes or no: {query}", None),
-        ("As JSON: {answer}", None),
-    ],
-)
-def test_a_misspelt_place_of_the_query(text, mark):
-    assert misspelt_placeholder(TeacherPrompt((Message(role="user", content=text),))) == mark
-
-
-def test_a_prompt_too_long_for_the_context_is_refused_before_loading(stories_model, tmp_path):
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text("Answer with yes or no: {query}")
-    given = {"teacher_model": stories_model, "renderer_name": "role_colon", "backend": "local"}
-    config = resolve(create_data.Config(**given, teacher_prompt_file=str(prompt), max_tokens=500))
-    queries = [Query("short"), Query("a longer query than that")]
-    with pytest.raises(ConfigurationError, match=r"the context of .* is 512"):
-        check_length(config, task_of(config), queries)
-    fits = chz.replace(config, max_tokens=400)
-    check_length(fits, task_of(fits), queries)
-
 
 # --- the rank of an adapter --------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.prompt_distillation.prompts import LANGUAGE_NAMES, TASKS
-from recipes.prompt_distillation.queries import read_queries
+from recipes.prompt_distillation.tasks import LANGUAGE_NAMES, TASKS, read_queries
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "example_data"
 FILE = FOLDER / "languages.jsonl"
@@ -68,7 +67,7 @@ def test_sentences_are_in_the_script_of_their_language(label):
 
 def test_no_text_of_a_prompt_is_a_query():
     queries = {row["query"] for row in rows()}
-    shown = [m["content"] for task in TASKS.values() for m in task.prompt.messages]
+    shown = [m["content"] for task in TASKS.values() for m in task.messages]
     assert not queries & set(shown)
 
 

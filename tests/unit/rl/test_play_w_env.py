@@ -122,7 +122,7 @@ def test_from_the_command_line(monkeypatch, capsys, tokenizer):
         f"{builder}=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder",
         f"{builder}.model_name_for_tokenizer={byte_tokenizer.NAME}",
         f"{builder}.renderer_name=role_colon",
-        f"{builder}.groups_per_batch=1",
+        f"{builder}.batch_size=1",
         f"{builder}.group_size=2",
         f"model_name={byte_tokenizer.NAME}",
     ]
