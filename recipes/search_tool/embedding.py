@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from os import environ
-from typing import Any
+from typing import Any, TypeVar
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.utils.imports import missing_extra
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_RETRIES = 10
 RETRY_DELAY = 1.0
@@ -77,24 +79,35 @@ async def get_gemini_embedding(
         BackendError: all ``max_retries`` requests failed, or the answer had not one vector a text.
     """
     config = {"output_dimensionality": embedding_dim, "task_type": task_type}
-    for attempt in range(max_retries):
+
+    async def embed() -> list[list[float]]:
+        response = await client.aio.models.embed_content(model=model, contents=texts, config=config)
+        vectors = [embedding.values for embedding in response.embeddings or ()]
+        if len(vectors) != len(texts) or not all(vectors):
+            raise BackendError(f"got {len(vectors)} vectors, expected {len(texts)}")
+        return vectors
+
+    return await retried(embed, max_retries, retry_delay, f"embeddings of {model}")
+
+
+async def retried(request: Callable[[], Awaitable[T]], attempts: int, delay: float, what: str) -> T:
+    """Returns the result of the first request that does not fail, with growing pauses.
+
+    Raises:
+        BackendError: all requests failed; ``what`` names them in the error.
+    """
+    if attempts < 1:
+        raise ConfigurationError(f"max_retries: got {attempts}, expected at least 1")
+    for attempt in range(attempts - 1):
         try:
-            response = await client.aio.models.embed_content(
-                model=model, contents=texts, config=config
-            )
-            vectors = [embedding.values for embedding in response.embeddings or ()]
-            if len(vectors) == len(texts) and all(vectors):
-                return vectors
-            raise BackendError(
-                f"embeddings of {model}: got {len(vectors)} vectors, expected {len(texts)}"
-            )
-        except Exception as error:  # the client raises errors of several libraries
-            if attempt == max_retries - 1:
-                raise BackendError(
-                    f"embeddings of {model}: {max_retries} requests failed, the last one with "
-                    f"{error!r}"
-                ) from error
-            wait = retry_delay * _BACKOFF**attempt
-            logger.warning("embeddings of %s: %r; next attempt in %.1f s", model, error, wait)
+            return await request()
+        except Exception as error:  # the clients raise errors of several libraries
+            wait = delay * _BACKOFF**attempt
+            logger.warning("%s: %r; next attempt in %.1f s", what, error, wait)
             await asyncio.sleep(wait)
-    raise ConfigurationError(f"max_retries: got {max_retries}, expected at least 1")
+    try:
+        return await request()
+    except Exception as error:
+        raise BackendError(
+            f"{what}: {attempts} requests failed, the last one with {error!r}"
+        ) from error

@@ -113,6 +113,11 @@ def read_questions(path: str, split: Literal["train", "test"] = "train") -> list
     return found
 
 
+def has_splits(dataset: str) -> bool:
+    """Returns whether ``read_questions`` tells train and test questions apart."""
+    return dataset in DATASETS or Path(dataset).expanduser().is_dir()
+
+
 def _squad_questions(
     file: Path, articles: list[tuple[str, Mapping[str, Any]]]
 ) -> list[SearchR1Datum]:

@@ -15,16 +15,19 @@ from tinker_cookbook import model_info
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.search_tool.corpus import squad_articles
 from tinker_cookbook.recipes.search_tool.questions import (
+    DATASETS,
     EXAMPLE,
     EXAMPLE_DOCUMENTS,
     SEARCH_R1,
     SearchR1Datum,
     download_search_r1_dataset,
+    has_splits,
     process_single_row,
     read_questions,
 )
 from tinker_cookbook.recipes.search_tool.tools import (
     ChromaTool,
+    EmbeddingConfig,
     LocalSearchTool,
     RetrievalConfig,
     SearchTool,
@@ -54,15 +57,11 @@ SEARCH_TASK_INSTRUCTIONS = (
     "five words."
 )
 
-# Chat formats of small models that declare no tools, although their tokenizer has ChatML's tokens.
-_WITHOUT_TOOLS = ("smollm2", "chatml")
-TOOL_RENDERER = "qwen3_instruct"
 
-
-def tool_renderer_name(model_name: str, renderer_name: str | None, log_path: str | None) -> str:
-    """Returns the chat format of a run: the model's, or ``qwen3_instruct`` if it has no tools."""
-    name, _ = model_info.resolve_renderer_name(model_name, renderer_name, log_path)
-    return TOOL_RENDERER if renderer_name is None and name in _WITHOUT_TOOLS else name
+def renderer_of(model_name: str, renderer_name: str | None) -> Renderer:
+    """Returns the named chat format, or the model's own."""
+    name, _ = model_info.resolve_renderer_name(model_name, renderer_name)
+    return get_renderer(name, get_tokenizer(model_name))
 
 
 def initial_messages(
@@ -75,34 +74,102 @@ def initial_messages(
     return [*prefix, Message(role="user", content=question)]
 
 
-def find_source(source: str | None, index_path: str | None, dataset: str) -> str:
-    """Returns the path to search in: the index, the corpus, or the documents of the dataset.
+@chz.chz
+class SearchSettings:
+    """What is searched, and how an episode goes; of the dataset and of the programs."""
 
-    Raises:
-        ConfigurationError: both are given, or neither and the dataset has no documents.
-        DataValidationError: the path does not exist.
-    """
-    if source is not None and index_path is not None:
-        raise ConfigurationError(
-            f"corpus={source} and index_path={index_path} both name documents; leave one out"
-        )
-    path = index_path if source is None else source
-    if path is not None:
-        if not Path(path).expanduser().exists():
-            key = "corpus" if index_path is None else "index_path"
-            raise DataValidationError(
-                f"{key}: there is no file or folder {path} (searched from {Path.cwd()})"
-            )
-        return path
-    if dataset == EXAMPLE:
-        return str(EXAMPLE_DOCUMENTS)
-    # Questions in the layout of SQuAD come with the paragraphs that answer them.
-    if dataset != SEARCH_R1 and squad_articles(Path(dataset).expanduser()) is not None:
-        return dataset
-    raise ConfigurationError(
-        f"corpus: got none, and dataset={dataset} has no documents; expected corpus=FILE_OR_FOLDER "
-        "or index_path=FOLDER, or chroma_host= of a Chroma server"
+    dataset: str = chz.field(
+        default=EXAMPLE,
+        doc=f"{', '.join(DATASETS)}, or a file: JSON in the layout of SQuAD, or rows with question "
+        "and answer; or a folder with train and test files",
     )
+    corpus: str | None = chz.field(
+        default=None,
+        doc="Documents: a file, or a folder of texts; default: the documents of dataset",
+    )
+    index_path: str | None = chz.field(
+        default=None, doc="Index made by recipes.search_tool.index, instead of a corpus"
+    )
+    max_words: int = chz.field(default=250, doc="Longer documents of a corpus are split; 0: never")
+    max_turns: int = chz.field(
+        default=5, doc="Maximum answers in an episode, including the last one"
+    )
+    max_trajectory_tokens: int | None = chz.field(
+        default=32 * 1024, doc="Tokens of an episode; a longer one ends"
+    )
+    instructions: str = chz.field(default=SEARCH_TASK_INSTRUCTIONS, doc="System prompt")
+    chroma_host: str | None = chz.field(
+        default=None, doc="Host of a Chroma server, which then replaces the local index"
+    )
+    chroma_port: int = chz.field(default=8000, doc="Port of the Chroma server")
+    chroma_collection_name: str = chz.field(default="wiki_embeddings", doc="Chroma collection")
+
+    @property
+    def source(self) -> str:
+        """The path to search in: the index, the corpus, or the documents of the dataset.
+
+        Raises:
+            ConfigurationError: several are given, or none and the dataset has no documents.
+            DataValidationError: the path does not exist.
+        """
+        if self.corpus is not None and self.index_path is not None:
+            raise ConfigurationError(
+                f"corpus={self.corpus} and index_path={self.index_path} both name documents; "
+                "leave one out"
+            )
+        for key in ("corpus", "index_path"):
+            path = getattr(self, key)
+            if path is not None and not Path(path).expanduser().exists():
+                raise DataValidationError(
+                    f"{key}: there is no file or folder {path} (searched from {Path.cwd()})"
+                )
+            if path is not None:
+                return path
+        if self.dataset == EXAMPLE:
+            return str(EXAMPLE_DOCUMENTS)
+        # Questions in the layout of SQuAD come with the paragraphs that answer them.
+        if self.dataset != SEARCH_R1 and squad_articles(Path(self.dataset).expanduser()):
+            return self.dataset
+        raise ConfigurationError(
+            f"corpus: got none, and dataset={self.dataset} has no documents; expected "
+            "corpus=FILE_OR_FOLDER or index_path=FOLDER, or chroma_host= of a Chroma server"
+        )
+
+    def check_search(self) -> None:
+        """Raises for documents that do not exist; opens nothing."""
+        if self.chroma_host is None:
+            _ = self.source
+        elif (self.corpus or self.index_path) is not None:
+            raise ConfigurationError(
+                f"corpus, index_path: got {self.corpus or self.index_path} and "
+                f"chroma_host={self.chroma_host}, which both name documents; leave one out"
+            )
+
+    def search_tool(self, retrieval: RetrievalConfig) -> SearchTool:
+        """Returns the tool. It opens a local index now, and a Chroma server at its first call."""
+        if self.chroma_host is not None:
+            where = self.chroma_host, self.chroma_port
+            return ChromaTool(None, None, self.chroma_collection_name, retrieval, 10, 1.0, *where)
+        return LocalSearchTool(self.source, retrieval, self.max_words)
+
+
+@chz.chz
+class SearchKeys(SearchSettings):
+    """The same with the short keys of a command line."""
+
+    n_results: int = chz.field(default=3, doc="Documents for each query")
+    embedding_model_name: str = chz.field(
+        default="gemini-embedding-001", doc="Chroma: embeddings of the queries"
+    )
+    embedding_dim: int = chz.field(default=768, doc="Chroma: dimension of the embeddings")
+
+    @property
+    def retrieval(self) -> RetrievalConfig:
+        """What a search returns."""
+        embeddings = EmbeddingConfig(
+            model_name=self.embedding_model_name, embedding_dim=self.embedding_dim
+        )
+        return RetrievalConfig(n_results=self.n_results, embedding_config=embeddings)
 
 
 @dataclass
@@ -128,8 +195,7 @@ class SearchEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_env(self, index: int) -> Env:
         """Returns one environment; all of the group are alike."""
-        name = tool_renderer_name(self.model_name, self.renderer_name, None)
-        renderer = get_renderer(name, get_tokenizer(self.model_name))
+        renderer = renderer_of(self.model_name, self.renderer_name)
         return build_agent_tool_env(
             renderer,
             [self.chroma_tool.search],
@@ -154,43 +220,28 @@ class SearchRLDataset(ProblemDataset[SearchEnvGroupBuilder]):
 
 
 @chz.chz
-class SearchR1DatasetBuilder(RLDatasetBuilder):
+class SearchR1DatasetBuilder(SearchSettings, RLDatasetBuilder):
     """Questions of Search-R1, of the example data or of the user's files, over a search tool.
 
     The tool searches a local index, or with ``chroma_host`` a Chroma server.
     """
 
     model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
-    chroma_host: str | None = chz.field(default=None, doc="Host of a Chroma server; default: none")
-    chroma_port: int = chz.field(default=8000, doc="Port of the Chroma server")
-    chroma_collection_name: str = chz.field(
-        default="wiki_embeddings", doc="Collection of the Chroma server"
-    )
+    dataset: str = SEARCH_R1
     retrieval_config: RetrievalConfig = chz.field(
         default_factory=RetrievalConfig, doc="What a search returns"
     )
     batch_size: int = chz.field(doc="Questions per step")
     group_size: int = chz.field(doc="Episodes per question")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
-    max_turns: int = chz.field(
-        default=5, doc="Maximum answers in an episode, including the last one"
-    )
     format_coef: float = chz.field(default=0.1, doc="Penalty for an answer without 'Answer:'")
-    max_trajectory_tokens: int | None = chz.field(
-        default=32 * 1024, doc="Tokens of an episode; a longer one ends"
-    )
     max_generation_tokens: int | None = chz.field(
         default=None, doc="Tokens kept free for the next answer"
     )
     context_overflow_reward: float = chz.field(default=-0.1, doc="Reward of an episode that is cut")
     seed: int = chz.field(default=0, doc="Seed of the order of questions")
-    dataset: str = chz.field(default=SEARCH_R1, doc="As in recipes.search_tool.train")
     test_path: str | None = chz.field(default=None, doc="Questions to evaluate on")
     num_test: int = chz.field(default=0, doc="Questions to evaluate on; 0: no evaluation")
-    corpus: str | None = chz.field(default=None, doc="Documents; default: those of dataset")
-    index_path: str | None = chz.field(default=None, doc="Folder of an index, instead of a corpus")
-    max_words: int = chz.field(default=250, doc="Longer documents are split; 0: never")
-    instructions: str = chz.field(default=SEARCH_TASK_INSTRUCTIONS, doc="System prompt")
 
     def check(self) -> None:
         """Raises for settings that cannot work and paths that do not exist; reads no data."""
@@ -199,38 +250,19 @@ class SearchR1DatasetBuilder(RLDatasetBuilder):
                 raise ConfigurationError(
                     f"{name}: got {getattr(self, name)}, expected at least {low}"
                 )
-        if self.chroma_host is not None:
-            for name in ("corpus", "index_path"):
-                if getattr(self, name) is not None:
-                    raise ConfigurationError(
-                        f"{name}={getattr(self, name)} and chroma_host={self.chroma_host} both "
-                        "name documents; leave one out"
-                    )
-        else:
-            find_source(self.corpus, self.index_path, self.dataset)
-
-    async def search_tool(self) -> SearchTool:
-        """Returns the tool: connects to Chroma, or opens the index in a thread."""
-        if self.chroma_host is not None:
-            return await ChromaTool.build(
-                self.chroma_host,
-                self.chroma_port,
-                self.chroma_collection_name,
-                self.retrieval_config,
-            )
-        path = find_source(self.corpus, self.index_path, self.dataset)
-        return await asyncio.to_thread(LocalSearchTool, path, self.retrieval_config, self.max_words)
+        self.check_search()
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Opens the search tool and reads the questions; test questions are not trained on."""
         self.check()
-        search_tool = await self.search_tool()
+        tool = await asyncio.to_thread(self.search_tool, self.retrieval_config)
+        if isinstance(tool, ChromaTool):
+            await tool.connect()
         # A chat format without tools is an error now, not in the first episode.
-        name = tool_renderer_name(self.model_name_for_tokenizer, self.renderer_name, None)
-        renderer = get_renderer(name, get_tokenizer(self.model_name_for_tokenizer))
-        initial_messages("", renderer, search_tool, self.instructions)
+        renderer = renderer_of(self.model_name_for_tokenizer, self.renderer_name)
+        initial_messages("", renderer, tool, self.instructions)
         training, test = await asyncio.to_thread(self.questions)
-        group = partial(self._group, search_tool)
+        group = partial(self._group, tool)
         train_set = ProblemDataset(training, partial(group, self.group_size), self.batch_size)
         if not test:
             return train_set, None
@@ -246,11 +278,10 @@ class SearchR1DatasetBuilder(RLDatasetBuilder):
         training = read_questions(self.dataset)
         test: list[SearchR1Datum] = []
         if self.num_test:
-            one_file = self.dataset not in (EXAMPLE, SEARCH_R1) and Path(self.dataset).is_file()
             if self.test_path is not None:
                 local = Path(self.test_path).expanduser()
                 test = read_questions(self.test_path, "test" if local.is_dir() else "train")
-            elif one_file:
+            elif not has_splits(self.dataset):
                 # Else every question of a small file would be held out.
                 test = rng.sample(training, min(self.num_test, len(training) // 2))
             else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 import string
 from collections.abc import Sequence
@@ -14,15 +12,12 @@ from typing import Annotated, Any, Protocol
 import chz
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.recipes.search_tool.corpus import Document
-from tinker_cookbook.recipes.search_tool.embedding import get_gemini_client, get_gemini_embedding
-from tinker_cookbook.recipes.search_tool.minilm import DIMENSIONS, MINILM, check_minilm, minilm
-from tinker_cookbook.recipes.search_tool.retrieval import (
-    METHODS,
-    Method,
-    SearchIndex,
-    open_index,
+from tinker_cookbook.recipes.search_tool.embedding import (
+    get_gemini_client,
+    get_gemini_embedding,
+    retried,
 )
+from tinker_cookbook.recipes.search_tool.retrieval import SearchIndex, open_index
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.tool_use import (
     FunctionTool,
@@ -33,13 +28,10 @@ from tinker_cookbook.tool_use import (
 )
 from tinker_cookbook.utils.imports import missing_extra
 
-logger = logging.getLogger(__name__)
-
 MAX_QUERIES = 8
 """Queries of one call; more are an error, which the model sees."""
 _MAX_CONCURRENCY = 8  # searches in threads; they are short, and more would only share the cores
 _MAX_REQUESTS = 128  # calls that wait for a Chroma server at the same time
-_BACKOFF = 1.5
 
 QueryList = Annotated[
     list[str], "One or more queries; the result has the best documents for each of them."
@@ -59,12 +51,9 @@ class SearchTool(Protocol):
 class EmbeddingConfig:
     """Embeds queries to a Chroma collection in the same way as its documents."""
 
-    model_name: str = chz.field(
-        default="gemini-embedding-001",
-        doc=f"A model of the Gemini API, or {MINILM}, which is local",
-    )
-    embedding_dim: int = chz.field(default=768, doc="Dimension of Gemini's embeddings")
-    task_type: str = chz.field(default="RETRIEVAL_QUERY", doc="Task type of Gemini's embeddings")
+    model_name: str = chz.field(default="gemini-embedding-001", doc="A model of the Gemini API")
+    embedding_dim: int = chz.field(default=768, doc="Dimension of the embeddings")
+    task_type: str = chz.field(default="RETRIEVAL_QUERY", doc="Task type of the embeddings")
 
 
 @chz.chz
@@ -75,7 +64,6 @@ class RetrievalConfig:
     embedding_config: EmbeddingConfig = chz.field(
         default_factory=EmbeddingConfig, doc="Chroma only: embeddings of the queries"
     )
-    method: Method = chz.field(default="bm25", doc=f"Local index only: {', '.join(METHODS)}")
     max_chars: int = chz.field(default=4000, doc="Characters of a document; the rest is left out")
 
     @chz.validate
@@ -83,10 +71,6 @@ class RetrievalConfig:
         for name in ("n_results", "max_chars"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
-        if self.method not in METHODS:
-            raise ConfigurationError(
-                f"method: got {self.method!r}, expected one of {', '.join(METHODS)}"
-            )
 
 
 class LocalSearchTool:
@@ -104,18 +88,18 @@ class LocalSearchTool:
         """``source`` is an index, or documents that are indexed in memory.
 
         Raises:
-            ConfigurationError: the index cannot search with ``method``, or a package is missing.
+            ConfigurationError: bm25s is not installed.
             DataError: there is no index and no corpus at ``source``.
         """
         self.source, self.max_words = str(Path(source).expanduser()), max_words
         self.retrieval_config = retrieval_config or RetrievalConfig()
         # Opened now, so that a mistake is an error before the run, not in its first call.
-        len(self.index)
+        _ = self.index
 
     @property
     def index(self) -> SearchIndex:
         """The index, shared by all tools of this process with the same source."""
-        return open_index(self.source, self.retrieval_config.method, self.max_words)
+        return open_index(self.source, self.max_words)
 
     @tool(max_concurrency=_MAX_CONCURRENCY)
     def search(self, query_list: QueryList) -> ToolResult:
@@ -124,19 +108,11 @@ class LocalSearchTool:
         if problem is not None:
             return error_tool_result(problem, error_type="validation_failed")
         config = self.retrieval_config
-        found = [
-            [hit.document for hit in self.index.search(query, config.n_results, config.method)]
+        texts = [
+            [document.shown for document in self.index.search(query, config.n_results)]
             for query in query_list
         ]
-        texts = [[shown(document) for document in row] for row in found]
         return _result(query_list, texts, config.max_chars)
-
-
-def shown(document: Document) -> str:
-    """Returns title and text; only the text if it contains the title."""
-    if document.title in document.text:
-        return document.text
-    return f"{document.title}\n{document.text}"
 
 
 def _problem_of(query_list: Sequence[str]) -> str | None:
@@ -147,9 +123,9 @@ def _problem_of(query_list: Sequence[str]) -> str | None:
     return None
 
 
-def format_results(
-    query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int = 4000
-) -> str:
+def _result(
+    query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int
+) -> ToolResult:
     """Returns the documents of each query as the model sees them, numbered from 1."""
     lines: list[str] = []
     for query, documents in zip(query_list, texts, strict=True):
@@ -159,14 +135,8 @@ def format_results(
             lines += [f"Document {i}:", cut]
         if not documents:
             lines.append("No document was found.")
-    return "\n".join(lines)
-
-
-def _result(
-    query_list: Sequence[str], texts: Sequence[Sequence[str]], max_chars: int
-) -> ToolResult:
     metrics: dict[str, float] = {"queries": len(query_list), "documents": sum(map(len, texts))}
-    return simple_tool_result(format_results(query_list, texts, max_chars), metrics=metrics)
+    return simple_tool_result("\n".join(lines), metrics=metrics)
 
 
 class ChromaTool:
@@ -209,16 +179,13 @@ class ChromaTool:
     ) -> ChromaTool:
         """Connects to a server.
 
-        ``chroma_client`` and ``gemini_client`` are existing clients to use, if given. With
-        ``embedding_config.model_name="all-MiniLM-L6-v2"`` the queries are embedded on this machine.
+        ``chroma_client`` and ``gemini_client`` are existing clients to use, if given.
 
         Raises:
             ConfigurationError: a package or a setting of the embeddings is missing.
             BackendError: the server cannot be reached, or has no such collection.
         """
         config = retrieval_config or RetrievalConfig()
-        if config.embedding_config.model_name == MINILM:
-            check_minilm()
         made = ChromaTool(
             chroma_client,
             gemini_client,
@@ -229,17 +196,19 @@ class ChromaTool:
             chroma_host,
             chroma_port,
         )
-        chroma, _ = await made._ensure_clients()
-        if chroma_client is None:
-            # A wrong name is an error now, not in the first call of the run.
-            await made._collection(chroma)
+        await made.connect()
         return made
+
+    async def connect(self) -> None:
+        """Connects; a wrong name is then an error now, not in the first call of a run."""
+        await self._ensure_clients()
+        await self._collection(self._chroma_client)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the settings without the connections, which cannot be pickled."""
         return {**self.__dict__, "_chroma_client": None, "_gemini_client": None}
 
-    async def _ensure_clients(self) -> tuple[Any, Any]:
+    async def _ensure_clients(self) -> None:
         if self._chroma_client is None:
             if self._chroma_host is None or self._chroma_port is None:
                 raise ConfigurationError(
@@ -247,13 +216,8 @@ class ChromaTool:
                     "again; make the tool with ChromaTool.build"
                 )
             self._chroma_client = await _connect(self._chroma_host, self._chroma_port)
-        if self._gemini_client is None and not self._embeds_here:
+        if self._gemini_client is None:
             self._gemini_client = get_gemini_client()
-        return self._chroma_client, self._gemini_client
-
-    @property
-    def _embeds_here(self) -> bool:
-        return self._retrieval_config.embedding_config.model_name == MINILM
 
     async def _collection(self, chroma: Any) -> Any:
         try:
@@ -264,37 +228,12 @@ class ChromaTool:
                 f"{self._collection_name!r} cannot be opened: {error}"
             ) from error
 
-    async def _embed(self, gemini: Any, query_list: list[str]) -> list[list[float]]:
-        config = self._retrieval_config.embedding_config
-        if self._embeds_here:
-            vectors = await asyncio.to_thread(
-                lambda: [minilm().embed_query(query).tolist() for query in query_list]
-            )
-            assert all(len(vector) == DIMENSIONS for vector in vectors)
-            return vectors
-        return await get_gemini_embedding(
-            gemini, query_list, config.model_name, config.embedding_dim, config.task_type
+    async def _query(self, vectors: list[list[float]]) -> list[list[str]]:
+        collection = await self._collection(self._chroma_client)
+        found = await collection.query(
+            query_embeddings=vectors, n_results=self._retrieval_config.n_results
         )
-
-    async def _query(self, chroma: Any, vectors: list[list[float]]) -> list[list[str]]:
-        """Returns the documents of each vector; retries a server that does not answer."""
-        for attempt in range(self._max_retries):
-            try:
-                collection = await self._collection(chroma)
-                found = await collection.query(
-                    query_embeddings=vectors, n_results=self._retrieval_config.n_results
-                )
-                return [[text or "" for text in row] for row in found["documents"] or []]
-            except Exception as error:  # chromadb raises errors of several libraries
-                if attempt == self._max_retries - 1:
-                    raise BackendError(
-                        f"Chroma at {self._chroma_host}:{self._chroma_port}: {self._max_retries} "
-                        f"queries failed, the last one with: {error}"
-                    ) from error
-                wait = self._initial_retry_delay * _BACKOFF**attempt
-                logger.warning("Chroma: %s; next attempt in %.1f s", error, wait)
-                await asyncio.sleep(wait)
-        raise ConfigurationError(f"max_retries: got {self._max_retries}, expected at least 1")
+        return [[text or "" for text in row] for row in found["documents"] or []]
 
     @tool(max_concurrency=_MAX_REQUESTS)
     async def search(self, query_list: QueryList) -> ToolResult:
@@ -302,9 +241,21 @@ class ChromaTool:
         problem = _problem_of(query_list)
         if problem is not None:
             return error_tool_result(problem, error_type="validation_failed")
-        chroma, gemini = await self._ensure_clients()
-        vectors = await self._embed(gemini, query_list)
-        texts = await self._query(chroma, vectors)
+        await self._ensure_clients()
+        embedding = self._retrieval_config.embedding_config
+        vectors = await get_gemini_embedding(
+            self._gemini_client,
+            query_list,
+            embedding.model_name,
+            embedding.embedding_dim,
+            embedding.task_type,
+        )
+        texts = await retried(
+            lambda: self._query(vectors),
+            self._max_retries,
+            self._initial_retry_delay,
+            f"Chroma at {self._chroma_host}:{self._chroma_port}",
+        )
         return _result(query_list, texts, self._retrieval_config.max_chars)
 
 

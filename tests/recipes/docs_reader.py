@@ -22,10 +22,10 @@ from pathlib import Path
 import forks
 from documented_commands import COMMANDS, Command, blocks
 from recipe_runs import REPO
-from tiny_model import make_tiny_model
+from tiny_model import make_chat_model, make_tiny_model
 
 from recipes.search_tool.corpus import read_corpus
-from recipes.search_tool.retrieval import build_index, save_index
+from recipes.search_tool.retrieval import SearchIndex
 from recipes.start import example_data
 
 OFFICIAL_SWEEP = "recipes.chat_sl.sweep"
@@ -50,7 +50,6 @@ SETTINGS: dict[str, dict[str, str]] = {
     "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
     "recipes.search_tool.train": {**RUN, **SHORT_EVAL, "group_size": "2", "max_tokens": "4"},
     "recipes.search_tool.index": {},
-    "recipes.search_tool.retrieval_eval": {},
     "recipes.search_tool.offline_eval": {"device": "cpu", "max_tokens": "4", "max_turns": "2"},
     "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
     "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
@@ -330,11 +329,8 @@ class Reader:
             rows = [{"question": f"Who {i}?", "answer": "Ada"} for i in range(4)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (self.folder / "my_questions.jsonl").write_text(text)
-            index = build_index(read_corpus(str(documents)))
-            save_index(index, self.folder / "wiki_index", {})
-            tiny = ["steps=1", "batch_size=1", "num_worlds=1", "hidden_size=32", "num_layers=1"]
-            program = [sys.executable, "-m", "recipes.search_tool.small_model"]
-            self.run([*program, f"output={model}", *tiny])
+            SearchIndex.build(read_corpus(str(documents))).save(self.folder / "wiki_index")
+            make_chat_model(Path(model))
         values = dict(SETTINGS[command.program])
         if command.program.endswith(".train"):
             batch = "batch_size" if "batch_size" in typed else "groups_per_batch"
@@ -348,8 +344,6 @@ class Reader:
             self.run([sys.executable, "-m", run.program, *words])
             last = json.loads((log_path / "checkpoints.jsonl").read_text().splitlines()[-1])
             values |= {"model_path": last["sampler_path"], "out": str(self.folder / "search-eval")}
-        if "method" in typed:  # embeddings are another package
-            values["method"] = "bm25"
         if typed.get("dataset") == "search_r1":  # from the Hub
             values["dataset"] = "my_questions.jsonl"
         return values

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import chz
 import pytest
-from tiny_model import make_tiny_model
+from tiny_model import make_chat_model
 
 from recipes.distillation import on_policy_distillation_harbor_multi_turn as distillation
 from recipes.distillation.harbor_multiturn import zero_reward
@@ -363,7 +363,7 @@ def test_all_solutions_score_one_and_untouched_folders_zero():
 @needs_sandbox
 def test_a_run_and_an_evaluation_of_a_model(tmp_path, capsys):
     """Ten seconds: two steps of two episodes, and two tasks."""
-    model = _chat_model(tmp_path / "model")
+    model = make_chat_model(tmp_path / "model")
     common = {"model_name": model, "renderer_name": "qwen3", "device": "cpu", "dtype": "float32"}
     cli = train.CLIConfig(
         **common, log_path=str(tmp_path / "run"), behavior_if_log_dir_exists="raise", max_steps=2,
@@ -383,19 +383,3 @@ def test_a_run_and_an_evaluation_of_a_model(tmp_path, capsys):
     (written,) = (tmp_path / "eval").glob("*/results.jsonl")
     assert len(written.read_text().splitlines()) == 2
     assert "mean reward -0.100 of 2 tasks" in capsys.readouterr().out
-
-
-def _chat_model(folder: Path) -> str:
-    """A tiny model of noise whose tokenizer has the tokens of ChatML."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    make_tiny_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    marks = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.save_pretrained(folder)
-    network = AutoModelForCausalLM.from_pretrained(folder)
-    network.resize_token_embeddings(len(tokenizer))
-    network.config.max_position_embeddings = 8192
-    network.save_pretrained(folder)
-    return str(folder)

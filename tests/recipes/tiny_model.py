@@ -36,3 +36,19 @@ def make_tiny_model(folder: Path, hidden: int = 32) -> str:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)
+
+
+def make_chat_model(folder: Path) -> str:
+    """The same with the tokens of ChatML and room for long episodes."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    make_tiny_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    marks = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.save_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    network.resize_token_embeddings(len(tokenizer))
+    network.config.max_position_embeddings = 8192
+    network.save_pretrained(folder)
+    return str(folder)

@@ -29,7 +29,6 @@ _USES = {
     "quantized": "4- and 8-bit base models",
     "rl": "environments of Reasoning Gym",
     "search": "search over documents (BM25)",
-    "search-embeddings": "search with embeddings",
     "server": "the HTTP server",
     "structured": "output that follows a JSON schema",
     "tml": "the renderer of Inkling, tokenizers without the Hub",
