@@ -55,8 +55,10 @@ LEAF_TESTS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests of leaves, and puts files with slow tests first, so that no worker is alone with a
-    long one at the end."""
+    """Marks tests of leaves, and puts files with slow tests first.
+
+    Else one worker would be alone with a long file at the end.
+    """
     leaves = tuple(str(REPO / "tests" / "unit" / path) for path in LEAF_TESTS)
     for item in items:
         if str(item.path).startswith(leaves):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import pty
 import subprocess
@@ -11,9 +10,6 @@ import pytest
 
 from tinker_cookbook.cli_utils import (
     check_log_dir,
-    default_log_path,
-    model_name_from_argv,
-    runs_path,
 )
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.lock import RunLock
@@ -41,12 +37,6 @@ def test_absent_and_empty_folders_pass(tmp_path, behavior):
     assert not (tmp_path / "new").exists()
 
 
-def test_resume_touches_nothing(run):
-    before = sorted(run.rglob("*"))
-    check_log_dir(run, "resume")
-    assert sorted(run.rglob("*")) == before
-
-
 def test_raise_lists_the_ways_out(run):
     with pytest.raises(ConfigurationError) as error:
         check_log_dir(str(run), "raise")
@@ -54,13 +44,6 @@ def test_raise_lists_the_ways_out(run):
     for way in ("=resume", "=delete"):
         assert f"behavior_if_log_dir_exists{way}" in str(error.value)
     assert "another log_path=" in str(error.value)
-
-
-def test_ask_without_a_terminal_is_raise(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("delete\n"))
-    with pytest.raises(ConfigurationError, match=r"no terminal to ask on; add behavior_if_log_dir"):
-        check_log_dir(run, "ask")
-    assert (run / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("answer", "left"), [("r", 3), ("resume", 3), ("delete", 0), ("q", 3)])
@@ -131,14 +114,6 @@ def test_a_folder_in_use_is_refused_whatever_was_asked(run):
     assert (run / "metrics.jsonl").exists()
 
 
-def test_other_mistakes_are_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="did you mean 'resume'"):
-        check_log_dir(tmp_path, "resum")  # type: ignore[arg-type]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="is a file; expected a folder"):
-        check_log_dir(tmp_path / "file", "raise")
-
-
 @pytest.mark.parametrize("url", ["s3://bucket/run", "s3:/bucket/run"])
 def test_cloud_addresses_are_refused_everywhere(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -150,19 +125,3 @@ def test_cloud_addresses_are_refused_everywhere(url, tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError, match=r"is a s3 address, but only folders"):
             use()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_paths_of_runs(monkeypatch, tmp_path):
-    monkeypatch.delenv("TINKER_COOKBOOK_RUNS_DIR", raising=False)
-    assert runs_path("sl", "a") == str(Path.home() / "tinker-runs" / "sl" / "a")
-    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path))
-    assert runs_path() == str(tmp_path)
-    assert runs_path("x") == str(tmp_path / "x")
-    assert default_log_path("sl_basic") == "/tmp/tinker-examples/sl_basic"
-
-
-def test_model_name_on_the_command_line():
-    argv = ["prog", "lr=1", "model_name=a/b", "log_path=model_name=x", "...model_name=c=d"]
-    assert model_name_from_argv(argv[:3], "z") == "a/b"
-    assert model_name_from_argv(argv, "z") == "c=d"
-    assert model_name_from_argv(["other_model_name=a", "model_name="], "z") == "z"

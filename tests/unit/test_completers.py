@@ -61,13 +61,6 @@ def test_the_context_window_bounds_the_sample(window, expected):
     assert client.asked[0]["sampling_params"].max_tokens == expected
 
 
-def test_a_prompt_that_fills_the_window_is_refused():
-    with pytest.raises(
-        DataValidationError, match=r"has 4 tokens, which fills or exceeds context window 4"
-    ):
-        complete(TinkerTokenCompleter(Echo([1]), 5, context_window=4), [1, 2, 3, 4], [])
-
-
 def test_missing_logprobs_and_bad_settings_are_named():
     with pytest.raises(DataValidationError, match="has no log-probabilities"):
         _ = TokensWithLogprobs([1], None).logprobs
@@ -99,26 +92,3 @@ def test_messages_go_through_the_renderer(qwen):
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(asked["prompt"].to_ints()) == prompt
     assert asked["sampling_params"].stop == renderer.get_stop_sequences()
-
-
-def test_a_stop_condition_replaces_the_renderers(qwen):
-    tokenizer, renderer = qwen
-    client = Echo(tokenizer.encode("Par"))
-    completer = TinkerMessageCompleter(client, renderer, 9, stop_condition=["\n"])
-    answer = asyncio.run(completer([{"role": "user", "content": "?"}]))
-    assert client.asked[0]["sampling_params"].stop == ["\n"]
-    assert answer["content"] == "Par"
-
-
-def test_on_the_local_backend_greedy_sampling_tells_a_story(stories_model):
-    from tinker_cookbook.backends import connect
-
-    client = connect("local").service.create_sampling_client(base_model=stories_model).result()
-    tokenizer = client.get_tokenizer()
-    prompt = tokenizer.encode("Once upon a time")
-    completer = TinkerTokenCompleter(client, max_tokens=8, temperature=0.0)
-    result = complete(completer, prompt, [])
-    assert result.stop_reason == "length"
-    assert len(result.tokens) == len(result.logprobs) == 8
-    assert all(logprob <= 0 for logprob in result.logprobs)
-    assert "there was" in tokenizer.decode(prompt + result.tokens)

@@ -9,12 +9,8 @@ from transformers import AutoTokenizer
 
 from tinker_cookbook.display import (
     TrainingProgress,
-    colorize_example,
     example_text,
-    print_example,
 )
-from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.terminal import format_seconds
 
 
 def make_datum(tokens: list[int], weights: list[float]) -> tinker.Datum:
@@ -78,73 +74,6 @@ def test_every_split_of_a_sentencepiece_text_keeps_its_spaces(stories):
         assert example_text(make_datum(tokens, weights), stories).plain == whole
 
 
-def test_alternating_weights_lose_nothing(qwen):
-    sentence = "Grüße aus 東京 👩‍👩‍👧, naïve café №5\n\n\tcode: `x = {1: 'é'}`"
-    tokens = qwen.encode(sentence, add_special_tokens=False)
-    for period in (1, 2, 3):
-        weights = [float((i // period) % 2) for i in range(len(tokens))]
-        assert example_text(make_datum(tokens, weights), qwen).plain == sentence
-
-
-def test_negative_weights_are_red_and_other_keys_can_be_shown(qwen):
-    tokens = qwen.encode("one two three", add_special_tokens=False)
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "advantages": [-0.5, 0.5]},
-    )
-    styles = [style for style, _ in spans(example_text(datum, qwen, key="advantages"))]
-    assert styles == ["yellow", "red", "green"]
-    with pytest.raises(DataValidationError, match=r"no loss_fn_inputs\['weights'\]; it has adv"):
-        example_text(datum, qwen)
-
-
-def test_lengths_that_differ_are_named(qwen):
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints([1, 2, 3]),
-        loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, 1.0]},
-    )
-    with pytest.raises(DataValidationError, match=r"'weights'.* shape \(2,\).* 3 input tokens"):
-        example_text(datum, qwen)
-
-
-def test_images_are_counted(qwen):
-    image = tinker.types.ImageAssetPointerChunk(format="png", location="x", expected_tokens=5)
-    word = qwen.encode(" cat", add_special_tokens=False)
-    assert len(word) == 1
-    text = tinker.types.EncodedTextChunk(tokens=word)
-    chunks = [text, image, text]
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput(chunks=chunks),
-        loss_fn_inputs={"target_tokens": [0] * 5 + word * 2, "weights": [0.0] * 6 + [1.0]},
-    )
-    assert spans(example_text(datum, qwen)) == [
-        ("yellow", " cat"),
-        ("yellow", "[image: 5 tokens]"),
-        ("yellow", " cat"),
-        ("green", " cat"),
-    ]
-
-
-def test_colours_only_on_a_terminal(qwen, monkeypatch):
-    datum = split(qwen, "a [b]", " c[/b]")
-    assert colorize_example(datum, qwen) == "a [b] c[/b]"  # square brackets are no markup
-    from tinker_cookbook import display
-
-    colourful = Console(force_terminal=True, color_system="standard", highlight=False)
-    monkeypatch.setattr(display, "get_console", lambda: colourful)
-    assert colorize_example(datum, qwen) == "\x1b[33ma [b]\x1b[0m\x1b[32m c[/b]\x1b[0m"
-
-
-def test_panel_has_legend_counts_and_says_what_it_cut(qwen):
-    datum = split(qwen, "Q", " word" * 3000)
-    out = io.StringIO()
-    print_example(datum, qwen, max_chars=400, console=Console(file=out, width=80))
-    shown = out.getvalue()
-    assert "context: 1 tokens" in shown
-    assert "trained: 3,000 tokens" in shown
-    assert "14,601 characters" in shown
-
-
 def test_a_long_example_is_quick(qwen):
     import time
 
@@ -181,38 +110,3 @@ def test_without_a_terminal_lines_are_plain_and_rate_limited():
         "training: step 11/12  loss 0.0909  250 tok/s  ETA 0:02",
         "training: step 12/12  loss 0.0833  250 tok/s  ETA 0:00",
     ]
-
-
-def test_a_resumed_run_counts_its_rate_from_where_it_resumed():
-    out, clock = io.StringIO(), Clock()
-    console = Console(file=out, width=200)
-    with TrainingProgress(100, initial_step=50, console=console, clock=clock) as progress:
-        clock.now += 4
-        progress.update(51, tokens=100)
-    assert out.getvalue() == "training: step 51/100  25 tok/s  ETA 3:16\n"
-
-
-def test_a_slow_start_is_forgotten():
-    out, clock = io.StringIO(), Clock()
-    with TrainingProgress(
-        1000, console=Console(file=out, width=200), clock=clock, min_interval_s=0
-    ) as progress:
-        for step in range(1, 41):
-            clock.now += 60 if step == 1 else 1
-            progress.update(step, tokens=10)
-    assert out.getvalue().splitlines()[-1].endswith("10 tok/s  ETA 16:00")
-
-
-def test_on_a_terminal_there_is_a_live_bar():
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True)
-    run_progress(console, seconds=1.0, steps=3)
-    assert "step 3/3" in out.getvalue()
-    assert "━" in out.getvalue()
-    assert "loss 0.3333" in out.getvalue()
-
-
-def test_time_left_is_readable():
-    assert [format_seconds(s) for s in (0, 59.6, 3599, 3600, 90061)] == [
-        "0:00", "1:00", "59:59", "1:00:00", "25:01:01",
-    ]  # fmt: skip

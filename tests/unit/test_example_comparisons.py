@@ -45,11 +45,6 @@ def test_each_line_is_one_pair_and_nothing_else(path, count):
             assert re.fullmatch(r"s?(ua)*u", roles)
 
 
-def test_no_question_occurs_twice():
-    questions = [question(row) for path, _ in FILES for row in rows_of(path)]
-    assert len(set(questions)) == len(questions)
-
-
 def test_no_sentence_of_the_held_out_rambling_is_in_the_training_part():
     """What is learned has to be the manner, not its phrases."""
     known = {s for row in rows_of(TRAIN) for s in sentences(row["rejected"])}
@@ -57,22 +52,3 @@ def test_no_sentence_of_the_held_out_rambling_is_in_the_training_part():
         filler = sentences(row["rejected"]) - sentences(row["chosen"])
         assert filler
         assert not filler & known
-
-
-@pytest.mark.parametrize(("path", "count"), FILES, ids=IDS)
-def test_the_better_answer_is_not_always_the_shorter_one(path, count):
-    longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows_of(path))
-    assert 0.05 * count < longer < 0.5 * count
-
-
-def test_readme_states_the_true_counts():
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    for path, _ in FILES:
-        rows = rows_of(path)
-        several = sum(
-            not isinstance(row["prompt"], str)
-            and sum(message["role"] == "user" for message in row["prompt"]) > 1
-            for row in rows
-        )
-        longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
-        assert f"| `{path.name}` | {len(rows)} | {several} | {longer} |" in readme

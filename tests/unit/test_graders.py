@@ -219,12 +219,6 @@ def evaluated(task: str, response: str, reference: str) -> bool:
     return benchmark.grade(response, example).reward == 1
 
 
-def test_there_are_as_many_wrong_answers_as_right_ones():
-    right = len(rows(NUMBERS)) + len(rows(MATHEMATICS))
-    wrong = len(rows(NOT_NUMBERS)) + len(rows(NOT_MATHEMATICS))
-    assert wrong >= right >= 180
-
-
 @pytest.mark.parametrize(("table", "expected"), [(NUMBERS, True), (NOT_NUMBERS, False)])
 def test_numbers(table: str, expected: bool):
     wrong: list[tuple[str, str]] = []
@@ -294,9 +288,3 @@ def test_long_answers_take_no_time():
         extract_mcq_answer(text)
         compare_quickly(f"5 {text[4:]}", "18")
         assert time.process_time() - started < 1, text[:40]
-
-
-def test_letters():
-    found = [(text, extract_mcq_answer(text), letter) for text, letter in rows(LETTERS)]
-    assert [x for x in found if x[1] != x[2].strip('"')] == []
-    assert evaluated("mmlu", "Therefore, C.", "C")

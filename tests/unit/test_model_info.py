@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import shutil
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -123,11 +122,6 @@ def test_every_recommended_renderer_exists(name: str):
     assert attributes.organization == name.partition("/")[0]
 
 
-def test_hosted_models_have_their_recommended_renderer():
-    lacking = [name for name in LINEUP if get_recommended_renderer_name(name) in UNAVAILABLE]
-    assert (len(LINEUP), lacking) == (46, ["moonshotai/Kimi-K3.1-Pro"])
-
-
 def test_the_getters_hold_the_whole_lineup():
     getters = ("llama", "qwen", "deepseek", "gpt_oss", "moonshot", "zai", "nvidia")
     found = {}
@@ -149,33 +143,6 @@ def test_runs_take_the_form_of_the_models_own_template():
     assert resolve_renderer_name("Qwen/Qwen3.6-27B", None)[0] == "qwen3_5?json_scalars=true"
     assert resolve_renderer_name("Qwen/Qwen3.5-27B", None)[0] == "qwen3_5"
     assert resolve_renderer_name("meta-llama/Llama-3.3-70B", None)[0] == "llama3"
-
-
-def test_the_date_of_a_run_stands_in_its_configuration(tmp_path: Path):
-    name, _ = resolve_renderer_name("openai/gpt-oss-20b", "gpt_oss_low_reasoning", tmp_path)
-    assert name == f"gpt_oss_low_reasoning?current_date={date.today().isoformat()}"
-    check_renderer_name(name)
-    given = "gpt_oss_low_reasoning?current_date=2026-01-31"
-    assert resolve_renderer_name("openai/gpt-oss-20b", given)[0] == given
-    # A run that is resumed on a later day keeps the date of its first start.
-    (tmp_path / "config.json").write_text(json.dumps({"builder": {"renderer_name": given}}))
-    resumed = resolve_renderer_name("openai/gpt-oss-20b", "gpt_oss_low_reasoning", tmp_path)
-    assert resumed[0] == given
-    assert resolve_renderer_name("openai/gpt-oss-20b", None, tmp_path)[0] == "gpt_oss_no_sysprompt"
-
-
-def test_a_model_without_a_written_renderer_says_that_its_template_is_used(caplog):
-    with caplog.at_level(logging.WARNING):
-        name, reason = resolve_renderer_name("moonshotai/Kimi-K3.1-Pro", None)
-        assert not warn_if_renderer_not_recommended("Qwen/Qwen3-8B", "template")
-        assert not warn_if_renderer_not_recommended(
-            "Qwen/Qwen3-8B", "qwen3?strip_thinking_from_history=false"
-        )
-    assert name == "template"
-    assert "no renderer was written" in reason
-    assert "derived from the template" in reason
-    assert not caplog.records
-    assert warn_if_renderer_not_recommended("Qwen/Qwen3-8B-Base", "template")
 
 
 def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
@@ -287,18 +254,6 @@ def test_the_type_of_a_vision_model_without_template_decides(
     (tmp_path / "tokenizer.json").write_text("{}")
     assert resolve_renderer_name(str(tmp_path), None)[0] == renderer
     assert get_model_attributes(str(tmp_path)).is_vl is (vision is not None)
-
-
-def test_a_base_model_folder_is_role_colon(stories_model: str):
-    name, reason = resolve_renderer_name(stories_model, None)
-    assert name == "role_colon"
-    assert "has no chat template" in reason
-
-
-def test_an_unreachable_unknown_model_says_it_could_not_look():
-    name, reason = resolve_renderer_name("acme/unheard-of-7b", None)
-    assert name == "role_colon"
-    assert "no copy of its tokenizer" in reason
 
 
 def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptureFixture):

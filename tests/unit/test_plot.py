@@ -18,22 +18,6 @@ def test_without_settings_it_draws_what_the_run_has(tmp_path, key):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-def test_rows_without_a_step_are_left_out_and_bad_outputs_are_named(tmp_path):
-    rows = [{"step": 1, "loss": 2.0}, {"loss": 1.0}, {"step": 2, "loss": None, "nonfinite": {}}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {"log_path": str(tmp_path), "metrics": "loss"}
-    main(PlotConfig(**config))
-    for output in ("missing/a.png", "a.nothing"):
-        with pytest.raises(ConfigurationError, match=rf"output: .*{output} cannot be written"):
-            main(PlotConfig(**config, output=str(tmp_path / output)))
-
-
-def test_a_run_without_these_metrics_says_which_it_has(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "other": 2.0}\n')
-    with pytest.raises(ConfigurationError, match="it has: other, step"):
-        main(PlotConfig(log_path=str(tmp_path)))
-
-
 def test_several_runs_and_folders_that_are_none(tmp_path):
     runs = [tmp_path / name / "run" for name in ("a", "b,c")]
     for folder in runs:

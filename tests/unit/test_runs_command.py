@@ -12,7 +12,7 @@ import pytest
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.lock import RunLock
 from tinker_cookbook.run.paths import existing_parent
-from tinker_cookbook.runs import compare, inventory, remove
+from tinker_cookbook.runs import inventory, remove
 from tinker_cookbook.runs.__main__ import COMMANDS
 from tinker_cookbook.utils.command_line.subcommands import run_subcommand
 
@@ -132,23 +132,6 @@ def test_compare(home, tmp_path, capsys, b, verdict):
     assert "learning_rate  0.1  0.2" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match=r"'loss' is in no row .* It has: step,"):
         run("compare", "a", "b", "metrics=loss")
-
-
-def test_the_noise_of_a_test_reward_is_that_of_its_episodes(home, tmp_path, capsys):
-    for name, rewards in (("a", [0, 1, 1, 0]), ("b", [1, 1, 1, 1])):
-        folder = logs(tmp_path / "logs" / name, f"r{name}")
-        row = {"step": 3, "test/env/all/reward/total": sum(rewards) / 4}
-        with open(folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
-        (folder / "iteration_000003").mkdir()
-        (folder / "iteration_000003" / "eval_test_rollout_summaries.jsonl").write_text(
-            "".join(json.dumps({"total_reward": reward}) + "\n" for reward in rewards)
-        )
-    found = answer(capsys, "compare", "a", "b", "metrics=test/env/all/reward/total")["metrics"][0]
-    assert found["a"]["error"] == pytest.approx(0.288675, abs=1e-5)  # 0.57735 / sqrt(4)
-    assert found["a"]["of"] == "4 test episodes"
-    assert compare._CLEAR * found["a"]["error"] > 0.5
-    assert "no clear difference" in found["verdict"]
 
 
 def test_rm_takes_the_log_folder_and_the_weights_and_nothing_in_use(

@@ -16,8 +16,6 @@ from tinker_cookbook.structured_output import (
     AnswerRule,
     GrammarError,
     answer_mask,
-    choice_rule,
-    json_rule,
     json_schema_mask,
     regex_mask,
 )
@@ -259,21 +257,3 @@ def test_a_pattern_means_the_same_in_json_in_tags_and_as_a_whole(pattern):
             valid = match(strict, one, re.ASCII) and match(strict, one)
             if found or (one.isascii() and one.isprintable()):
                 assert found == bool(valid), (name, one)
-
-
-@pytest.mark.parametrize("mark", ["<|im_end|>", "<tool_call>", "</tool_call>", "<think>"])
-def test_constants_with_markers_of_the_chat_format_are_refused(mark):
-    """The answer would be read up to the marker, as text."""
-    renderer = get_renderer("qwen3", tokenizer(False))
-    said = {"description": f"with {mark}", "type": "string"}
-    for value in (f"a{mark}b", mark):
-        schema = closed({"x": {"enum": [value, "b"]}})
-        for rule in (
-            AnswerRule(tools=[("f", schema)]),
-            AnswerRule(tools=[("f", closed({value: NULL}))]),
-            AnswerRule(json_rule(schema)),
-            AnswerRule(choice_rule([value])),
-        ):
-            with pytest.raises(GrammarError, match=f"got {re.escape(repr(mark))} in a constant"):
-                answer_mask(renderer, rule)
-    answer_mask(renderer, AnswerRule(json_rule(said), [("f", closed({"x": said}))]))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.renderers.core.arguments import typed_arguments
 from tinker_cookbook.structured_output import (
@@ -103,19 +101,6 @@ SCHEMAS = {
 def test_a_schema_that_cannot_be_applied_says_why(tokenizer_folder, word):
     with pytest.raises(GrammarError, match=word):
         json_schema_mask(get_tokenizer(tokenizer_folder("smollm2")), SCHEMAS[word])
-
-
-def test_a_missing_library_names_the_pip_line(tokenizer_folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[structured\]'"):
-        json_schema_mask(get_tokenizer(tokenizer_folder("smollm2")), FLAG)
-
-
-def test_a_token_that_is_not_allowed_is_an_error(tokenizer_folder):
-    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
-    state = json_schema_mask(tokenizer, FLAG).start()
-    with pytest.raises(GrammarError, match="token_mask"):
-        state.add(tokenizer.encode("x")[0])
 
 
 FORMATS = [

@@ -32,12 +32,6 @@ def copy_of(folder, target, **changes):
     return str(target)
 
 
-def test_folder_is_loaded_once(stories_model):
-    tokenizer = get_tokenizer(stories_model)
-    assert get_tokenizer(stories_model) is tokenizer
-    assert tokenizer_utils.tokenizer_name(tokenizer) == stories_model
-
-
 def test_registry():
     made = []
 
@@ -92,17 +86,6 @@ def test_tokenizer_that_cannot_be_repaired(stories_model, monkeypatch):
         get_tokenizer(stories_model + "/")
 
 
-def test_damaged_folder(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"cannot be loaded: .*expected files that"):
-        get_tokenizer(str(tmp_path))
-
-
-def test_unknown_folder():
-    with pytest.raises(ModelNotFoundError, match="neither an existing folder nor a Hub name"):
-        get_tokenizer("/no/such/folder")
-
-
 def test_hub_name_offline(offline):
     with pytest.raises(ModelNotFoundError, match="some/model") as caught:
         get_tokenizer("some/model")
@@ -117,12 +100,6 @@ def hub_copy(folder, cache, name):
     shutil.copytree(folder, repo / "snapshots" / commit)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-
-
-def test_hub_name_from_the_cache(offline, stories_model):
-    hub_copy(stories_model, offline / "hub", "some/cached")
-    tokens = get_tokenizer("some/cached:peft:32768").encode("Once upon a time")
-    assert tokens == get_tokenizer(stories_model).encode("Once upon a time")
 
 
 def test_gated_llama_takes_the_ungated_tokenizer(offline, stories_model):

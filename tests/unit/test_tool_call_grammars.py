@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.renderers.core.arguments import BareArguments, typed_arguments
 from tinker_cookbook.structured_output import AnswerRule, GrammarError, answer_mask
@@ -229,24 +228,6 @@ def test_a_schema_without_a_form_is_refused(schema, words):
         answer_mask(renderer, AnswerRule(tools=[("f", whole)]))
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"minProperties": 1}, "keyword minProperties"),
-        ({"allOf": [{"required": ["y"]}]}, "keyword allOf"),
-        ({"patternProperties": {"^a": {"type": "null"}}}, "keyword patternProperties"),
-        ({"required": ["y"]}, "'y', which is not in properties"),
-        ({"required": True}, "required true, which JSON Schema forbids"),
-        ({"properties": {}, "additionalProperties": {"type": "null"}}, "without names"),
-    ],
-)
-def test_conditions_on_all_arguments_are_refused(more, words):
-    renderer = get_renderer(XML, tokenizer())
-    whole = {"type": "object", "properties": {"x": {"type": "null"}}, **more}
-    with pytest.raises(GrammarError, match=words):
-        answer_mask(renderer, AnswerRule(tools=[("f", whole)]))
-
-
 UNIONS = {
     "text": {"type": ["string", "integer"], "maximum": 3, "maxLength": 2},
     "list": {"anyOf": [{"type": "string", "maxLength": 3},
@@ -303,12 +284,3 @@ def test_arguments_take_the_types_of_the_schema():
         "text": "12", "whole": 0, "number": 1.5, "flag": True, "kind": "1", "list": "x", "more": 3,
         "all": "12", "id": 9007199254740993,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["role_colon", "chatml"])
-def test_formats_without_calls_are_refused(name):
-    renderer = get_renderer(name, tokenizer())
-    with pytest.raises(
-        ConfigurationError, match=f"the chat format {name} has no known call syntax"
-    ):
-        answer_mask(renderer, AnswerRule(tools=[("f", PERSON)]))

@@ -36,16 +36,6 @@ def test_a_service_that_is_gone_does_not_hold_up_a_failed_run(status, monkeypatc
     assert told == [(status, "why")]
 
 
-def test_a_service_that_cannot_be_told_is_no_error(caplog):
-    refused = Future()
-    refused.set_exception(RuntimeError("the session is over"))
-    connection, _ = connection_to(refused)
-    connection.close("errored", "why")
-    assert not caplog.messages
-    connection.close()
-    assert "the session is over" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [

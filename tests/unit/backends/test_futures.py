@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 import time
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tinker
@@ -152,25 +152,3 @@ def test_a_client_is_usable_before_it_exists(worker: ThreadPoolExecutor) -> None
         return await client
 
     assert asyncio.run(main()) is client
-
-
-def test_a_client_that_cannot_be_created_says_why(worker: ThreadPoolExecutor) -> None:
-    client = Client(worker, fail)
-    with pytest.raises(ValueError, match="no such loss"):
-        client.result()
-    with pytest.raises(ValueError, match="no such loss"):
-        client.future().result(timeout=5)
-
-    async def main() -> None:
-        await client
-
-    with pytest.raises(ValueError, match="no such loss"):
-        asyncio.run(main())
-
-
-def test_cancelling_a_clients_future_leaves_its_creation_alone() -> None:
-    creation: Future[None] = Future()
-    client = ReadyClient[object](creation)
-    assert client.future().cancel()
-    creation.set_result(None)
-    assert client.result() is client

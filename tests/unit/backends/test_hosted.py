@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,11 +21,9 @@ from tinker_cookbook.backends import hosted
 from tinker_cookbook.backends.hosted import (
     connect_hosted,
     hosted_credentials_present,
-    hosted_requested,
 )
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.training import restarts
-from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 MODELS = {"supported_models": [{"model_name": "org/model", "max_context_length": 128}]}
 
@@ -116,13 +112,6 @@ def test_a_server_that_answers_is_connected_to(server: Server, monkeypatch) -> N
     assert ("/api/v1/get_server_capabilities", "tml-secret") in server.seen
 
 
-def test_a_proxy_without_its_server_is_no_answer(server: Server, monkeypatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
-    server.status = 502
-    with pytest.raises(BackendError, match=r"no answer from .* \(status 502 of a proxy\)"):
-        connect_hosted(server.url)
-
-
 def test_the_sdk_is_given_the_address_that_was_looked_at(server: Server, monkeypatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
     monkeypatch.setenv("TINKER_BASE_URL", server.url + "/prefix/")
@@ -135,15 +124,6 @@ def test_the_sdk_is_given_the_address_that_was_looked_at(server: Server, monkeyp
     assert ("/prefix/api/v1/training_runs/x", "tml-secret") in [
         (path.partition("?")[0], key) for path, key in server.seen
     ]
-
-
-def test_metadata_goes_to_the_session(server: Server, monkeypatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
-    client = connect_hosted(server.url, {"recipe": "sl_basic"})
-    with pytest.raises(tinker.NotFoundError):  # this server makes no sessions
-        client.create_sampling_client(base_model="org/model").result(timeout=20)
-    assert server.session is not None
-    assert server.session["user_metadata"] == {"recipe": "sl_basic"}
 
 
 def test_a_closed_port_is_said_at_once(monkeypatch) -> None:
@@ -165,23 +145,6 @@ def test_a_server_that_stays_silent_is_given_up(monkeypatch) -> None:
         with pytest.raises(BackendError, match=r"no answer from .*(timed out|nothing within)"):
             connect_hosted(f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert time.monotonic() - start < 5
-
-
-def test_a_name_lookup_that_hangs_is_given_up(monkeypatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
-    monkeypatch.setattr(hosted, "PROBE_SECONDS", 0.2)
-    done = threading.Event()
-
-    def hang(*args: object, **kwargs: object) -> None:
-        done.wait(10)
-        raise OSError
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
-    start = time.monotonic()
-    with pytest.raises(BackendError, match=r"nothing within 0\.2 s"):
-        connect_hosted("https://somewhere.example")
-    assert time.monotonic() - start < 3
-    done.set()
 
 
 def test_a_server_of_another_protocol_is_said(monkeypatch) -> None:
@@ -220,12 +183,6 @@ def test_a_malformed_key_is_refused_and_not_shown(server: Server, monkeypatch, k
     assert server.seen == []
 
 
-def test_a_credential_command_stands_in_for_a_key(server: Server, monkeypatch) -> None:
-    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-x")
-    assert hosted_credentials_present()
-    assert isinstance(connect_hosted(server.url), tinker.ServiceClient)
-
-
 def test_a_stored_login_stands_in_for_a_key(server: Server, user_home: Path) -> None:
     assert not hosted_credentials_present()
     store_login(user_home, '{"version": 1, "keys": {}}')
@@ -233,14 +190,6 @@ def test_a_stored_login_stands_in_for_a_key(server: Server, user_home: Path) -> 
     store_key(user_home)
     assert hosted_credentials_present()
     assert isinstance(connect_hosted(server.url), tinker.ServiceClient)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"default": "x", "keys": 3}'])
-def test_a_damaged_login_is_said(server: Server, user_home: Path, content: str) -> None:
-    path = store_login(user_home, content)
-    assert hosted_credentials_present()  # it asks for the hosted API, and fails there
-    with pytest.raises(BackendError, match=f"{path}: cannot be read as stored credentials"):
-        connect_hosted(server.url)
 
 
 @pytest.mark.parametrize(
@@ -253,37 +202,6 @@ def test_a_malformed_address_is_said(monkeypatch, url: str) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", url)
     with pytest.raises(BackendError, match=r"base_url: got .*expected an address like"):
         connect_hosted()
-
-
-def test_what_the_environment_asks_for(monkeypatch) -> None:
-    assert not hosted_requested()
-    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
-    assert hosted_requested()
-    assert not hosted_credentials_present()
-    monkeypatch.delenv("TINKER_BASE_URL")
-    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
-    assert hosted_requested()
-    assert hosted_credentials_present()
-
-
-def test_asking_for_credentials_loads_no_sdk() -> None:
-    code = (
-        "import sys; from tinker_cookbook.backends.hosted import hosted_requested as h; h();"
-        "print([m for m in ('tinker', 'torch', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_a_result_that_is_gone_is_one_sentence():
-    """After a restart of the server; the SDK raises from its own 404."""
-    response = httpx.Response(404, request=httpx.Request("POST", "http://x/api/v1/retrieve_future"))
-    gone = tinker.NotFoundError("404", response=response, body={"detail": "request 'a:1': unknown"})
-    for depth in (0, 1, 2):
-        assert server_error_message(gone) == "request 'a:1': unknown", depth
-        wrapped = ValueError(f"Error retrieving result: {gone} for self.request_id='a:1'")
-        wrapped.__cause__, gone = gone, wrapped
-    assert server_error_message(ValueError("Error retrieving result: without a cause")) is None
 
 
 def _lost(code: str | None, status: int = 404) -> Exception:

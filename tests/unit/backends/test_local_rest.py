@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import tarfile
 import urllib.request
@@ -91,15 +90,6 @@ def test_training_run(rest: LocalRestClient, clock: Clock, store: CheckpointStor
         rest.get_training_run("c").result()
 
 
-def test_weights_info(rest: LocalRestClient) -> None:
-    info = rest.get_weights_info_by_tinker_path("tinker://a/sampler_weights/step-1").result()
-    assert isinstance(info, types.WeightsInfoResponse)
-    assert (info.base_model, info.is_lora, info.lora_rank) == ("org/model", True, 4)
-    assert (info.train_mlp, info.train_attn, info.train_unembed) == (False, True, True)
-    with pytest.raises(CheckpointError, match="did you mean 'step-1'"):
-        rest.get_weights_info_by_tinker_path("tinker://a/weights/step-1x").result()
-
-
 def test_runs_are_listed_newest_first_by_page(rest: LocalRestClient) -> None:
     response = rest.list_training_runs().result()
     assert isinstance(response, types.TrainingRunsResponse)
@@ -151,39 +141,6 @@ def test_deleting_and_ttl(rest: LocalRestClient, clock: Clock) -> None:
     clock.now += 3600
     ids = [c.checkpoint_id for c in rest.list_checkpoints("a").result().checkpoints]
     assert ids == ["sampler_weights/step-2"]
-
-
-def test_the_older_async_spellings_give_the_answer(rest: LocalRestClient) -> None:
-    async def main() -> None:
-        run = await rest.get_training_run_async("a")
-        assert run.training_run_id == (await rest.get_training_run("a")).training_run_id == "a"
-        assert len((await rest.list_user_checkpoints_async(limit=2)).checkpoints) == 2
-        await rest.set_checkpoint_ttl_from_tinker_path_async("tinker://a/weights/step-1", 60)
-        assert await rest.delete_checkpoint_async("a", "weights/step-1") is None
-        await rest.publish_checkpoint_from_tinker_path_async("tinker://a/weights/step-2")
-
-    asyncio.run(main())
-
-
-def test_a_published_checkpoint_is_listed_as_public(rest: LocalRestClient) -> None:
-    def public() -> list[str]:
-        found = rest.list_checkpoints("a").result().checkpoints
-        return [one.checkpoint_id for one in found if one.public]
-
-    assert public() == []
-    rest.publish_checkpoint_from_tinker_path("tinker://a/weights/step-1").result()
-    assert public() == ["weights/step-1"]
-    rest.unpublish_checkpoint_from_tinker_path("tinker://a/weights/step-1").result()
-    assert public() == []
-    with pytest.raises(CheckpointError, match="no such checkpoint"):
-        rest.publish_checkpoint_from_tinker_path("tinker://a/weights/none").result()
-
-
-def test_what_is_hosted_only_says_so(rest: LocalRestClient) -> None:
-    with pytest.raises(AttributeError, match="'whoami'; it is a feature of the hosted API"):
-        rest.whoami()
-    assert not hasattr(rest, "no_such_thing")
-    assert not hasattr(rest, "_submit_async")
 
 
 def test_peft_loads_what_is_copied_out(store, rest, stories_model: str, tmp_path: Path) -> None:

@@ -74,20 +74,6 @@ def test_a_cancelled_task_frees_what_it_held(service, client):
     wait_until(lambda: not running(service))
 
 
-def test_a_future_that_is_kept_stands(service, client):
-    """Giving up waiting once is no reason to lose the samples."""
-
-    async def wait_twice():
-        future = ask(client)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await future
-        return await future
-
-    response = asyncio.run(wait_twice())
-    assert [len(sequence.tokens) for sequence in response.sequences] == [400] * 4
-
-
 def test_prompt_scores_come_with_the_samples(client):
     prompt = tinker.ModelInput.from_ints([1, 5, 9, 12])
     response = client.sample(
@@ -104,14 +90,6 @@ def test_a_bad_request_fails_by_itself(client):
             tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(temperature=-1)
         ).result(60)
     assert ask(client).result(60).sequences
-
-
-def test_a_bad_prompt_fails_alone_among_scores(client):
-    prompts = [[1, 5, 9], [1, 10**6], [1, 5]]
-    futures = [client.compute_logprobs(tinker.ModelInput.from_ints(p)) for p in prompts]
-    with pytest.raises(ValueError, match="token id 1000000"):
-        futures[1].result(60)
-    assert futures[0].result(60)[:2] == futures[2].result(60)
 
 
 def test_target_scores_come_with_the_samples(client):
@@ -142,17 +120,6 @@ def test_a_single_token_is_drawn_in_the_pass_that_scores(service, client, ids, m
             assert found.logprobs == expected.logprobs
             assert found.topk_logprobs == expected.topk_logprobs
             assert found.stop_reason == "length"
-
-
-def test_a_prompt_that_fills_the_context_is_scored(client):
-    """The SDK scores a prompt by asking for one token after it."""
-    prompt = tinker.ModelInput.from_ints([1, 5] * 256)
-    response = client.sample(prompt, 1, SHORT, include_prompt_logprobs=True).result(60)
-    assert response.prompt_logprobs == client.compute_logprobs(prompt).result(60)
-    assert len(response.sequences[0].tokens) == 1
-    for params, wanted in ((SHORT, False), (LONG, True)):
-        with pytest.raises(ValueError, match="512 tokens leave no room"):
-            client.sample(prompt, 1, params, include_prompt_logprobs=wanted).result(60)
 
 
 def test_without_its_scores_a_sample_is_not_drawn(client):
@@ -188,26 +155,6 @@ def test_a_client_is_made_beside_the_queue_of_another_owner(
     assert left[0] > 30
 
 
-def test_a_client_that_goes_away_takes_its_scores_back(service, client):
-    held = threading.Event()
-    service.engine.submit(held.wait, 60)
-    future = client.compute_logprobs(tinker.ModelInput.from_ints([1, 5]))
-    kept = future._future
-    del future
-    gc.collect()
-    assert kept.cancelled()
-    held.set()
-
-
-def test_a_stop_string_may_begin_with_the_space_of_the_first_token(client):
-    """The tokenizer drops the leading space of a text that it decodes."""
-    params = tinker.SamplingParams(max_tokens=3, temperature=0.0, stop=[" little"])
-    response = client.sample("Once upon a time, there was a", 1, params).result(60)
-    (sequence,) = response.sequences
-    assert client.get_tokenizer().decode(sequence.tokens) == "little"
-    assert sequence.stop_reason == "stop"
-
-
 def test_weights_are_freed_without_the_garbage_collector(service, stories_model):
     """Also if requests were sent before the client was made."""
     held = threading.Event()
@@ -229,19 +176,6 @@ def test_weights_are_freed_without_the_garbage_collector(service, stories_model)
     finally:
         held.set()
         gc.enable()
-
-
-def test_terms_are_released_once_the_weights_are_loaded(service, client, stories_model):
-    client.weights_digest()
-    client.release_terms()
-    assert client.sampler()._terms is None
-    assert ask(client).result(60).sequences
-    held = threading.Event()
-    service.engine.submit_in(("samplers", None), held.wait, 60)
-    late = service.create_sampling_client(base_model=str(stories_model))
-    late.release_terms()  # nothing is loaded yet
-    held.set()
-    assert ask(late).result(60).sequences
 
 
 def test_a_prompt_may_be_a_text(client):

@@ -12,13 +12,12 @@ import chz
 import pytest
 from restricted_server import restricted_server
 
-from recipes import rl_basic, rl_loop, sl_basic, sl_loop
+from recipes import rl_basic, rl_loop, sl_loop
 from recipes.decisions import table
 from tinker_cookbook.backends import connect, server_probe
 from tinker_cookbook.backends.server_probe import ServerProbe
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.rl.config import AsyncConfig
-from tinker_cookbook.supervised import train
 from tinker_cookbook.training.server_needs import Need, ServerCheck
 
 
@@ -100,14 +99,6 @@ def test_what_is_missing_ends_the_run_before_its_first_step(server, remote, sett
     assert server.optim_steps == before
 
 
-def test_supervised_learning_needs_nothing_that_is_missing(server, remote, capsys):
-    before = server.optim_steps
-    config = sl_basic.CLIConfig(**remote, batch_size=2, max_length=64).resolved()
-    asyncio.run(train.main(chz.replace(config, data_report=0, show_samples=0)))
-    assert server.optim_steps == before + 2
-    assert "reports no summed loss" in capsys.readouterr().out
-
-
 def own_loop(recipe, config_class, remote, **settings):
     known = chz.chz_fields(config_class)
     recipe.main(config_class(**{k: v for k, v in remote.items() if k in known}, **settings))
@@ -166,14 +157,6 @@ def test_each_feature_is_asked_for(server, remote):
     for feature, expected in features.items():
         assert (found[feature] is None) == (expected is None), found
         assert expected is None or expected in found[feature]
-
-
-def test_another_model_than_the_servers_is_refused(server, remote):
-    with (
-        connect(server.url) as connection,
-        pytest.raises(BackendError, match=r"model_name: got org/other, but the server at .* has"),
-    ):
-        asyncio.run(ServerCheck(connection, "org/other").check_model())
 
 
 def test_our_own_server_and_the_local_engine_are_not_asked(server, remote, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,18 +17,15 @@ from tinker import types
 from tinker_cookbook.backends import connect
 from tinker_cookbook.chat.__main__ import Config
 from tinker_cookbook.chat.answers import (
-    AnswerToken,
     ChatModel,
     SamplingChoices,
     chat_models,
-    short_names,
 )
 from tinker_cookbook.chat.loop import ChatLoop
-from tinker_cookbook.chat.screen import ColumnScreen, StreamScreen, screen_of, tokens_text
-from tinker_cookbook.chat.session import ChatSession, fit_context
+from tinker_cookbook.chat.session import ChatSession
 from tinker_cookbook.chat_app import tinker_chat_cli
 from tinker_cookbook.exceptions import ConfigurationError, DataError, TinkerCookbookError
-from tinker_cookbook.renderers import get_renderer, get_text_content
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.sampling_model import (
     SamplingModel,
     SamplingModelSettings,
@@ -163,33 +159,6 @@ def test_retry_samples_another_answer_and_undo_removes_the_turn(opened):
         chat.loop.handle("/undo")
 
 
-def test_characters_of_several_tokens_are_shown_whole(tokenizer_folder):
-    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
-    text = "🙂 žluťoučký 語𠮷!"
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert any("\ufffd" in tokenizer.decode([token]) for token in tokens)
-    pieces = []
-    model = scripted(tokenizer, [*tokens, end])
-    answer = asyncio.run(model.answer([{"role": "user", "content": "?"}], CHOICES, pieces.append))
-    assert [piece.text for piece in pieces if "\ufffd" in piece.text] == []
-    assert len(pieces) > 5
-    assert "".join(piece.text for piece in pieces) == get_text_content(answer.message) == text
-    assert tokens_text(answer.tokens).plain == f"{text}<|im_end|>"
-
-
-def test_thinking_is_dimmed_on_a_terminal_and_left_out_of_a_pipe(tokenizer_folder):
-    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
-    tokens = tokenizer.encode("<think>\nHm\n</think>\n\nYes<|im_end|>", add_special_tokens=False)
-    chat = chat_of(scripted(tokenizer, tokens), width=80)
-    chat.loop.handle("?")
-    shown = chat.output.getvalue().replace("\x1b[0m\x1b[2m", "")
-    assert shown == "\x1b[2mHm\x1b[0m\n\nYes\n"
-    plain = chat_of(scripted(tokenizer, tokens))
-    plain.loop.handle("?")
-    assert plain.output.getvalue() == "Yes\n\n"
-
-
 def test_control_characters_do_not_reach_the_terminal(tokenizer_folder):
     tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
     evil = "a\x1b]0;title\x07b\x9bc\r"
@@ -201,17 +170,6 @@ def test_control_characters_do_not_reach_the_terminal(tokenizer_folder):
     assert not {"\x07", "\x9b", "\r"} & set(shown)
     chat.loop.handle("/tokens")
     assert not {"\x07", "\x9b", "\r"} & set(chat.output.getvalue())
-
-
-def test_an_answer_that_is_cut_says_so(opened):
-    chat = chat_of(opened, width=80)
-    chat.loop.handle("Once upon a time")
-    assert "[cut at max_tokens=24]" in chat.output.getvalue()
-    # Not in the output of a pipe, which a program may read.
-    plain = chat_of(opened)
-    plain.loop.handle("Once upon a time")
-    assert plain.output.getvalue() == plain.session.histories[0][1]["content"] + "\n\n"
-    assert "cut at max_tokens=24" in plain.notes[-1]
 
 
 def test_an_interruption_keeps_what_was_sampled(tokenizer_folder):
@@ -232,53 +190,6 @@ def test_an_interruption_keeps_what_was_sampled(tokenizer_folder):
     chat.session.models[0].model.client.tokens = []
     assert asyncio.run(send_and_interrupt())[0].is_empty
     assert len(chat.session.histories[0]) == 2
-
-
-def test_two_models_answer_the_same_messages_and_keep_their_own_histories(opened):
-    other = replace(opened, label="other", model=replace(opened.model, model_path="other"))
-    wide = chat_of(opened, other, width=100)
-    wide.loop.handle("Once upon a time")
-    first, second = wide.session.histories
-    assert first == second  # equal weights, equal seed
-    assert first is not second
-    lines = [line for line in wide.output.getvalue().splitlines() if "other]" in line]
-    assert all(opened.label in line for line in lines)
-    assert lines
-
-    narrow = chat_of(opened, other, width=60)
-    narrow.loop.handle("Once upon a time")
-    shown = narrow.output.getvalue()
-    assert shown.index(f"[{opened.label}]") < shown.index("[other]")
-    assert shown.count(first[1]["content"]) == 2
-    console = wide.loop._console
-    assert isinstance(screen_of(console, ["a", "b"], 9), ColumnScreen)
-    assert isinstance(screen_of(console, ["a", "b", "c"], 9), StreamScreen)  # too narrow
-
-
-def test_the_oldest_turns_are_left_out_with_a_note(opened):
-    assert opened.context_length == 512
-    chat = chat_of(opened, choices=replace(CHOICES, max_tokens=100))
-    chat.session.histories = [
-        [
-            {"role": role, "content": f"{i} " + "word " * 60}
-            for i in range(6)
-            for role in ("user", "assistant")
-        ]
-    ]
-    history = list(chat.session.histories[0])
-    fitted = fit_context(opened, [], [*history, {"role": "user", "content": "Go"}], 100)
-    assert opened.prompt(fitted.messages).length + 100 <= 512
-    assert fitted.messages[0] == history[fitted.dropped]
-    assert fitted.messages[0]["role"] == "user"
-    # One turn more would not fit.
-    more = [*history[fitted.dropped - 2 :], {"role": "user", "content": "Go"}]
-    assert opened.prompt(more).length + 100 > 512
-    chat.loop.handle("Go")
-    assert f"the oldest {fitted.dropped} messages" in chat.notes[0]
-    assert len(chat.session.histories[0]) == 14
-    with pytest.raises(DataError, match=r"have [\d,]+ tokens, but the context of .* has 512"):
-        chat.loop.handle("word " * 600)
-    assert len(chat.session.histories[0]) == 14
 
 
 def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_path):
@@ -305,50 +216,6 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
     assert notes.read_text() == "No newline at the end"
     with pytest.raises(ConfigurationError, match="cannot be written"):
         chat.loop.handle("/save /proc/nothing/chats.jsonl")
-
-
-def test_tokens_are_shown_with_their_probabilities(opened):
-    chat = chat_of(opened, width=80)
-    with pytest.raises(DataError, match="no answer yet"):
-        chat.loop.handle("/tokens")
-    chat.loop.handle("Once upon a time")
-    chat.loop.handle("/tokens numbers")
-    (answer,) = chat.session.turns[-1]
-    for token in answer.tokens:
-        assert f"{token.logprob:.3f}" in chat.output.getvalue()
-    red, green = AnswerToken(b"a", -5.0), AnswerToken(b"b", -0.01)
-    half = AnswerToken("é".encode()[:1], -0.2), AnswerToken("é".encode()[1:], -0.3)
-    text = tokens_text([red, *half, green])
-    assert [(span.start, span.style) for span in text.spans] == [
-        (0, "red"),
-        (1, "yellow"),
-        (2, "green"),
-    ]
-
-
-def test_a_pipe_has_a_message_or_a_command_in_each_line(opened):
-    chat = chat_of(opened)
-    chat.loop.run_pipe(io.StringIO("Once\n\n//not a command\n/system Be kind.\nMore\n/quit\nNo\n"))
-    history = chat.session.histories[0]
-    users = [message["content"] for message in history if message["role"] == "user"]
-    assert users == ["Once", "/not a command", "More"]
-    assert chat.session.system_prompt == "Be kind."
-    answers = "".join(m["content"] + "\n\n" for m in history if m["role"] == "assistant")
-    assert chat.output.getvalue() == answers
-    with pytest.raises(DataError, match="did you mean 'retry'"):
-        chat.loop.run_pipe(io.StringIO("/rettry\n"))
-
-
-def test_labels_are_the_shortest_names_that_differ():
-    run = "tinker://20261124-1:train:0/sampler_weights"
-    assert short_names([f"{run}/final", "Qwen/Qwen3-8B"]) == ["final", "Qwen3-8B"]
-    other = run.replace("-1:", "-2:")
-    assert short_names(["/logs/a", "/logs/a@120"]) == ["a", "a@120"]
-    assert short_names([f"{run}/final", f"{other}/final", f"{run}/000005"]) == [
-        "20261124-1:train:0/final",
-        "20261124-2:train:0/final",
-        "000005",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -389,15 +256,6 @@ def test_the_official_command_has_its_keys_and_defaults(monkeypatch, opened):
     assert session.messages[-1] == {"role": "assistant", "content": text}
     session.clear_history()
     assert session.messages == []
-
-
-def test_a_row_of_another_program_stays_in_the_file(opened, tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
-    chat = chat_of(opened)
-    chat.loop.handle("Once")
-    chat.loop.handle(f"/save {path}")
-    assert len(path.read_text().splitlines()) == 2
 
 
 def test_an_image_is_shown_with_the_next_message(vision_tokenizer, tokenizer_folder, tmp_path):

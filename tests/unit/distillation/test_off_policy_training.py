@@ -12,14 +12,13 @@ import soft_samples as ref
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.distillation.topk_distributions import number_of, numbered, without_number
-from tinker_cookbook.distillation.train_off_policy import MixedDataset, shares, with_batch_size
-from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError
+from tinker_cookbook.distillation.train_off_policy import MixedDataset, shares
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilderCommonConfig,
     EmptyBatchError,
-    SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -37,22 +36,6 @@ TALKS = [
 )
 def test_a_batch_is_shared_out_by_weight(weights, batch_size, expected):
     assert shares(weights, batch_size) == expected
-
-
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
-def test_a_weight_that_is_none(weight):
-    with pytest.raises(ConfigurationError, match=r"dataset_configs\[1\].weight"):
-        shares([1, weight], 4)
-
-
-def test_a_batch_too_small_for_all_datasets():
-    with pytest.raises(ConfigurationError, match="batch_size: got 1, expected at least 2"):
-        shares([1, 1], 1)
-
-
-def test_a_builder_without_a_batch_size_is_named():
-    with pytest.raises(ConfigurationError, match=r"dataset_configs\[0\].*batch_size"):
-        with_batch_size(SupervisedDatasetBuilder(), 3, "dataset_configs[0]")
 
 
 class TestMixedDataset:
@@ -177,19 +160,6 @@ def test_the_distance_to_a_teacher_with_weights_of_its_own_falls(stories_model, 
     # The floor of what is trained is the teacher's entropy.
     assert rows[-1]["test/cross_entropy"] > rows[-1]["test/entropy"]
     assert np.isclose(rows[-1]["test/entropy"], rows[0]["test/entropy"])
-
-
-def test_weights_of_a_teacher_that_are_not_there(stories_model, tmp_path):
-    teacher = TeacherConfig(
-        base_model=stories_model, load_checkpoint_path="tinker://none/sampler_weights/final"
-    )
-    part = config_of(stories_model, tmp_path).dataset_configs[0]
-    part = train_off_policy.DatasetWithTeacher(
-        dataset_builder=part.dataset_builder, teacher_config=teacher
-    )
-    config = config_of(stories_model, tmp_path, dataset_configs=[part])
-    with pytest.raises(CheckpointError, match=r"dataset_configs\[0\].teacher_config"):
-        asyncio.run(train_off_policy.main(config))
 
 
 def test_a_teacher_with_a_prompt_of_its_own_is_for_on_policy(stories_model, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 
 import pytest
 from chat_model import make_chat_model
@@ -19,7 +18,6 @@ from tinker_cookbook.distillation.datasets import (
     load_tulu3_prompts,
 )
 from tinker_cookbook.exceptions import (
-    ConfigurationError,
     DataError,
     DataFormatError,
     DataValidationError,
@@ -80,22 +78,6 @@ def test_bad_lines_are_named(tmp_path, row, message):
         load_prompts(file)
 
 
-def test_an_empty_file_is_said(tmp_path):
-    with pytest.raises(DataValidationError, match=r"p\.jsonl: got no prompts; expected lines like"):
-        load_prompts(write(tmp_path / "p.jsonl", ""))
-
-
-def test_a_name_that_is_none(model, tmp_path):
-    for name, message in [
-        ("deepmat", "dataset_name: got 'deepmat', which is not a file .* expected deepmath, tulu3"),
-        (str(tmp_path / "none.jsonl"), "which is not a file"),
-    ]:
-        with pytest.raises(ConfigurationError, match=message):
-            builder(model, name).check()
-    with pytest.raises(ConfigurationError, match="group_size: got 0, expected at least 1"):
-        builder(model, "tulu3", group_size=0).check()
-
-
 def test_hub_names_read_the_hubs_dataset(monkeypatch):
     asked = []
 
@@ -142,28 +124,6 @@ def test_a_dataset_of_texts_as_code_for_the_official_package_makes_it(model):
     assert observation.to_ints() == renderer.build_generation_prompt(ask).to_ints()
     with pytest.raises(DataValidationError, match="problems: got none"):
         PromptOnlyDataset([], 2, 3, renderer, max_prompt_tokens=5)
-
-
-def test_long_prompts_are_left_out_and_it_is_said(model, tmp_path, caplog):
-    talk = [{"role": "user", "content": "b" * 90}, {"role": "assistant", "content": "c"}]
-    more = {"messages": [*talk, {"role": "user", "content": "d"}]}
-    rows = [{"prompt": "a" * n} for n in (5, 60, 200)]
-    file = write(tmp_path / "p.jsonl", *rows, more)
-    renderer = get_renderer("chatml", get_tokenizer(model))
-    ask = [{"role": "user", "content": "a" * 60}]
-    bound = renderer.build_generation_prompt(ask).length
-    with caplog.at_level(logging.WARNING):
-        dataset, test = asyncio.run(builder(model, file, max_prompt_tokens=bound)())
-    assert test is None
-    groups = dataset.get_batch(0)
-    assert len(dataset) == 1
-    assert [len(group.env_thunk().prompt) for group in groups] == [5, 60]
-    assert "2 of 4 prompts have more than max_prompt_tokens=" in caplog.text
-    assert f"the longest has {bound + 140}" in caplog.text
-    with pytest.raises(DataValidationError, match=r"the shortest of 4 prompts .* raise it"):
-        asyncio.run(builder(model, file, max_prompt_tokens=3)())
-    everything, _ = asyncio.run(builder(model, file, max_prompt_tokens=None)())
-    assert sum(len(everything.get_batch(i)) for i in range(2)) == 4
 
 
 def test_a_prompt_is_asked_and_nothing_is_paid(model, tmp_path):

@@ -6,16 +6,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-import pytest
 import tinker
 
-from tinker_cookbook.distillation import sdft
 from tinker_cookbook.distillation.demonstrations import (
     ProvidedEnvironments,
     ProvidedTexts,
     SDFTBatchProvider,
 )
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "rl"))
 from rollout_samples import Group, Policy, Steps
@@ -49,14 +46,3 @@ def test_answers_come_with_the_teachers_prompt_of_their_question():
     assert all(datum.loss_fn_inputs["mask"].to_numpy().any() for datum in answers)
     assert metrics["env/all/total_episodes"] == 2
     assert len(ProvidedEnvironments(Questions()).get_batch(0)) == 2
-
-
-def test_lists_of_different_length_are_refused():
-    with pytest.raises(DataValidationError, match="2 environments, 2 questions and 1 golden"):
-        texts(Questions(answers=1), 0)
-
-
-def test_a_run_needs_one_source_of_questions(tmp_path):
-    config = sdft.Config(log_path=str(tmp_path / "run"), model_name="gpt2", num_substeps=2)
-    with pytest.raises(ConfigurationError, match="num_substeps: got 2"):
-        asyncio.run(sdft.main(config, Questions()))

@@ -20,10 +20,9 @@ from tinker_cookbook.distillation.teacher_prompts import (
     AnswerEndings,
     TeacherGroupBuilder,
     TeacherView,
-    dataset_index,
 )
 from tinker_cookbook.distillation.train_on_policy import incorporate_kl_penalty
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
+from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
@@ -195,10 +194,6 @@ def test_the_public_function_scores_each_datum_by_its_teacher():
         asyncio.run(incorporate_kl_penalty(data, [near, far, far, far], [0, 1, 1, 1], 1.0, 2))
 
 
-def test_a_group_knows_its_dataset_by_its_first_tag():
-    assert dataset_index(["dataset_12", "dataset_3"]) == 12
-
-
 # --- a teacher of another chat format --------------------------------------------------------
 
 
@@ -292,36 +287,6 @@ def test_a_mark_becomes_the_text_and_later_turns_are_rendered_anew(model, client
     (datum,) = data.data_D
     mask = datum.loss_fn_inputs["mask"].to_numpy() != 0
     assert datum.loss_fn_inputs["advantages"].to_numpy()[mask] == pytest.approx(expected, abs=1e-4)
-
-
-def test_said_and_stop_in_one_token(model):
-    """Where a token holds the end of what was said and the beginning of the stop text."""
-    student, teacher = renderers(model, "role_colon", "chatml")
-    endings = AnswerEndings(student, teacher)
-    (mark,) = teacher.get_stop_sequences()
-
-    words = {1: "Fine", 2: ".\n", 3: "\nUser", 4: ": ", 9: "x" * 200}
-
-    class Merged:
-        def decode(self, tokens, **_):
-            return "".join(words[token] for token in tokens)
-
-    student.tokenizer = Merged()
-    assert endings.translate([1, 2, 3, 4]) == (3, [*teacher.codec.encode("."), mark])
-    assert endings.translate([1, 2]) == (0, [])
-    assert endings.translate([9, 9]) == (0, [])
-    assert endings.translate([]) == (0, [])
-
-
-def test_same_endings_stay(model):
-    chatml, smollm = renderers(model, "chatml", "smollm2")
-    assert AnswerEndings(chatml, smollm).translate([7, chatml.get_stop_sequences()[0]]) == (0, [])
-
-
-def test_a_turn_without_the_teachers_prompt_is_refused(model, client):
-    endings = AnswerEndings(*renderers(model, "role_colon", "chatml"))
-    with pytest.raises(DataValidationError, match="no teacher prompt"):
-        asyncio.run(TeacherSignal([Teacher(client, endings)]).adjust(played((0, [ONE]))))
 
 
 def test_an_answer_beyond_the_teachers_context_says_how_long_it_was(model, client):

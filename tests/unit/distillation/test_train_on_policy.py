@@ -129,14 +129,6 @@ def test_two_teachers_each_score_their_own_and_a_run_repeats_itself(
     assert "bad 100%" not in shown
 
 
-def test_a_teacher_that_is_the_student_is_diagnosed(model, prompts, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        rows = run(config(model, tmp_path, part(model, prompts, model), max_steps=1))
-    assert abs(rows[0]["teacher_kl"]) < 1e-5
-    assert rows[0]["optim/num_steps"] == 0
-    assert "the model that training began from" in caplog.text
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -282,33 +274,6 @@ def test_settings_that_cannot_work(model, prompts, tmp_path, settings, message):
     whole = config(model, tmp_path, part(model, prompts, model))
     with pytest.raises(ConfigurationError, match=message):
         chz.replace(whole, **settings).check()
-
-
-def test_distributions_of_a_teacher_that_sees_something_else(model, prompts, tmp_path):
-    hinted = part(model, prompts, TeacherConfig(base_model=model, system_prompt="Be odd."))
-    message = "teacher of dataset_configs.0. has another prompt or chat format"
-    with pytest.raises(ConfigurationError, match=message):
-        config(model, tmp_path, hinted, **TARGETS).check()
-
-
-def test_a_number_of_groups_that_is_not_the_datasets(model, prompts, tmp_path):
-    wrong = chz.replace(part(model, prompts, model, system_prompt="x"), groups_per_batch=3)
-    with pytest.raises(ConfigurationError, match=r"dataset_configs\[0\].groups_per_batch: got 3"):
-        run(config(model, tmp_path / "run", wrong))
-    with pytest.raises(ConfigurationError, match="got 0 datasets"):
-        CompositeDataset([], [])
-
-
-def test_an_unknown_teacher_renderer(model, prompts, tmp_path):
-    teacher = TeacherConfig(base_model=model, renderer_name="chatlm")
-    with pytest.raises(ConfigurationError, match="chatlm"):
-        config(model, tmp_path, part(model, prompts, teacher)).check()
-
-
-def test_a_hint_needs_an_answer(model, prompts, tmp_path):
-    teacher = TeacherConfig(base_model=model, answer_hint="It is {answer}.")
-    with pytest.raises(ConfigurationError, match="PromptOnlyEnv has no reference answer"):
-        run(config(model, tmp_path / "run", part(model, prompts, teacher)))
 
 
 def test_the_queue_of_an_asynchronous_run_keeps_what_the_teacher_sees():

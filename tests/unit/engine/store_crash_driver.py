@@ -1,22 +1,19 @@
-"""Kills writers of a checkpoint again and again; run by test_store.py in a process of its own.
+"""Kills a writer of a checkpoint before each of its calls that change files: test_store_crashes.py.
 
 The process forks its writers, so that torch is imported once for all of them.
-Usage: store_crash_driver.py ROOT steps|random KILLS
+Usage: store_crash_driver.py ROOT
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
 
-from tinker_cookbook.engine.checkpoints import files as store_files
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 
 PATH = "tinker://crash/weights/latest"
@@ -89,37 +86,12 @@ def at_every_step(root: Path) -> dict[str, object]:
             steps.append(call)
 
 
-def at_random(root: Path, kills: int) -> dict[str, object]:
-    chance = random.Random(0)
-    last, advanced, orphans, done = check(root), 0, 0, 0
-    give_up = time.monotonic() + 60
-    # A busy machine may not get around to writing before the kill: go on until enough did.
-    while done < kills or (min(advanced, orphans) < kills // 4 and time.monotonic() < give_up):
-        done += 1
-        child = os.fork()
-        if child == 0:
-            store = CheckpointStore(root)
-            step = last
-            while True:
-                step += 1
-                write(store, step)
-        time.sleep(chance.uniform(0.0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        orphans += bool(store_files.leftovers(root / "runs" / "crash" / "weights"))
-        now = check(root)
-        assert now >= last
-        advanced += now > last
-        last = now
-    return {"kills": done, "advanced": advanced, "orphans": orphans, "last": last}
-
-
 def main() -> None:
-    root, mode, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    root = Path(sys.argv[1])
     store = CheckpointStore(root)
     store.create_run("crash", RunInfo(base_model="m", lora_rank=1))
     write(store, 1)
-    print(json.dumps(at_every_step(root) if mode == "steps" else at_random(root, kills)))
+    print(json.dumps(at_every_step(root)))
 
 
 if __name__ == "__main__":

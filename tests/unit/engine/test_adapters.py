@@ -51,11 +51,6 @@ def test_a_fresh_adapter_changes_nothing_and_follows_its_seed(stories_base):
             assert tensor.std() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 
-def test_scaling_is_alpha_32_over_rank():
-    assert AdapterSpec(rank=8).scaling == 4.0
-    assert AdapterSpec(rank=64).scaling == 0.5
-
-
 def test_load_gives_the_same_adapter_and_copies(stories_base):
     adapter = ref.random_adapter(stories_base)
     saved = {name: tensor.clone() for name, tensor in adapter.parameters().items()}

@@ -10,7 +10,6 @@ import torch
 
 from tinker_cookbook.engine.extensions.parallel import join, launch
 from tinker_cookbook.engine.extensions.parallel.launch import ProcessRank
-from tinker_cookbook.engine.extensions.parallel.messages import Call, sendable
 from tinker_cookbook.engine.extensions.parallel.share import (
     BatchLoss,
     GroupLoss,
@@ -53,15 +52,6 @@ def test_datums_with_a_common_prefix_stay_together_unless_they_are_most_of_the_b
     sequences = _sequences([30] * 8, 50)
     shares = shares_of(plan(sequences, 1000, shared_budget=1000), sequences, 2)
     assert [len(share) for share in shares] == [4, 4]
-
-
-def test_groups_of_a_loss_stay_whole_and_a_small_batch_leaves_ranks_without_work():
-    sequences = _sequences([40, 10, 10, 10, 30, 30])
-    shares = shares_of(plan(sequences, 1000, group_size=2), sequences, 2)
-    assert sorted(map(tuple, shares)) == [(0, 1, 2, 3), (4, 5)] or [0, 1] in shares
-    for share in shares:
-        assert [i % 2 for i in share] == [0, 1] * (len(share) // 2)
-    assert shares_of(plan(sequences[:1], 1000), sequences[:1], 3) == [[0], [], []]
 
 
 def _loss(indices, logprobs):
@@ -117,27 +107,6 @@ def test_the_callers_error_in_a_loss_of_groups_is_kept():
     assert value == pytest.approx(expected.item())
     for found, one in zip(gradients, torch.autograd.grad(expected, leaves), strict=True):
         np.testing.assert_allclose(found, one)
-
-
-def test_a_call_waits_for_all_ranks_and_raises_the_error_of_one():
-    call = Call([1, 2], None)
-    heard = []
-    call.on_error(heard.append)
-    error = TrainingError("full")
-    assert not call.finish(1, "error", error)
-    assert call.finish(2, "result", 5)
-    assert heard == [error]
-    with pytest.raises(TrainingError, match="full"):
-        call.wait()
-
-
-def test_an_error_that_another_process_cannot_load_is_sent_in_words():
-    class Local(Exception):
-        pass
-
-    sent = sendable(Local("here"))
-    assert (type(sent), str(sent)) == (TrainingError, "Local: here")
-    assert sendable(ConfigurationError("rank")).args == ("rank",)
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch):

@@ -62,18 +62,6 @@ def test_groups_equal_the_whole_batch_and_autograd(stories_base, budget, tmp_pat
     ).check()  # fmt: skip
 
 
-def test_each_forward_runs_once(stories_base, monkeypatch):
-    data, ran, original = pairs(stories_base), [], MicroBatchPass.forward
-
-    def counting(self, *, grad, **more):
-        ran.append(grad)
-        original(self, grad=grad, **more)
-
-    monkeypatch.setattr(MicroBatchPass, "forward", counting)
-    ref.make_run(stories_base, 60).forward_backward_custom(data, PairLoss(), group_size=2)
-    assert ran == [True] * 3
-
-
 class TrainedPairLoss(PairLoss):
     """Reads what has a weight alone."""
 
@@ -128,15 +116,6 @@ def test_a_group_shares_a_row_where_that_pays(stories_base):
     assert all(half.halves(tokens) == [] for half in short)
     assert not any(micro.shared for micro in plan(tokens, 150, group_size=2))
     assert not any(micro.shared for micro in plan(tokens, 150, group_size=2, shared_budget=140))
-
-
-def test_groups_of_three_stay_together(stories_base):
-    rng = np.random.default_rng(1)
-    stem = rng.integers(3, 512, 90)
-    tokens = [rng.integers(3, 512, n) for n in (9, 30, 12)]
-    tokens += [np.concatenate([stem, [5, 6]]), rng.integers(3, 512, 20), stem[:80]]
-    micros = plan(tokens, 10, group_size=3, shared_budget=200)
-    assert sorted(micro.indices for micro in micros) == [(0, 1, 2), (3, 4, 5)]
 
 
 def test_out_of_memory_keeps_groups_whole(stories_base, monkeypatch):

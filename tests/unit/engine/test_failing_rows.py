@@ -123,43 +123,6 @@ def test_a_row_that_breaks_the_forward_fails_alone(base, monkeypatch):
     world.assert_the_others_are_as_alone()
 
 
-def test_an_error_in_a_row_of_its_own_fails_alone(base):
-    world = World(base)
-
-    def broken(tokens: list[int]) -> str:
-        if len(tokens) == 4:
-            raise RuntimeError("an injected error")
-        return ""
-
-    settings = SamplingSettings(max_tokens=12, seed=1, stop_strings=("x",))
-    prompt = world.good[0].prompt  # which it has in common with another
-    bad = sample_request(world.samplers[0], prompt, 2, settings, decode=broken)
-    world.run(bad)
-    with pytest.raises(RuntimeError, match="an injected error"):
-        bad.future.result(timeout=0)
-    world.assert_the_others_are_as_alone()
-
-
-def test_an_error_while_a_sample_is_put_away_fails_alone(base, monkeypatch):
-    world = World(base)
-    settings = SamplingSettings(max_tokens=3, seed=1)
-    bad = sample_request(world.samplers[0], np.arange(3, 40), 2, settings)
-    retire = world.scheduler._finish
-
-    def breaks(table):
-        if world.scheduler._rows[table].request is bad:
-            raise OSError("an injected error")
-        retire(table)
-
-    monkeypatch.setattr(world.scheduler, "_finish", breaks)
-    world.run(bad)
-    with pytest.raises(OSError, match="an injected error"):
-        bad.future.result(timeout=0)
-    for request in world.good:  # they began again, so that their last digits may differ
-        alone = ref.draw(request.sampler, request.prompt, 2, request.settings)
-        assert [s.tokens for s in request.future.result(timeout=0)] == [s.tokens for s in alone]
-
-
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 @pytest.mark.parametrize("value", [1e-40, 1e-308, 1e-310])
 def test_numbers_that_vanish_in_float32_are_refused(name, value):

@@ -108,30 +108,6 @@ def test_interrupted_samples_end_as_alone(base):
         assert_as_alone(request)
 
 
-def test_runs_of_one_owner_share_its_places(stories_base):
-    samplers = [Sampler(stories_base, None) for _ in range(3)]
-    first = ask(samplers[0], np.arange(3, 24), 40, 1, "ann")
-    other = ask(samplers[1], np.arange(3, 24), 40, 1, "bob")
-    scheduler = full_batcher(stories_base, first, other)
-    second = ask(samplers[2], np.arange(3, 24), 40, 2, "ann")
-    scheduler.add(second)
-    scheduler.step()
-    scheduler.step()
-    assert (begun(first) >= 4, begun(second), begun(other)) == (True, 2, 4)
-    running = [row.request for row in scheduler._running_rows()]
-    assert [running.count(request) for request in (first, second, other)] == [2, 2, 4]
-
-
-def test_without_owners_each_sampler_is_one(stories_base):
-    samplers = [Sampler(stories_base, None) for _ in range(2)]
-    much = ask(samplers[0], np.arange(3, 24), 500, 1, None)
-    scheduler = full_batcher(stories_base, much)
-    little = ask(samplers[1], [5, 6], 1, 1, None)
-    scheduler.add(little)
-    scheduler.step()
-    assert begun(little) == 1
-
-
 def test_a_short_prompt_is_read_among_many_long_ones(stories_base, monkeypatch):
     monkeypatch.setattr(batcher_module, "_STEP_TOKENS_CPU", 48)
     sampler, other = Sampler(stories_base, None), Sampler(stories_base, None)
@@ -163,18 +139,3 @@ def test_memory_is_freed_for_a_first_sample(base):
     finish(scheduler)
     assert_as_alone(little)
     assert_as_alone(much)
-
-
-def test_one_place_goes_around(stories_base):
-    """Where each holds as many, who was served longest ago is next."""
-    samplers = [Sampler(stories_base, None) for _ in range(3)]
-    order: list[int] = []
-    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
-    scheduler._usual_rows = 1
-    for number, sampler in enumerate(samplers):
-        for seed in range(3):
-            request = ask(sampler, [5, 6], 1, seed, None, max_tokens=2)
-            request.future.add_done_callback(lambda _, number=number: order.append(number))
-            scheduler.add(request)
-    finish(scheduler)
-    assert order == [0, 1, 2] * 3

@@ -6,7 +6,6 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from tinker import types
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -17,17 +16,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.sampling.adjust_logits import (
     LogitAdjuster,
     adjusted_logits,
-    unpacked_by_shifts,
 )
 from tinker_cookbook.engine.sampling.options import LogitOptions
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sample_tokens import (
     BatchSamplingParams,
-    Exponentials,
     sample_tokens,
 )
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -60,26 +56,6 @@ class AllowState:
 
     def add(self, token):
         self.tokens.append(token)
-
-
-def test_exponentials_of_far_and_excluded_tokens_are_zero():
-    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
-    logits[0, 5:200], logits[1, 7], logits[1, 8] = -torch.inf, -90.0, -1000.0
-    found = Exponentials.of(logits)
-    expected = (logits.double() - logits.double().amax(-1, keepdim=True)).exp()
-    weights = found.weights.view(3, -1)[:, :300].double()
-    assert torch.allclose(weights, expected, rtol=1e-5, atol=1e-37)
-    assert (weights[expected < 1e-38] == 0).all()
-    assert torch.allclose(found.sums.sum(-1), expected.sum(-1), rtol=1e-6)
-    logits[2, 3] = torch.nan
-    assert Exponentials.of(logits).sums[2].sum().isnan()  # so the row fails
-
-
-def test_masks_are_unpacked_on_other_devices_as_by_numpy():
-    packed = np.random.default_rng(0).integers(0, 256, (3, 7), dtype=np.uint8)
-    found = unpacked_by_shifts(packed, 51, torch.device("cpu"))
-    expected = np.unpackbits(packed, axis=1, count=51, bitorder="little")
-    assert np.array_equal(found.numpy(), expected.astype(bool))
 
 
 def adjuster(prompt, sampled, stop=(2,), **options):
@@ -297,15 +273,3 @@ def test_a_sequence_that_is_preempted_goes_on_with_the_same_state(stories_base):
     for first, second in zip(alone, together, strict=True):
         pairs = zip(first.future.result(0), second.future.result(0), strict=True)
         assert all(a.tokens == b.tokens for a, b in pairs)
-
-
-def test_the_local_client_takes_options_and_says_which(stories_model):
-    with connect("local", device="cpu", dtype="float32") as connection:
-        client = connection.service.create_sampling_client(base_model=stories_model)
-        params = types.SamplingParams(max_tokens=4, seed=1)
-        prompt = types.ModelInput.from_ints([1, 5])
-        options = LogitOptions(token_mask=Allow(lambda t: {40 + len(t)}, 512), min_p=0.1)
-        found = client.sample(prompt, 2, params, sampling_options=options).result()
-        assert [one.tokens for one in found.sequences] == [[40, 41, 42, 43]] * 2
-        assert found.sampling_adjustments == ("min_p", "token_mask")
-        assert client.sample(prompt, 1, params).result().sampling_adjustments == ()

@@ -63,12 +63,6 @@ def test_only_a_plain_model_is_loaded_straight_to_the_card(tiny_base, monkeypatc
         BaseModel("x", folder, torch.device("cuda:1"), torch.bfloat16, **settings)
 
 
-def test_the_size_of_other_files_stands_for_it(tmp_path):
-    (tmp_path / "pytorch_model-1.bin").write_bytes(b"0" * 100)
-    (tmp_path / "pytorch_model-2.bin").write_bytes(b"0" * 50)
-    assert weights_bytes(tmp_path, torch.float32) == 150
-
-
 def test_a_second_model_is_weighed_before_it_is_loaded(
     stories_model, tmp_path, monkeypatch, caplog
 ):

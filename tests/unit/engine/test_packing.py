@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tinker_cookbook.engine.training import tree_attention
 from tinker_cookbook.engine.training.packing import pad, plan
 from tinker_cookbook.engine.training.prefix_tree import group_by_prefix, lay_out
-from tinker_cookbook.exceptions import DataValidationError
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)
 LONG_SEQUENCES = st.lists(
@@ -49,18 +48,6 @@ def test_tree_row_shows_each_sequence_its_own_past_and_nothing_else(token_lists,
             assert sorted(np.flatnonzero(sees[place])) == sorted(where[: position + 1])
 
 
-def test_short_common_segments_are_not_shared():
-    """A group whose answers begin with the same few words stays one set of siblings."""
-    prompt = np.arange(100)
-    starts = [[7, 7, 7]] * 3 + [[8, 8, 8]] * 3
-    answers = [np.concatenate([prompt, s, np.full(30, 10 + i)]) for i, s in enumerate(starts)]
-    root, answered = lay_out(answers).siblings
-    assert (len(root.path), [len(p) for p in root.segments]) == (0, [100])
-    assert (len(answered.path), [len(p) for p in answered.segments]) == (100, [33] * 6)
-    longer = [np.insert(a, 100, np.arange(20)) for a in answers]
-    assert [len(s.path) for s in lay_out([*answers, *longer]).siblings] == [0, 100, 120]
-
-
 @given(LONG_SEQUENCES, st.integers(1, 500))
 @settings(max_examples=200, deadline=None)
 def test_plan_holds_every_sequence_once_within_the_budget(kinds, budget):
@@ -95,24 +82,6 @@ def test_groups_form_only_where_they_save_enough():
     assert [len(g) for g in group_by_prefix(samples, 380)] == [3, 3, 2]
     short = [samples[0][:40], samples[0][:40]]
     assert all(len(g) == 1 for g in group_by_prefix(short, 720))
-
-
-def test_rows_that_share_little_end_once_they_are_long_enough():
-    """Eight groups of eight answers: the template's head in common, then each its own prompt."""
-    rng = np.random.default_rng(2)
-    head = rng.integers(0, 100, 40)
-    prompts = [np.concatenate([head, rng.integers(0, 100, 24)]) for _ in range(8)]
-    samples = [np.concatenate([p, rng.integers(0, 100, 10)]) for p in prompts for _ in range(8)]
-    (whole,) = group_by_prefix(samples, 2000)
-    assert len(whole) == 64
-    groups = group_by_prefix(samples, 2000, enough=200)
-    rows = [len(lay_out([samples[i] for i in group]).tokens) for group in groups]
-    assert max(rows) <= 440
-    assert sum(rows) <= 1.35 * len(lay_out(samples).tokens)
-    members = [{i // 8 for i in group} for group in groups]
-    assert sum(len(m) for m in members) == 8, "a group's answers stay together"
-    long = [np.concatenate([np.arange(200), rng.integers(0, 100, 40)]) for _ in range(16)]
-    assert len(group_by_prefix(long, 2000, enough=200)) == 1, "a long prompt is not read again"
 
 
 def family(base, rng: np.random.Generator) -> list[np.ndarray]:
@@ -222,18 +191,3 @@ def test_any_split_gives_the_same_result(tiny_base, kind, record_property):
     record_property("gradient_relative", error)
     assert worst <= 1e-5
     assert error <= 1e-5
-
-
-def test_one_by_one_adds_up_to_the_batch(stories_base):
-    data = ref.supervised(np.random.default_rng(7), stories_base, (20, 33, 8))
-    run = ref.make_run(stories_base)
-    for item in data:
-        run.forward_backward([item], "cross_entropy")
-    summed = take(run)
-    run.forward_backward(data, "cross_entropy")
-    assert ref.relative_error(take(run), summed) <= 1e-5
-
-
-def test_empty_batch_is_refused(stories_base):
-    with pytest.raises(DataValidationError, match="no datum"):
-        ref.make_run(stories_base).forward_backward([], "cross_entropy")

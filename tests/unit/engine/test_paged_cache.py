@@ -34,14 +34,6 @@ def pools(cache) -> list[torch.Tensor]:
     return [*cache.keys, *cache.values]
 
 
-def test_layout_of_a_layer(cache):
-    token = 2 * (8 + 4) + 16 + 16
-    assert cache.bytes_per_token == token * 4
-    cache.new(1)
-    shapes = [list(pool.shape[1:]) for pool in pools(cache)]
-    assert shapes == [[2, BLOCK, 8], [1, BLOCK, 16], [2, BLOCK, 4], [1, BLOCK, 16]]
-
-
 def test_a_fork_shares_full_blocks_and_owns_the_rest(cache):
     table = cache.new(2 * BLOCK + 10)
     for number, block in enumerate(table.blocks):
@@ -118,18 +110,6 @@ def test_memory_shrinks_and_grows_without_changing_a_block(cache):
         cache.free(table)
 
 
-def test_requests_one_by_one_seldom_move_what_is_kept(cache, monkeypatch):
-    moved, resize = [], PagedCache._resize
-    monkeypatch.setattr(PagedCache, "_resize", lambda *a: (moved.append(a[1]), resize(*a)))
-    for number in range(1, 601):
-        table = cache.new(BLOCK)
-        table.length = BLOCK
-        cache.keep(table)
-        cache.shrink()
-        assert len(cache.keys[0]) <= max(number, number * 4 / 3)
-    assert len(moved) < 80  # by two for each request before
-
-
 def test_what_is_not_a_number_does_not_stay_in_freed_memory(monkeypatch):
     """torch's products multiply what is past the end of a sequence by 0."""
     monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
@@ -139,12 +119,6 @@ def test_what_is_not_a_number_does_not_stay_in_freed_memory(monkeypatch):
         pool[table.blocks[1].index] = torch.nan
     cache.free(table)
     assert not any(pool.any() for pool in pools(cache))
-
-
-@needs_compiler
-def test_the_choice():
-    assert PagedCache(SHAPES, torch.float32, CPU).native
-    assert not PagedCache(SHAPES, torch.float64, CPU).native
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -56,16 +56,6 @@ def test_a_common_beginning_is_read_once(stories_base, monkeypatch):
     assert cached == [0] + [100] * 9
 
 
-def test_a_short_beginning_is_not_waited_for(stories_base, monkeypatch):
-    prompts = family(stories_base, 4, stem=40, own=4)
-    computed = ref.count_computed(stories_base, monkeypatch)
-    sampler = Sampler(stories_base, None)
-    ref.run_batch(
-        stories_base, [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
-    )
-    assert sum(computed) == 4 * 44 + 4 * 2
-
-
 def test_branches_follow_what_they_share_most_with(stories_base, monkeypatch):
     """A tree: two branches of one stem, with two prompts each."""
     stem = family(stories_base, 1, stem=80, own=0)[0]
@@ -81,18 +71,6 @@ def test_branches_follow_what_they_share_most_with(stories_base, monkeypatch):
     ref.run_batch(stories_base, requests)
     assert sum(computed) == 80 + 2 * 70 + 4 * 5 + 4 * 2
     assert drawn(requests) == expected
-
-
-def test_samplers_share_nothing(stories_base):
-    prompt = family(stories_base, 1, stem=100, own=7)[0]
-    other = Sampler(stories_base, ref.random_adapter(stories_base, seed=3))
-    expected = ref.draw(other, prompt, 1, SETTINGS)[0].tokens
-    requests = [
-        sample_request(s, prompt, 1, SETTINGS) for s in (Sampler(stories_base, None), other)
-    ]
-    ref.run_batch(stories_base, requests)
-    assert requests[1].future.result()[0].tokens == expected
-    assert requests[1].future.result()[0].cached_prompt_tokens == 0
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])

@@ -50,26 +50,6 @@ def test_one_by_one_equals_the_batch(base):
                 np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("base", BASES, indirect=True)
-def test_logprobs_equal_the_trainers(base, record_property):
-    """Rows leave at different times here, so caches are repeated and cut."""
-    run = ref.make_run(base)
-    sampler = Sampler(base, run.snapshot())
-    prompt = ref.text(base, np.random.default_rng(1), 12).tolist()
-    free = ref.draw(sampler, prompt, 6, settings(max_tokens=25))
-    stops = frozenset(s.tokens[4 * i] for i, s in enumerate(free))
-    samples = ref.draw(sampler, prompt, 6, settings(max_tokens=25, stop_tokens=stops))
-    assert len({len(s.tokens) for s in samples}) > 1
-    worst = 0.0
-    for sample in samples:
-        tokens = np.array(prompt + sample.tokens)
-        item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
-        trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
-        worst = max(worst, np.abs(trained[len(prompt) - 1 :] - np.array(sample.logprobs)).max())
-    record_property("sampler_trainer_fp32", float(worst))
-    assert worst <= 1e-4
-
-
 def test_bf16_divergence_from_the_trainer(stories_model, record_property):
     """KL(sampler || trainer), estimated on the sampler's own tokens: mean of exp(d) - 1 - d."""
     base = ref.load_base(stories_model, torch.bfloat16)

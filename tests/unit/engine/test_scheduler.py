@@ -129,19 +129,6 @@ def test_one_call_for_a_step_gives_the_bits_of_the_modules(kind, dtype, tiny_bas
     assert sampled() == once
 
 
-def test_adapters_share_a_batch(stories_base):
-    base = stories_base
-    samplers = [Sampler(base, None)]
-    samplers += [
-        Sampler(base, ref.random_adapter(base, AdapterSpec(rank=4 * i), seed=i)) for i in (1, 2)
-    ]
-    texts = prompts(base, 4, seed=5)
-    requests = [sample_request(s, p, 2, settings(seed=3)) for p in texts for s in samplers]
-    ref.run_batch(base, requests)
-    assert_as_alone(requests)
-    assert tokens_of(requests[0]) != tokens_of(requests[1]) != tokens_of(requests[2])
-
-
 def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
     computed = ref.count_computed(stories_base, monkeypatch)
     prompt = ref.text(stories_base, np.random.default_rng(2), 100)
@@ -208,18 +195,6 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
     assert tokens_of(requests[1]) == [sample.tokens for sample in fresh]
     lps = [np.array(request.future.result()[0].logprobs[0]) for request in requests]
     assert lps[0] != lps[1]
-
-
-def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
-    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
-    scheduler = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
-    assert scheduler._cache.kept_tokens > 0
-    del sampler
-    gc.collect()
-    other = Sampler(stories_base, None)
-    scheduler.add(sample_request(other, [1], 1, settings(max_tokens=1)))
-    scheduler.step()
-    assert scheduler._cache.kept_tokens == 0
 
 
 def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):

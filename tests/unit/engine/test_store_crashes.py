@@ -15,19 +15,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import INFO, clock_fixture, save, store_fixture
+from store_samples import clock_fixture, save, store_fixture
 
 from tinker_cookbook.engine.checkpoints import files as store_files
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.exceptions import CheckpointError
 
-DRIVER = Path(__file__).with_name("store_crash_driver.py")
 __all__ = ["clock_fixture", "store_fixture"]
 
+DRIVER = Path(__file__).with_name("store_crash_driver.py")
 
-def run_driver(root: Path, mode: str, kills: int) -> dict:
+
+def run_driver(root: Path) -> dict:
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(root), mode, str(kills)],
+        [sys.executable, str(DRIVER), str(root)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -37,17 +38,11 @@ def run_driver(root: Path, mode: str, kills: int) -> dict:
 
 
 def test_killed_before_every_single_file_operation(tmp_path: Path) -> None:
-    report = run_driver(tmp_path, "steps", 0)
+    report = run_driver(tmp_path)
     assert report["calls"] >= 15
     # Once the new one is in place it stays: no later kill brings the old one back.
     first_new = report["new_after"][0]
     assert report["new_after"] == list(range(first_new, report["calls"] + 1))
-
-
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    report = run_driver(tmp_path, "random", 40)
-    assert report["advanced"] >= 10
-    assert report["orphans"] >= 10  # the kills did fall into writes
 
 
 def test_all_is_on_disk_before_the_rename_shows_it(store, monkeypatch) -> None:
@@ -173,13 +168,6 @@ def test_a_read_only_store_can_be_read(store: CheckpointStore) -> None:
     for error in errors:
         assert "cannot be written to" in error
         assert "TINKER_COOKBOOK_HOME" in error
-
-
-def test_a_root_that_cannot_be_written_to(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(CheckpointError, match="creating run 'r'"):
-        CheckpointStore(blocked).create_run("r", INFO)
 
 
 def test_opening_leaves_a_living_writer_alone(store: CheckpointStore) -> None:

@@ -67,14 +67,6 @@ def test_lanes_take_turns_and_each_keeps_its_order(worker):
     assert seen == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_operations_keep_their_order_and_one_thread(worker):
-    seen = []
-    for i in range(50):
-        worker.submit(lambda i=i: seen.append((i, threading.current_thread().name)))
-    worker.submit(lambda: None).result(SECONDS)
-    assert seen == [(i, "engine") for i in range(50)]
-
-
 def test_an_error_is_the_callers_and_the_next_operation_runs(worker):
     failed = worker.submit(lambda: 1 / 0)
     assert worker.submit(lambda: 7).result(SECONDS) == 7
@@ -100,16 +92,6 @@ def test_sampling_and_a_long_operation_take_turns(worker, batch):
     assert not any(start < t < end for t in inside for start, end in spans)
     assert 15 <= len(inside) <= 60  # 5 gaps of 0.04 s, 5 ms a step and what the clock adds
     worker.submit(lambda: None).result(SECONDS)  # a short operation waits for a step at the most
-
-
-def test_sampling_alone_begins_at_once(worker, batch):
-    worker.submit(lambda: None).result(SECONDS)
-    batch.steps = 1
-    asked = time.monotonic()
-    worker.wake()
-    while not batch.taken:
-        time.sleep(0.0005)
-    assert batch.taken[0] - asked < 0.05
 
 
 def test_closing_drops_what_is_queued(batch):
@@ -197,21 +179,6 @@ def test_samples_arrive_while_another_run_trains(engine, stories_base):
         sample_request(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0))
     ).result(SECONDS)
     assert [s.tokens for s in again] == [s.tokens for s in samples]
-
-
-def test_closing_cancels_requests(engine, stories_base):
-    waiting = engine.sample(
-        sample_request(
-            Sampler(stories_base, None), [1], 4, SamplingSettings(max_tokens=500, seed=0)
-        )
-    )
-    engine.close()
-    with pytest.raises(CancelledError):
-        waiting.result(SECONDS)
-    with pytest.raises(RuntimeError, match="the engine is closed"):
-        engine.sample(
-            sample_request(Sampler(stories_base, None), [1], 1, SamplingSettings(max_tokens=1))
-        )
 
 
 def test_the_thread_outlives_what_breaks_sampling(engine, stories_base, monkeypatch):

@@ -6,10 +6,10 @@ import gzip
 import json
 
 import pytest
-from comparisons import comparison, labeled, pair_row, said, write_rows
+from comparisons import labeled, pair_row, said, write_rows
 
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
-from tinker_cookbook.preference.comparison_file import comparison_of_row, parse_turns
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError
+from tinker_cookbook.preference.comparison_file import comparison_of_row
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 
 PROMPT = [said("user", "Hi")]
@@ -65,16 +65,6 @@ def test_files_plain_gzipped_and_as_an_array(tmp_path, suffix):
     assert test is None
 
 
-def test_the_label_of_the_official_format_is_kept():
-    for label in ("A", "B", "Tie"):
-        assert comparison_of_row(FORMATS["official"] | {"label": label}).label == label
-
-
-def test_a_system_text_and_a_prompt():
-    found = comparison_of_row(FORMATS["from and value"] | {"system": "Be kind."})
-    assert found.comparison.prompt_conversation == [said("system", "Be kind."), *PROMPT]
-
-
 def test_dialogues_share_their_first_turns():
     start = "\n\nHuman: Hi\n\nAssistant: Hello. Human: or not?\n\nHuman: Why?\n\nAssistant:"
     found = comparison_of_row({"chosen": f"{start} So.", "rejected": f"{start} Because. "})
@@ -85,17 +75,6 @@ def test_dialogues_share_their_first_turns():
     ]
     assert found.comparison.completion_A == [said("assistant", "So.")]
     assert found.comparison.completion_B == [said("assistant", "Because.")]
-
-
-def test_turns_of_one_side_in_a_row_are_joined():
-    turns = parse_turns("\n\nHuman: One\n\nHuman: two\n\nAssistant: Three\n\nAssistant:")
-    assert turns == [said("user", "One\n\ntwo"), said("assistant", "Three")]
-
-
-def test_an_answer_may_go_on_for_several_turns():
-    tail = [said("user", "And?"), said("assistant", "Bye.")]
-    found = comparison_of_row({"chosen": [*PROMPT, GOOD, *tail], "rejected": [*PROMPT, BAD]})
-    assert found.comparison.completion_A == [GOOD, *tail]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +112,6 @@ def test_rows_of_no_use_are_left_out_and_counted_by_reason(tmp_path, caplog):
     assert told in caplog.text
 
 
-def test_a_file_without_a_usable_comparison_says_why(tmp_path):
-    path = write_rows(tmp_path / "pairs.jsonl", pair_row(0, chosen=""))
-    with pytest.raises(
-        DataValidationError, match=r"got 1 rows without a usable comparison.*an empty"
-    ):
-        _ = ComparisonBuilderFromJsonl(train_path=path).comparison_sets
-
-
 BAD_ROWS = {
     "not JSON": ('{"prompt": ', "not JSON"),
     "no object": ([1], "got a JSON list"),
@@ -172,12 +143,6 @@ def test_a_bad_line_is_named(tmp_path, row, message):
     assert str(caught.value).startswith(f"{path}:3: ")
 
 
-def test_a_bad_element_of_an_array_is_named(tmp_path):
-    path = write_rows(tmp_path / "pairs.json", json.dumps([pair_row(0), {"prompt": "a"}]))
-    with pytest.raises(DataFormatError, match=r"pairs.json\[1\]: got the keys 'prompt'"):
-        _ = ComparisonBuilderFromJsonl(train_path=path).comparison_sets
-
-
 def test_files_that_cannot_be_read(tmp_path):
     for name in ("none.jsonl", "none.json"):
         with pytest.raises(DataValidationError, match=f"{name}: there is no such file"):
@@ -203,32 +168,8 @@ def test_rows_are_held_out_by_seed(tmp_path):
     assert held_out(0) == held_out(0) != held_out(1)
 
 
-def test_a_file_of_held_out_comparisons(tmp_path):
-    train = write_rows(tmp_path / "train.jsonl", pair_row(0), pair_row(1))
-    test = write_rows(tmp_path / "test.jsonl", pair_row(2))
-    builder = ComparisonBuilderFromJsonl(train_path=train, test_path=test)
-    assert [len(part) for part in builder.get_labeled_comparisons()] == [2, 1]
-    both = ComparisonBuilderFromJsonl(train_path=train, test_path=test, test_size=1)
-    with pytest.raises(ConfigurationError, match="test_size: got 1 with test_path"):
-        _ = both.comparison_sets
-    for size in (2, -1):
-        with pytest.raises(ConfigurationError, match="2 comparisons and at least one"):
-            _ = ComparisonBuilderFromJsonl(train_path=train, test_size=size).comparison_sets
-
-
 def test_swap_gives_training_comparisons_in_both_orders(tmp_path):
     train = write_rows(tmp_path / "train.jsonl", FORMATS["official"])
     builder = ComparisonBuilderFromJsonl(train_path=train, test_path=train, swap=True)
     one = labeled("A", "Hello!", "Go away.", "Hi")
     assert builder.get_labeled_comparisons() == ([one, one.swap()], [one])
-
-
-def test_swapping_exchanges_answers_and_label():
-    one = comparison("a", "b")
-    assert one.swap() == comparison("b", "a")
-    assert labeled("A").swap().label == "B"
-    assert labeled("B").swap().swap() == labeled("B")
-    assert labeled("Tie").swap().label == "Tie"
-    assert labeled("B", "a", "b").chosen_and_rejected() == (one.completion_B, one.completion_A)
-    with pytest.raises(DataFormatError, match="label: got 'a', expected 'A', 'B' or 'Tie'"):
-        labeled("a")

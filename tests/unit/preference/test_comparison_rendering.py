@@ -14,12 +14,9 @@ from tinker_cookbook.preference.types import (
     LABELS,
     Comparison,
     ComparisonRendererFromChatRenderer,
-    LabeledComparison,
 )
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, EmptyBatchError
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 FORMATS = [
     ("smollm2", "smollm2"),
@@ -143,20 +140,6 @@ def test_orders_are_drawn_once_and_keep_the_label_right(builder):
     assert labels != labels_of(made, all_data(builder(*rows, swap_seed=1)()[0]))
 
 
-def test_an_epochs_order_depends_on_its_seed_alone(builder):
-    train, _ = builder(*(pair_row(i) for i in range(12)))()
-
-    def epoch(seed):
-        train.set_epoch(seed)
-        return [datum.model_input.to_ints() for datum in train.get_batch(1)]
-
-    assert epoch(1) == epoch(1) != epoch(2)
-    first = epoch(1)
-    train.set_epoch(2)
-    train.get_batch(0)
-    assert epoch(1) == first
-
-
 def test_swap_trains_both_orders(builder):
     made = builder(*(pair_row(i) for i in range(4)), swap=True)
     batch = made()[0].get_batch(0)
@@ -187,28 +170,3 @@ def test_comparisons_beyond_max_length_are_left_out_and_counted(builder):
     assert (len(all_data(test)), test.num_dropped, test.report()) == (1, 0, [])
     with pytest.raises(EmptyBatchError):
         builder(long, batch_size=1, max_length=100)()[0].get_batch(0)
-
-
-def test_a_comparison_may_fill_max_length(builder):
-    row = pair_row(0)
-    (datum,) = builder(row, batch_size=1)()[0].get_batch(0)
-    tokens = datum.model_input.length + 1
-    assert len(builder(row, batch_size=1, max_length=tokens)()[0].get_batch(0)) == 1
-    with pytest.raises(EmptyBatchError):
-        builder(row, batch_size=1, max_length=tokens - 1)()[0].get_batch(0)
-
-
-def test_held_out_prompts_ask_for_a_label(builder):
-    made = builder(*(pair_row(i) for i in range(4)), test=[pair_row(9)])
-    (prompt,) = made.held_out_prompts(2)
-    assert prompt[0]["content"] == "Question 9?"
-    assert prompt[-1]["content"] == "==== Preference ===="
-    assert builder(*(pair_row(i) for i in range(4))).held_out_prompts(2) == []
-
-
-def test_on_a_small_vocabulary_labels_differ_too(stories_model):
-    chat = get_renderer("role_colon", get_tokenizer(stories_model))
-    renderer = ComparisonRendererFromChatRenderer(chat)
-    assert len(set(renderer.label_tokens.values())) == 3
-    tokens, weights = renderer.to_tokens_weights(LabeledComparison(comparison(), "B"))
-    assert (tokens[-1], weights[-1], sum(weights)) == (renderer.label_tokens["B"], 1.0, 1.0)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.dpo_loss import PairBatch, PairLoss, PairObjective, pair_metrics
 from tinker_cookbook.preference.train_dpo import (
     Config,
@@ -111,23 +111,6 @@ def compare_gradients(run, model):
     assert math.sqrt(wrong / size) < 1e-5
 
 
-def test_metrics_at_the_start(service, stories_model):
-    client = service.create_lora_training_client(stories_model, rank=4, seed=1).result()
-    data = make_pairs(6)
-    zero = np.zeros(len(data))
-    output = client.forward(data, "cross_entropy").result()
-    logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-    scores = [
-        float((lp.to_numpy() * d.loss_fn_inputs["weights"].to_numpy()).sum())
-        for lp, d in zip(logprobs, data, strict=True)
-    ]
-    metrics = pair_metrics(PairLoss(), PairBatch(data, np.array(scores)), logprobs)
-    expected = {"dpo_loss": math.log(2), "accuracy": 0.5, "margin": 0}
-    expected |= {"chosen_reward": 0, "rejected_reward": 0}
-    assert metrics == pytest.approx(expected, abs=1e-5)
-    assert pair_metrics(PairLoss(), PairBatch(data, zero), logprobs)["accuracy"] != 0.5
-
-
 def test_metrics_of_known_rewards():
     data = make_pairs(4)
     logprobs = [np.zeros(datum.model_input.length) for datum in data]
@@ -168,11 +151,6 @@ def test_the_loss_is_a_sum_over_pairs():
 def test_settings_that_cannot_work(loss, field):
     with pytest.raises(ConfigurationError, match=field):
         loss.check()
-
-
-def test_half_a_pair_is_refused():
-    with pytest.raises(DataValidationError, match="the same even number"):
-        PairBatch(make_pairs(2)[:3], np.zeros(3))
 
 
 def test_the_loss_of_log_probabilities_has_the_gradient_of_plain_torch():

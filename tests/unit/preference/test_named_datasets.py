@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from comparisons import labeled, pair_row, said, write_rows
+from comparisons import labeled, said, write_rows
 
 from recipes.preference.datasets import (
     HelpSteer3ComparisonBuilder,
     HHHComparisonBuilder,
-    UltraFeedbackComparisonBuilder,
     get_comparison_builder,
 )
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataFormatError
-from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
 
 
 def dialogue(answer, question="Hi"):
@@ -79,21 +75,6 @@ def test_helpsteer3_rows_that_cannot_be_read_are_named(folder):
             HelpSteer3ComparisonBuilder(path=path).get_labeled_comparisons()
 
 
-def test_ultrafeedback_holds_out_rows_of_its_only_split(folder):
-    rows = [
-        {"instruction": f"Q{i}", "chosen_response": "Yes", "rejected_response": "No"}
-        for i in range(10)
-    ]
-    path = folder(train=rows)
-    train, test = UltraFeedbackComparisonBuilder(path=path, test_size=3).get_labeled_comparisons()
-    prompts = {c.comparison.prompt_conversation[0]["content"] for c in (*train, *test)}
-    assert (len(train), len(test), len(prompts)) == (7, 3, 10)
-    for size, message in ((10, "expected less than 10"), (-1, "expected at least 0")):
-        builder = UltraFeedbackComparisonBuilder(path=path, test_size=size)
-        with pytest.raises(ConfigurationError, match=f"test_size: got {size}, {message}"):
-            builder.get_labeled_comparisons()
-
-
 @pytest.mark.parametrize("name", ["hhh", "helpsteer3", "ultrafeedback"])
 def test_without_the_hub_the_file_option_is_named(name, monkeypatch):
     pytest.importorskip("datasets")
@@ -109,21 +90,6 @@ def test_the_example_is_there_and_nothing_of_it_is_left_out():
     assert (len(train.usable), len(test.usable)) == (320, 80)
     assert not train.dropped
     assert not test.dropped
-
-
-def test_a_file_by_name(tmp_path):
-    path = write_rows(tmp_path / "pairs.jsonl", *(pair_row(i) for i in range(120)))
-    for settings, sizes in (
-        ({}, (20, 100)),
-        ({"test_size": 5}, (115, 5)),
-        ({"test_path": path}, (120, 120)),
-    ):
-        builder = get_comparison_builder(path, **settings)
-        assert isinstance(builder, ComparisonBuilderFromJsonl)
-        assert tuple(map(len, builder.get_labeled_comparisons())) == sizes
-    array = tmp_path / "pairs.json"
-    array.write_text(json.dumps([pair_row(i) for i in range(101)]))
-    assert len(get_comparison_builder(str(array)).get_labeled_comparisons()[0]) == 1
 
 
 @pytest.mark.parametrize(

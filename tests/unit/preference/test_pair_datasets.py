@@ -159,42 +159,11 @@ def test_prompts_that_fill_max_length_are_left_out_and_counted(builder):
         train.get_batch(0)
 
 
-def test_answers_that_differ_behind_max_length_only_are_left_out(builder):
-    same = "the same words again and again " * 10
-    rows = [pair_row(0), pair_row(1, chosen=f"{same} yes", rejected=f"{same} no")]
-    train, _ = builder(*rows, batch_size=2, max_length=50)()
-    assert len(train.get_batch(0)) == 2
-    assert train.report() == [
-        "1 comparisons skipped: 1 with answers that are the same up to max_length"
-    ]
-
-
-def test_pairs_without_difference_and_empty_answers_are_counted(builder):
-    rows = [pair_row(0), pair_row(1, rejected="Yes, 1."), pair_row(2, rejected=" ")]
-    train, _ = builder(*rows)()
-    assert train.num_dropped == 2
-    assert train.report() == [
-        "2 comparisons skipped: 1 with answers that are the same, 1 with an empty answer"
-    ]
-
-
 def test_answers_of_several_turns_train_the_assistants_words_only(builder):
     answer = [said("assistant", "Yes."), said("user", "Sure?"), said("assistant", "I am.")]
     made = builder(pair_row(chosen=answer))
     chosen, _ = made()[0].get_batch(0)
     assert trained_text(made, chosen) == "Yes.<|im_end|>I am.<|im_end|>"
-
-
-def test_a_smaller_held_out_part_makes_smaller_batches(builder):
-    train, test = builder(*(pair_row(i) for i in range(4)), test=[pair_row(9)], batch_size=4)()
-    assert (len(train), len(test), len(test.get_batch(0))) == (1, 1, 2)
-
-
-def test_held_out_prompts_are_different_ones(builder):
-    test = [pair_row(5), pair_row(5, chosen="Maybe."), pair_row(6), pair_row(7)]
-    made = builder(pair_row(), test=test)
-    assert [p[-1]["content"] for p in made.held_out_prompts(2)] == ["Question 5?", "Question 6?"]
-    assert builder(pair_row()).held_out_prompts(2) == []
 
 
 def test_settings_that_cannot_work(builder):
@@ -204,20 +173,3 @@ def test_settings_that_cannot_work(builder):
         builder(pair_row(), batch_size=0)()
     with pytest.raises(ConfigurationError, match="batch_size: got 3, expected at most 1"):
         builder(pair_row(), batch_size=3)()
-
-
-def test_the_sample_of_real_pairs(builder, shared_dir, tokenizer_folder):
-    pairs = ComparisonBuilderFromJsonl(
-        train_path=str(shared_dir / "data" / "llamafactory_demo" / "dpo_en_demo.json"),
-        test_size=100,
-    )
-    train, test = pairs.comparison_sets
-    assert (len(train.usable), len(test.usable), len(train.dropped)) == (200, 100, 0)
-    dialogues = ComparisonBuilderFromJsonl(
-        train_path=str(shared_dir / "data" / "hh_rlhf" / "harmless_base_test.jsonl.gz")
-    )
-    train, _ = dialogues.comparison_sets
-    assert (len(train.usable), train.dropped.counts) == (2308, {"an empty answer": 4})
-    for one in train.usable:
-        assert one.comparison.prompt_conversation[-1]["role"] == "user"
-        assert len(one.comparison.completion_A) == len(one.comparison.completion_B) == 1

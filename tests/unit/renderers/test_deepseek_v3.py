@@ -10,7 +10,7 @@ from family_case import Side
 from hypothesis import given
 from rendering_cases import checked
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     Message,
     TextPart,
@@ -18,7 +18,6 @@ from tinker_cookbook.renderers import (
     ToolCall,
     ToolSpec,
     TrainOnWhat,
-    get_renderer,
 )
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -56,50 +55,6 @@ def shown(make_renderer):
         return text_of(renderer, renderer.build_supervised_example(messages)[0])
 
     return show
-
-
-@pytest.mark.parametrize(
-    ("spec", "opening", "answer"),
-    [
-        ("deepseekv3_thinking", "<think>", "hm</think>Hello"),
-        ("deepseekv3_thinking?version=3", "<think>\n", "hm\n</think>\n\nHello"),
-        ("deepseekv3_2_thinking", "<think>", "hm</think>Hello"),
-    ],
-)
-def test_a_last_answer_is_the_prompt_and_what_is_sampled(shown, spec, opening, answer):
-    prompt = shown(spec, [QUESTION], prompt=True)
-    assert prompt == f"<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜>{opening}"
-    assert shown(spec, [QUESTION, THOUGHT]) == f"{prompt}{answer}<｜end▁of▁sentence｜>"
-
-
-def test_the_answer_without_thinking_follows_its_end(shown):
-    prompt = "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜></think>"
-    for spec in ("deepseekv3", "deepseekv3_disable_thinking", "deepseekv3_2"):
-        assert shown(spec, [QUESTION], prompt=True) == prompt
-    plain = shown("deepseekv3?version=3", [QUESTION], prompt=True, vocabulary="deepseek_v3")
-    assert plain == prompt.removesuffix("</think>")
-
-
-def test_thinking_stays_in_history_where_told(shown):
-    history = [QUESTION, THOUGHT, QUESTION]
-    kept = shown("deepseekv3_thinking?strip_thinking_from_history=false", history)
-    assert "<｜Assistant｜><think>hm</think>Hello" in kept
-    assert "<｜Assistant｜></think>Hello" in shown("deepseekv3_thinking", history)
-
-
-def test_kept_thinking_gives_the_extension_property(shown):
-    chain = [QUESTION, called(call()) | THOUGHT, RESULT, THOUGHT]
-    for spec, turn in [
-        ("deepseekv3_thinking", [QUESTION, THOUGHT]),
-        ("deepseekv3_thinking?version=3", [QUESTION, THOUGHT]),
-        ("deepseekv3_2_thinking", chain),
-    ]:
-        kept = f"{spec}{'&' if '?' in spec else '?'}strip_thinking_from_history=false"
-        messages = [*turn, *turn]
-        for end in [i for i, m in enumerate(messages) if m["role"] == "assistant"]:
-            answered = shown(kept, messages[: end + 1])
-            assert answered.startswith(shown(kept, messages[:end], prompt=True))
-            assert shown(kept, [*messages[: end + 2]], prompt=True).startswith(answered)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "3_thinking" in case.spec][:1])
@@ -147,13 +102,6 @@ def test_thinking_around_tools(shown):
     assert "<｜Assistant｜><think>hm</think>Hello<｜tool▁calls▁begin｜>" in text
 
 
-def test_later_system_messages_as_the_users(make_renderer):
-    messages = [{"role": "system", "content": "s"}, QUESTION, {"role": "system", "content": "t"}]
-    renderer = make_renderer("deepseekv3?system_role_as_user=true", "deepseek_v3_1")
-    text = renderer.tokenizer.decode(renderer.build_generation_prompt(messages).to_ints())
-    assert text.endswith("<｜User｜>t<｜Assistant｜></think>")
-
-
 @pytest.mark.parametrize(
     ("spec", "messages", "match"),
     [
@@ -173,21 +121,6 @@ def test_what_the_format_cannot_write_is_refused(shown, spec, messages, match):
         shown(spec, messages, prompt=spec != "deepseekv3_thinking")
 
 
-def test_options_are_checked(make_renderer):
-    with pytest.raises(RendererError, match=r"version: got '2', expected one of 3.1, 3"):
-        make_renderer("deepseekv3?version=2", "deepseek_v3_1")
-    for spec in ("deepseekv3?version=3.1", "deepseekv3_2"):
-        with pytest.raises(ConfigurationError, match="version=3"):
-            make_renderer(spec, "deepseek_v3")
-
-
-def test_the_vocabulary_decides_the_version(shown):
-    for spec in ("deepseekv3", "deepseekv3?version=3"):
-        text = shown(spec, [QUESTION], prompt=True, vocabulary="deepseek_v3")
-        assert text.endswith("<｜User｜>Hi<｜Assistant｜>")
-    assert shown("deepseekv3", [QUESTION], prompt=True).endswith("<｜Assistant｜></think>")
-
-
 def test_tools_are_declared_as_the_model_card_says(make_renderer):
     tool = ToolSpec(name="f", description="é", parameters={"type": "object"})
     renderer = make_renderer("deepseekv3", "deepseek_v3_1")
@@ -203,19 +136,6 @@ def test_tools_are_declared_as_the_model_card_says(make_renderer):
     for spec in ("deepseekv3_thinking?version=3", "deepseekv3?version=3"):
         with pytest.raises(RendererError, match="declare no tools"):
             make_renderer(spec, "deepseek_v3_1").create_conversation_prefix_with_tools([tool])
-
-
-def test_several_system_messages_are_trained_each_by_its_own(make_renderer):
-    renderer = make_renderer("deepseekv3", "deepseek_v3_1")
-    messages = [{"role": "system", "content": text} for text in ("One.", "", "Two!")]
-    messages[2]["trainable"] = True
-    example, weights = renderer.build_supervised_example(
-        [*messages, QUESTION], TrainOnWhat.CUSTOMIZED
-    )
-    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
-    trained = renderer.tokenizer.decode([token for token, weight in pairs if weight])
-    assert "Two!" in trained
-    assert "One" not in trained
 
 
 def sampled(renderer, text):
@@ -292,10 +212,3 @@ def test_a_merged_call_follows_the_prompt_from_which_it_is_sampled(make_renderer
     # History closes the thinking that the prompt of the call opens.
     assert merged == split
     assert "<｜Assistant｜><think></think>" in merged[0]
-
-
-def test_names_are_as_the_models_are_called(make_renderer):
-    tokenizer = make_renderer("deepseekv3", "deepseek_v3_1").tokenizer
-    assert get_renderer("deepseekv3", tokenizer).disables_thinking
-    assert not get_renderer("deepseekv3_thinking", tokenizer).disables_thinking
-    assert not get_renderer("deepseekv3?version=3", tokenizer).disables_thinking

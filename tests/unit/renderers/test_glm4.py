@@ -9,10 +9,9 @@ import pytest
 from families.glm4 import ADDED, TEMPLATE, parsed
 from rendering_cases import calling, thought
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
-    UnparsedToolCall,
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -51,28 +50,6 @@ def test_an_answer_is_trained_up_to_what_begins_the_next_message(glm):
         "\n<think>c</think>\nC<|user|>",
     ]
     assert spans(glm(), messages, "last_assistant_message") == ["\n<think>c</think>\nC<|user|>"]
-
-
-def test_a_conversation_that_ends_with_a_call_waits_for_its_result(glm):
-    assert spans(glm(), [QUESTION, calling("f", {"q": 1})], "last_assistant_message") == [
-        "\n<think></think>\n<tool_call>f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n"
-        "</tool_call><|observation|>"
-    ]
-
-
-def test_an_answer_that_is_not_trained_has_no_stop_token_behind_it(glm):
-    messages = [{**QUESTION, "trainable": True}, {**thought("a", "A"), "trainable": False}]
-    assert spans(glm(), messages, "customized") == ["\nHi"]
-
-
-def test_history_that_keeps_thinking_extends(glm):
-    renderer = glm("glm4_6?strip_thinking_from_history=false")
-    assert renderer.has_extension_property
-    messages = [QUESTION, thought("a", "A"), QUESTION, thought("b", "B")]
-    first = renderer.build_supervised_example(messages[:2])[0].to_ints()
-    assert renderer.build_generation_prompt(messages[:3]).to_ints()[: len(first)] == first
-    assert len(renderer.build_merged_examples(messages, "all_assistant_messages")) == 1
-    assert len(glm().build_merged_examples(messages, "all_assistant_messages")) == 2
 
 
 @pytest.mark.parametrize(
@@ -155,16 +132,3 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm)
 def test_what_the_format_cannot_write_is_refused(glm, message, said):
     with pytest.raises(RendererError, match=said):
         glm().build_supervised_example([QUESTION, message])
-
-
-def test_a_vocabulary_without_the_tokens_is_refused(tokenizer_folder):
-    with pytest.raises(ConfigurationError, match="needs the special token"):
-        get_renderer("glm4_6", get_tokenizer(tokenizer_folder("smollm2")))
-
-
-def test_unread_calls_of_data_are_written_behind_the_others(glm):
-    broken = UnparsedToolCall(raw_text="<tool_call>x", error="unterminated tool block")
-    message = {**calling("f", {}), "unparsed_tool_calls": [broken]}
-    assert spans(glm(), [QUESTION, message], "last_assistant_message") == [
-        "\n<think></think>\n<tool_call>f\n</tool_call>\n<tool_call>x<|observation|>"
-    ]

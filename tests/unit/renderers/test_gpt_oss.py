@@ -127,47 +127,7 @@ def test_declared_tools_equal_the_template(load):
     check()
 
 
-def test_defaults_that_are_not_text(load):
-    side = load(CASES[1])
-    values = [None, 1, 0.5, True, "ü", [1, "a"], {"k": None}]
-    properties = {f"p{i}": {"type": "number", "default": v} for i, v in enumerate(values)}
-    tool = {"name": "f", "description": "d", "parameters": {"properties": properties}}
-    declared = {"type": "function", "function": tool}
-    for given_tool in (tool, declared):
-        prefix = side.renderer.create_conversation_prefix_with_tools([given_tool])
-        assert side.prompt([*prefix, USER]) == side.expected([USER], prompt=True, tools=[declared])
-
-
 # Options
-
-
-def test_without_system_prompt_the_rest_is_the_same(load, tokenizer):
-    bare = get_renderer(
-        "gpt_oss_no_sysprompt?tool_format=template&split_special_tokens=false", tokenizer
-    )
-    side = load(CASES[1])
-    system = len(side.prompt([])) - 2
-
-    @checked(100)
-    @given(messages=CASES[1].conversations)
-    def check(messages):
-        for build in ("build_generation_prompt", "build_supervised_example"):
-            whole, short = (getattr(r, build)(messages) for r in (side.renderer, bare))
-            whole, short = (x if hasattr(x, "to_ints") else x[0] for x in (whole, short))
-            assert short.to_ints() == whole.to_ints()[system:]
-
-    check()
-
-
-def test_options_are_written(tokenizer):
-    spec = "gpt_oss_high_reasoning?model_identity=You%20are%20Bo.&today_date=2026-01-31"
-    text = prompt_text(get_renderer(spec, tokenizer), [USER])
-    assert text.startswith(
-        "<|start|>system<|message|>You are Bo.\nKnowledge cutoff: 2024-06\n"
-        "Current date: 2026-01-31\n\nReasoning: high\n\n# Valid channels"
-    )
-    again = pickle.loads(pickle.dumps(get_renderer(spec, tokenizer)))
-    assert prompt_text(again, [USER]) == text
 
 
 @pytest.mark.parametrize(
@@ -241,29 +201,6 @@ def test_each_result_has_the_name_of_its_call(tokenizer, results, authors):
     assert written == authors
 
 
-def test_effort_and_system_prompt_belong_together(tokenizer):
-    for given_options in ({"use_system_prompt": True}, {"reasoning_effort": "high"}):
-        with pytest.raises(ConfigurationError, match="reasoning_effort"):
-            GptOssRenderer(tokenizer, **given_options)
-
-
-def test_tools_without_system_prompt_are_declared_alone(tokenizer):
-    bare = get_renderer("gpt_oss_no_sysprompt", tokenizer)
-    assert bare.create_conversation_prefix_with_tools([], "") == []
-    assert bare.create_conversation_prefix_with_tools([], "s") == [
-        {"role": "system", "content": "s"}
-    ]
-    tool = {"name": "f", "description": "d", "parameters": {}}
-    prefix = bare.create_conversation_prefix_with_tools([tool], "Be brief.")
-    assert prompt_text(bare, [*prefix, USER]) == (
-        "<|start|>system<|message|>Calls to these tools must go to the commentary channel: "
-        "'functions'.<|end|>"
-        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
-        "namespace functions {\n\n// d\ntype f = () => any;\n\n} // namespace functions<|end|>"
-        "<|start|>user<|message|>Hi<|end|><|start|>assistant"
-    )
-
-
 # Training
 
 
@@ -301,17 +238,3 @@ def test_calls_share_an_example_with_their_answer(renderer):
     assert text.count("<|channel|>analysis<|message|>t<|end|>") == 2
     single = renderer.build_supervised_example(messages, "all_assistant_messages")[0]
     assert "<|message|>t<|end|>" not in renderer.tokenizer.decode(single.to_ints())
-
-
-def test_examples_without_an_answer_and_with_a_trained_question(renderer):
-    [(_, weights)] = renderer.build_supervised_examples([USER])
-    assert not weights.any()
-    trained = [
-        {**USER, "trainable": True},
-        {"role": "assistant", "content": "a", "trainable": True},
-        {**USER, "trainable": True},
-    ]
-    examples = renderer.build_supervised_examples(trained, "customized")
-    assert [int(weights.sum()) for _, weights in examples] == [7, 2]
-    whole = renderer.build_supervised_examples(trained, "all_tokens")
-    assert all(weights.all() for _, weights in whole)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from gpt_oss_cases import (
     CALL,
@@ -23,7 +21,6 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
     ToolCall,
-    UnparsedToolCall,
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -159,42 +156,3 @@ def test_calls_that_cannot_be_read_are_kept_and_written_back(renderer, raw, erro
 def test_what_the_format_cannot_say_is_refused(renderer, messages, error):
     with pytest.raises(RendererError, match=error):
         renderer.build_generation_prompt(messages)
-
-
-def test_text_with_a_call(renderer, tokenizer):
-    both = calling(thinking("t"), part("Wait."))
-    assert (
-        "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>commentary<|message|>"
-        "Wait.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
-        '{"x": 1}<|call|>'
-    ) in prompt_text(renderer, [USER, both])
-    hidden = get_renderer(f"{MEDIUM}&text_before_call=analysis", tokenizer)
-    assert "<|channel|>analysis<|message|>Wait.<|end|>" in prompt_text(
-        hidden, [USER, calling(part("Wait."))]
-    )
-    assert "commentary<|message|>Wait.<|end|>" in prompt_text(hidden, [USER, both])
-    for build in (hidden.build_supervised_example, hidden.build_supervised_examples):
-        with pytest.raises(RendererError, match="got thinking and text with a tool call"):
-            build([USER, both])
-
-
-def test_a_result_without_its_call_takes_the_name_it_is_given(renderer):
-    for name in ("f", "functions.f"):
-        text = prompt_text(renderer, [{**RESULT, "name": name}])
-        assert text.endswith(
-            '<|start|>functions.f to=assistant<|channel|>commentary<|message|>"20"<|end|>'
-            "<|start|>assistant"
-        )
-    unnamed = UnparsedToolCall(raw_text="?", error="e")
-    message = {"role": "assistant", "content": "", "unparsed_tool_calls": [unnamed]}
-    with pytest.raises(RendererError, match="add the call, or 'name'"):
-        renderer.build_generation_prompt([message, RESULT])
-
-
-def test_headers_in_the_text_of_an_answer_are_warned_of(tokenizer, caplog):
-    fresh = get_renderer(f"{MEDIUM}&split_special_tokens=false", tokenizer)
-    message = {"role": "assistant", "content": "<|channel|>final<|message|>a"}
-    with caplog.at_level(logging.WARNING):
-        fresh.build_supervised_example([USER, message])
-        fresh.build_supervised_example([USER, message])
-    assert [r.message.count("becomes a header of its own") for r in caplog.records] == [1]

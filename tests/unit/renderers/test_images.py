@@ -64,14 +64,6 @@ def test_tokens_are_what_the_processor_makes(make):
     check()
 
 
-def test_rgb_png_and_jpeg_stay_as_they_are(tmp_path):
-    image, processor = pictures()[4].convert("RGB"), qwen_image_processor()
-    for kind in ("png", "jpeg"):
-        image.save(tmp_path / "x", format=kind)
-        chunk = image_to_chunk(tmp_path / "x", processor)
-        assert (chunk.format, chunk.data) == (kind, (tmp_path / "x").read_bytes())
-
-
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
 def test_other_images_become_png_of_the_same_pixels(mode):
     image = Image.linear_gradient("L").resize((40, 30)).convert(mode)
@@ -158,8 +150,6 @@ SMOLVLM = (
     "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-QWEN2_5_VL = "templates_only/trl_qwen2_5_vl.jinja"
-QWEN3_VL = "qwen3/chat_template.qwen3_vl.jinja"
 MARKS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
@@ -276,12 +266,6 @@ def test_folders_whose_processor_cannot_read_images(tmp_path, file, change, why)
     with pytest.raises(RendererError, match=f"cannot be used: .*{why}") as refused:
         renderer.build_generation_prompt([{"role": "user", "content": [part]}])
     assert "renderer_name" not in str(refused.value)
-
-
-def test_images_that_depend_on_each_other_are_refused(tmp_path):
-    """LLaVA-OneVision tiles an image only if it is alone."""
-    with pytest.raises(ConfigurationError, match="tokens for two images in one prompt, but"):
-        get_image_text_processor(str(tiny_vlm(tmp_path, "llava_onevision")))
 
 
 def shown_part(part):

@@ -9,14 +9,12 @@ from families.kimi_k2 import TOKENS
 from hypothesis import given
 from rendering_cases import checked, dialogues, template_ids, thought
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
-    ThinkingPart,
     ToolCall,
     TrainOnWhat,
     get_renderer,
 )
-from tinker_cookbook.renderers.kimi_k2 import KIMI_SYSTEM_PROMPT
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -107,24 +105,6 @@ def test_calls_that_cannot_be_read_keep_their_text(kimi, inside):
     assert [token for token, weight in pairs if weight] == tokens
 
 
-def test_calls_read_have_the_ids_that_were_written(kimi):
-    renderer = kimi("kimi_k2")
-    section = SECTION.format(CALL.format("functions.a.b:4", '{"x": 1}'))
-    message, _ = renderer.parse_response(
-        renderer.codec.encode(f"<think>t</think>{section}<|im_end|>")
-    )
-    (made,) = message["tool_calls"]
-    assert (made.id, made.function.name) == ("functions.a.b:4", "a.b")
-    assert message["content"] == [ThinkingPart(type="thinking", thinking="t")]
-
-
-def test_the_default_prompt_is_an_option(kimi):
-    default = f"<|im_system|>system<|im_middle|>{KIMI_SYSTEM_PROMPT}"
-    assert prompt_text(kimi("kimi_k2"), [QUESTION]) == f"{default}<|im_end|>{PROMPT}"
-    assert prompt_text(kimi("kimi_k2_instruct"), [QUESTION]) == f"{default}<|im_end|>\n{PROMPT}"
-    assert prompt_text(kimi("kimi_k2?default_system="), [QUESTION]) == PROMPT
-
-
 def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
     """``moonshotai-Kimi-K2`` has another default prompt; the later template ends its own with a
     line break."""
@@ -165,8 +145,3 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
 def test_what_the_format_cannot_write_is_refused(kimi, spec, messages, match):
     with pytest.raises(RendererError, match=match):
         kimi(spec).build_supervised_example(messages)
-
-
-def test_a_vocabulary_without_the_tokens_is_refused(make_renderer):
-    with pytest.raises(ConfigurationError, match="im_middle"):
-        make_renderer("kimi_k2", "qwen3")

@@ -63,11 +63,6 @@ def test_prompts_open_the_block_and_examples_continue_them(kimi, spec, opened, h
     assert renderer.parse_response(tokens[len(before) :])[0] == answer
 
 
-def test_a_thought_where_thinking_is_disabled_is_refused(kimi):
-    with pytest.raises(RendererError, match=r"messages\[1\]\.content: got thinking"):
-        kimi("kimi_k25_disable_thinking").build_supervised_example([HI, THINKS])
-
-
 def test_images_count_as_the_processor_says(kimi):
     renderer = kimi("kimi_k25", image_processor=Processor())
     shown = {"type": "image", "image": Image.new("RGB", (8, 4))}

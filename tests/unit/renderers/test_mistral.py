@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -32,15 +31,12 @@ from mistral_cases import (
 )
 from rendering_cases import FRAGMENTS, ascii_text, checked
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import (
-    MistralRenderer,
     ParseTermination,
     ToolCall,
     ToolSpec,
     get_renderer,
 )
-from tinker_cookbook.tokenizer_utils import get_tokenizer, register_tokenizer, unregister_tokenizer
 
 
 @pytest.mark.parametrize("family", ["llama3", "stories"])
@@ -202,14 +198,6 @@ def test_unreadable_calls_are_kept_and_written_back(renderers, version, body, er
         )
 
 
-def test_arguments_spelled_as_a_string_are_read(renderers):
-    renderer = renderers["v3_tekken"]
-    text = '[TOOL_CALLS][{"id": "a", "arguments": "{\\"q\\":1}", "name": "f"}]</s>'
-    message, _ = renderer.parse_response(renderer.codec.encode(text))
-    body = ToolCall.FunctionBody(name="f", arguments='{"q":1}')
-    assert message["tool_calls"] == [ToolCall(function=body, id="a")]
-
-
 @each_version
 def test_prompts_extend_each_other_where_nothing_moves(renderers, version):
     """Not with tools, nor in v3 with a system prompt: both stand before the last question."""
@@ -254,34 +242,3 @@ def test_the_version_is_read_off_the_tokenizer(stand_in):
     tokenizer = copy.copy(stand_in("llama3", v7))
     tokenizer.chat_template = "[INST]{{ messages }}[/INST]"
     assert get_renderer("mistral", tokenizer).version == "v3_tekken", "the template counts more"
-
-
-def test_a_prefill_has_the_space_of_its_version(renderers):
-    assert prompt_text(renderers["v3"], [QUESTION], prefill="So") == "<s>[INST] Hi[/INST] So"
-    assert prompt_text(renderers["v7_tekken"], [QUESTION], prefill="So") == "<s>[INST]Hi[/INST]So"
-    assert prompt_text(renderers["v3"], [QUESTION, HELLO], role="user").endswith("</s>[INST]")
-
-
-def test_pickles_by_name(stand_in):
-    register_tokenizer("mistral-stand-in", stand_in)
-    try:
-        tokenizer = get_tokenizer("mistral-stand-in")
-        renderer = get_renderer("mistral?version=v3", tokenizer)
-        again = pickle.loads(pickle.dumps(renderer))
-    finally:
-        unregister_tokenizer("mistral-stand-in")
-    assert (again.spec, again.version) == ("mistral?version=v3", "v3")
-    assert tokens_of(again, [QUESTION, HELLO]) == tokens_of(renderer, [QUESTION, HELLO])
-
-
-def test_options_and_vocabularies_that_do_not_fit_are_refused(stand_in, renderers):
-    with pytest.raises(ConfigurationError, match="v3_tekken"):
-        get_renderer("mistral?version=v4", stand_in())
-    with pytest.raises(ConfigurationError, match=r"\[SYSTEM_PROMPT\]"):
-        get_renderer("mistral?version=v7", stand_in("llama3", V3_TOKENS))
-    tool = {**TOOLS[0], "strict": True}
-    with pytest.raises(RendererError, match=r"tools\[0\].*strict"):
-        renderers["v7"].create_conversation_prefix_with_tools([tool])
-    with pytest.raises(RendererError, match="role: got 'tool'"):
-        renderers["v7"].build_generation_prompt([QUESTION], role="tool")
-    assert isinstance(renderers["v3"], MistralRenderer)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from make_mistral_vectors import TOOLS
 from mistral_cases import HELLO, QUESTION, prompt_text, text_of
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import ToolCall, ToolSpec, UnparsedToolCall
+from tinker_cookbook.renderers import ToolCall
 
 
 def calls(*ids):
@@ -49,21 +48,6 @@ def test_calls_without_a_proper_id_are_numbered_and_results_follow(renderers):
     assert "[TOOL_RESULTS]000000004[TOOL_CONTENT]x" in text_of(renderers["v7_tekken"], again)
 
 
-def test_a_result_behind_an_unread_call_has_a_number_too(renderers):
-    unread = {"role": "assistant", "content": ""}
-    unread["unparsed_tool_calls"] = [UnparsedToolCall(raw_text="[TOOL_CALLS][{", error="x")]
-    text = text_of(renderers["v3_tekken"], [QUESTION, unread, result("no"), calls(None)])
-    assert '[TOOL_CALLS][{</s>[TOOL_RESULTS]{"content": "no", "call_id": "000000000"}' in text
-    assert '"id": "000000001"' in text
-
-
-def test_what_the_library_refuses_but_has_one_obvious_form(renderers):
-    empty = {"role": "assistant", "content": ""}
-    assert text_of(renderers["v7"], [QUESTION, empty]) == "<s>[INST] Hi[/INST]</s>"
-    both = {**calls("abcdefghi"), "content": "Look: "}
-    assert "[/INST] Look:[TOOL_CALLS] [{" in text_of(renderers["v7"], [QUESTION, both])
-
-
 def test_messages_in_a_row_are_one_and_parts_are_joined(renderers):
     renderer = renderers["v3_tekken"]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -73,20 +57,6 @@ def test_messages_in_a_row_are_one_and_parts_are_joined(renderers):
     example, weights = renderer.build_supervised_example(apart, "customized")
     assert renderer.codec.decode(example.to_ints()) == "<s>[INST]Hi[/INST]Hello</s>Hello</s>"
     assert weights.tolist() == [0.0] * 6 + [1.0] * 2
-
-
-def test_v3_begins_with_a_question_and_v7_need_not(renderers):
-    greeting = [{"role": "system", "content": "S"}, HELLO, QUESTION]
-    assert prompt_text(renderers["v3"], greeting) == (
-        "<s>[INST][/INST] Hello</s>[INST] S\n\nHi[/INST]"
-    )
-    assert prompt_text(renderers["v7"], greeting) == (
-        "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT] Hello</s>[INST] Hi[/INST]"
-    )
-    assert prompt_text(renderers["v3"], greeting[:2]) == "<s>[INST] S\n\n[/INST] Hello</s>"
-    tools = renderers["v7"].create_conversation_prefix_with_tools([ToolSpec(**TOOLS[0])])
-    with pytest.raises(RendererError, match="before the last question"):
-        renderers["v7"].build_generation_prompt([*tools, greeting[0]])
 
 
 THINKING = [{"type": "thinking", "thinking": "…"}]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 
 import pytest
 from families.nemotron3 import SUPER, any_order, parsed
@@ -47,24 +46,6 @@ def expected(renderer, template, messages, **options):
         **options,
     )
     return ids if options.get("add_generation_prompt") else ended(renderer.tokenizer, ids)
-
-
-def test_weights_begin_where_the_prompt_ends(nemotron):
-    assert trained_text(nemotron(), [QUESTION, thought("a", "A")]) == "a\n</think>\nA<|im_end|>"
-    plain = {"role": "assistant", "content": "A"}
-    assert trained_text(nemotron("nemotron3_disable_thinking"), [QUESTION, plain]) == "A<|im_end|>"
-    with_call = {**thought("a", "A"), "tool_calls": calling("f", {"q": [1]})["tool_calls"]}
-    assert trained_text(nemotron(), [QUESTION, with_call]) == (
-        "a\n</think>\nA\n<tool_call>\n<function=f>\n<parameter=q>\n[1]\n</parameter>\n</function>\n"
-        "</tool_call>\n<|im_end|>"
-    )
-
-
-def test_an_answer_without_thinking_is_said_to_be_off_the_prompt(nemotron, caplog):
-    plain = {"role": "assistant", "content": "A"}
-    with caplog.at_level(logging.WARNING):
-        assert trained_text(nemotron(), [QUESTION, plain]) == "A<|im_end|>"
-    assert "nemotron3_disable_thinking" in caplog.text
 
 
 @settings(
@@ -150,24 +131,6 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_not_trained(
     asked = [QUESTION, {**calling("f", {}), **thought("a", "A")}, {"role": "tool", "content": "1"}]
     prompt = renderer.codec.decode(renderer.build_generation_prompt(asked).to_ints())
     assert "<think>\na\n</think>\nA\n<tool_call>" in prompt
-
-
-def test_an_answer_that_never_closes_the_thinking_of_the_prompt_is_text(nemotron):
-    renderer = nemotron()
-    call = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
-    tokens = renderer.codec.encode(f"Well.{call}")
-    message, how = renderer.parse_response([*tokens, *renderer.get_stop_sequences()])
-    assert how.is_clean
-    assert message["content"] == "Well."
-    assert message["tool_calls"][0].function.arguments == '{"x": 1}'
-    # A response that was cut off remains thinking.
-    [part] = renderer.parse_response(tokens)[0]["content"]
-    assert part["type"] == "thinking"
-
-
-def test_arguments_are_objects_for_templates(nemotron):
-    written = nemotron().to_openai_message(calling("f", {"x": 1}))
-    assert written["tool_calls"][0]["function"]["arguments"] == {"x": 1}
 
 
 @pytest.mark.parametrize(

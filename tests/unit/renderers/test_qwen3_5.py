@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import ParseTermination, ThinkingPart, ToolCall, UnparsedToolCall
-from tinker_cookbook.renderers.core.tool_calls import format_xml_calls, read_xml_call
+from tinker_cookbook.renderers import ParseTermination, ThinkingPart, ToolCall
+from tinker_cookbook.renderers.core.tool_calls import read_xml_call
 
 QUESTION = {"role": "user", "content": "q"}
 
@@ -53,12 +53,6 @@ def test_values_are_read_by_their_spelling(written, read):
     assert type(json.loads(found.function.arguments)["x"]) is type(read)
 
 
-def test_line_breaks_around_values_may_be_missing():
-    (found,) = read_xml_call("<function=f><parameter=x>1</parameter></function>")
-    assert found == call('{"x": 1}')
-    assert read_xml_call("<function=f></function>") == [call("{}")]
-
-
 @pytest.mark.parametrize(
     ("body", "error"),
     [
@@ -85,26 +79,6 @@ def test_what_is_no_call_is_kept(make_renderer, body, error):
     assert message["content"][1]["text"] == "I look."
 
 
-def test_unread_calls_are_written_as_they_were():
-    raw = UnparsedToolCall(raw_text="<tool_call>x</tool_call>", error="e")
-    message = {"role": "assistant", "content": "", "unparsed_tool_calls": [raw]}
-    assert format_xml_calls(message, 0) == [raw.raw_text]
-
-
-def test_scalars_are_spelled_as_asked(make_renderer):
-    messages = [QUESTION, calling('{"a": true, "b": null, "c": 1.5, "d": "s", "e": [true]}')]
-    texts = []
-    for name in ("qwen3_5", "qwen3_5?json_scalars=true"):
-        renderer = make_renderer(name, "qwen3")
-        example, _ = renderer.build_supervised_example(messages)
-        text = renderer.tokenizer.decode(example.to_ints())
-        texts.append([line for line in text.split("\n") if line and "<" not in line][-5:])
-    assert texts == [
-        ["True", "None", "1.5", "s", "[true]"],
-        ["true", "null", "1.5", "s", "[true]"],
-    ]
-
-
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl_instruct"])
 def test_a_later_system_message_is_refused(make_renderer, name):
     with pytest.raises(RendererError, match=r"messages\[1\].role: got 'system'"):
@@ -124,18 +98,3 @@ def test_thinking_has_no_place_where_it_is_disabled(make_renderer):
     text = renderer.tokenizer.decode(prompt.to_ints())
     assert "assistant\na<|im_end|>" in text
     assert text.endswith("<think>\n\n</think>\n\n")
-
-
-def test_thinking_that_is_cut_off_stays_thinking(make_renderer):
-    renderer = make_renderer("qwen3_5", "qwen3")
-    message, how = renderer.parse_response(renderer.codec.encode("I wonder"))
-    assert message["content"] == [ThinkingPart(type="thinking", thinking="I wonder")]
-    assert how is ParseTermination.MALFORMED
-    repeated = renderer.codec.encode("<think>\nI wonder\n</think>\n\nno<|im_end|>")
-    message, _ = renderer.parse_response(repeated)
-    assert message["content"][0] == ThinkingPart(type="thinking", thinking="I wonder")
-
-
-def test_extension_property_of_the_names(make_renderer):
-    names = ["qwen3_5", "qwen3_5_preserve_thinking", "qwen3_5_disable_thinking"]
-    assert [make_renderer(n, "qwen3").has_extension_property for n in names] == [0, 0, 0]

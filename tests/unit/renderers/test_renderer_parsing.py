@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 
 import pytest
@@ -10,13 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rendering_cases import body, tool_call, untagged
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseFailureKind,
     ParseTermination,
     TextPart,
     ThinkingPart,
-    ToolCall,
     UnparsedToolCall,
     classify_parse_failure,
     deepseek_v3_2,
@@ -94,30 +91,6 @@ def test_llama3_call_round_trip(make_renderer, call):
     assert renderer.parse_response(sampled(renderer, message))[0] == message
 
 
-def test_llama3_writes_text_with_calls_with_a_warning(make_renderer, caplog):
-    renderer = make_renderer("llama3", "llama3")
-    calls = [
-        ToolCall(function=ToolCall.FunctionBody(name=name, arguments='{"x": 1}')) for name in "fg"
-    ]
-    message = {"role": "assistant", "content": "Let me look.", "tool_calls": calls}
-    text = renderer.codec.decode(sampled(renderer, message))
-    assert text == (
-        'Let me look.\n{"name": "f", "parameters": {"x": 1}}\n'
-        '{"name": "g", "parameters": {"x": 1}}<|eot_id|>'
-    )
-    assert "several tool calls, or text next to a call" in caplog.text
-    broken = ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{"))
-    with pytest.raises(RendererError, match=r"tool_calls\[0\].function.arguments: got '{'"):
-        sampled(renderer, {**message, "tool_calls": [broken]})
-
-
-def test_llama3_json_that_is_no_call_is_text(make_renderer):
-    renderer = make_renderer("llama3", "llama3")
-    for text in ['{"name": "f"}', '{"name": 1, "parameters": {}}', "{", "[1]"]:
-        message, _ = renderer.parse_response(encode(renderer, text + "<|eot_id|>"))
-        assert message == {"role": "assistant", "content": text}
-
-
 @examples
 @given(content=body)
 def test_role_colon_on_a_sentencepiece_vocabulary(stories_model, content):
@@ -168,27 +141,6 @@ def test_stop_token_terminations(make_renderer, text, expected):
     )
 
 
-def test_a_stop_token_that_occurs_twice_is_an_error(make_renderer):
-    renderer = make_renderer("chatml", "smollm2")
-    tokens = encode(renderer, "yes<|im_end|><|im_end|>")
-    stop = renderer.get_stop_sequences()[0]
-    for parse in (
-        lambda: renderer.parse_response(tokens),
-        lambda: parse_response_for_stop_token(tokens, renderer.tokenizer, stop),
-    ):
-        with pytest.raises(RendererError, match=r"got 2 stop tokens .* expected at most 1"):
-            parse()
-
-
-def test_eos_in_place_of_the_stop_token(tokenizer_folder):
-    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("smollm2")))
-    tokenizer.eos_token = "<|endoftext|>"
-    renderer = get_renderer("chatml", tokenizer)
-    message, how = renderer.parse_response(encode(renderer, "yes<|endoftext|>"))
-    assert (message["content"], how) == ("yes", ParseTermination.EOS)
-    assert not how.is_stop_sequence
-
-
 @pytest.mark.parametrize(
     ("block", "error"),
     [
@@ -215,14 +167,6 @@ def test_unreadable_calls_are_kept_and_written_again(make_renderer, block, error
     assert sampled(renderer, message) == tokens
 
 
-def test_call_in_another_spelling_and_text_around_it(make_renderer):
-    renderer = make_renderer("qwen3_instruct", "qwen3")
-    text = 'a\n<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>\nb<|im_end|>'
-    message, _ = renderer.parse_response(encode(renderer, text))
-    assert message["content"] == "a\nb"
-    assert message["tool_calls"][0].function.model_dump() == {"name": "f", "arguments": '{"x": 1}'}
-
-
 @pytest.mark.parametrize(
     ("body", "arguments"),
     [
@@ -238,21 +182,6 @@ def test_a_call_with_its_name_first_has_the_same_forms(make_renderer, body, argu
         encode(renderer, f"<tool_call>\n{body}\n</tool_call><|im_end|>")
     )
     assert message["tool_calls"][0].function.model_dump() == {"name": "f", "arguments": arguments}
-
-
-def test_numbers_of_too_many_digits_are_no_call(make_renderer):
-    digits = "1" * 5000
-    renderer = make_renderer("llama3", "llama3")
-    text = f'{{"name": "f", "parameters": {{"a": {digits}}}}}'
-    tokens = renderer.codec.encode(f"{text}<|eot_id|>")
-    message, _ = renderer.parse_response(tokens)
-    assert message == {"role": "assistant", "content": text}
-    assert [*renderer.parse_response_streaming(tokens)][-1] == message
-    function = ToolCall.FunctionBody(name="f", arguments=f'{{"a": {digits}}}')
-    calling = {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
-    for spec, family in (("llama3", "llama3"), ("gpt_oss_no_sysprompt", "gptoss")):
-        with pytest.raises(RendererError, match=r"tool_calls\[0\].function.arguments: got"):
-            make_renderer(spec, family).build_generation_prompt([QUESTION, calling])
 
 
 @pytest.mark.parametrize(
@@ -303,13 +232,6 @@ def test_replacement_characters_are_streamed(make_renderer, text):
     assert text.startswith("".join(delta.text for delta in deltas))
     assert len(deltas) > 100, "all but the last tokens are written while the response is sampled"
     assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
-
-
-def test_thinking_that_is_cut_off_is_thinking(make_renderer):
-    renderer = make_renderer("qwen3", "qwen3")
-    message, how = renderer.parse_response(encode(renderer, "<think>\nLet me see"))
-    assert message["content"] == [ThinkingPart(type="thinking", thinking="Let me see")]
-    assert not how
 
 
 @given(

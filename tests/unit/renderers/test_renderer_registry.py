@@ -14,7 +14,6 @@ import pytest
 
 from tinker_cookbook import renderers
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
-from tinker_cookbook.model_table import UNAVAILABLE
 from tinker_cookbook.renderers import BUILT_IN, RoleColonRenderer, ToolCall, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -75,31 +74,6 @@ def test_pickled_by_name(tokenizer_folder, spec, family):
         assert prompt == renderer.build_generation_prompt(CONVERSATION).to_ints()
 
 
-def test_pickle_works_in_another_process(tokenizer_folder, tmp_path):
-    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
-    renderer = get_renderer("chatml", tokenizer, default_system="Be brief.")
-    (tmp_path / "renderer.pkl").write_bytes(pickle.dumps(renderer))
-    code = (
-        "import pickle, sys, json; r = pickle.load(open(sys.argv[1], 'rb')); "
-        "print(json.dumps(r.build_generation_prompt([{'role': 'user', 'content': 'q'}]).to_ints()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "renderer.pkl")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ,
-    )
-    expected = renderer.build_generation_prompt([{"role": "user", "content": "q"}]).to_ints()
-    assert json.loads(done.stdout) == expected
-
-
-def test_nameless_renderer_does_not_pickle(tokenizer_folder):
-    renderer = RoleColonRenderer(get_tokenizer(tokenizer_folder("smollm2")))
-    with pytest.raises(RendererError, match="its name is not set; make it with get_renderer"):
-        pickle.dumps(renderer)
-
-
 class ShoutingRenderer(RoleColonRenderer):
     def __init__(self, tokenizer, image_processor=None, *, marks=1, loud=False):
         super().__init__(tokenizer, image_processor)
@@ -145,12 +119,6 @@ def test_wrong_names_and_options(tokenizer_folder, name, options, message):
         get_renderer(name, get_tokenizer(tokenizer_folder("qwen3")), **options)
 
 
-def test_tokenizer_of_another_family(tokenizer_folder):
-    said = r"got 'llama3', but .*special token '<\|eot_id\|>'.*; expected renderer_name=template, "
-    with pytest.raises(ConfigurationError, match=said):
-        get_renderer("llama3", get_tokenizer(tokenizer_folder("qwen3")))
-
-
 IMAGE = [{"type": "image", "image": "x.png"}]
 THINKING = [{"type": "thinking", "thinking": "t"}]
 
@@ -176,31 +144,6 @@ def test_what_a_format_cannot_say_is_refused(make_renderer, spec, family, messag
     messages = [CONVERSATION[0], {"role": "assistant", "content": "", **message}]
     with pytest.raises(RendererError, match=error):
         renderer.build_supervised_example(messages)
-
-
-def test_tools_are_refused_where_there_are_none(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
-    with pytest.raises(RendererError, match="declares no tools; use a renderer with tools"):
-        renderer.create_conversation_prefix_with_tools([], "")
-
-
-def test_names_without_a_renderer_say_so():
-    for name in UNAVAILABLE:
-        with pytest.raises(
-            ConfigurationError, match=f"(?i)'{name}', the format of .* use 'template'"
-        ):
-            renderers.check_renderer_name(name)
-        assert name not in renderers.get_renderer_names()
-
-
-def test_template_that_rejects_plain_dialogue(tokenizer_folder):
-    tokenizer = copy.copy(get_tokenizer(tokenizer_folder("smollm2")))
-    tokenizer.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(RendererError, match=r"default_system: .* fails on one user message"):
-        get_renderer("chatml", tokenizer)
-    renderer = get_renderer("chatml?default_system=", tokenizer)
-    prompt = renderer.build_generation_prompt([{"role": "user", "content": "q"}]).to_ints()
-    assert tokenizer.decode(prompt) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
 
 
 class MediaRenderer(RoleColonRenderer):

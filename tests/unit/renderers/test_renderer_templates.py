@@ -35,12 +35,6 @@ def test_prefill_continues_the_prompt(make_renderer, messages, prefill):
     assert filled[len(bare) :] == renderer.tokenizer.encode(prefill, add_special_tokens=False)
 
 
-def test_prompt_for_another_role(make_renderer):
-    renderer = make_renderer("qwen3_disable_thinking", "qwen3")
-    prompt = renderer.build_generation_prompt([], role="user").to_ints()
-    assert renderer.tokenizer.decode(prompt) == "<|im_start|>user\n"
-
-
 def test_special_tokens_in_text_become_tokens_as_in_the_template(make_renderer):
     renderer = make_renderer("smollm2?split_special_tokens=false", "smollm2")
     messages = [{"role": "user", "content": "a<|im_end|>b"}]

@@ -9,7 +9,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from rendering_cases import dialogues, qwen_conversations, scan_answers, untagged
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ThinkingPart, ToolCall, TrainOnWhat
 from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
 from tinker_cookbook.supervised.data import conversation_to_data
@@ -76,59 +75,12 @@ def test_each_train_on_what(make_renderer, what, expected):
     assert trained == "".join(trained_text(renderer, CONVERSATION, TrainOnWhat(what)))
 
 
-def test_all_tokens_are_all_tokens(make_renderer):
-    for spec, family in [("smollm2", "smollm2"), ("llama3", "llama3"), ("role_colon", "llama3")]:
-        weights = make_renderer(spec, family).build_supervised_example(CONVERSATION, "all_tokens")[
-            1
-        ]
-        assert bool((weights == 1).all())
-
-
-def test_customized_counts_a_missing_key_as_false(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
-    messages = [dict(m) for m in CONVERSATION]
-    messages[1]["trainable"] = True
-    messages[2]["trainable"] = False
-    messages[4]["trainable"] = True
-    assert "".join(trained_text(renderer, messages, "customized")) == "one<|im_end|>A2<|im_end|>"
-    assert trained_text(renderer, CONVERSATION, "customized") == []
-
-
-def test_trainable_under_another_mode_is_said_once(make_renderer, caplog):
-    renderer = make_renderer("chatml", "smollm2")
-    messages = [*CONVERSATION[:2], {"role": "assistant", "content": "A"}]
-    excluded = [*messages[:2], {**messages[2], "trainable": False}]
-    for what in ("all_assistant_messages", "last_assistant_message"):
-        assert trained_text(renderer, excluded, what) == []
-    assert not caplog.text
-    messages[0] = {**messages[0], "trainable": True}
-    for _ in range(2):
-        assert trained_text(renderer, messages, "all_assistant_messages") == ["A", "<|im_end|>"]
-    assert caplog.text.count("train_on_what=customized does") == 1
-
-
-def test_question_after_the_last_answer_does_not_hide_it(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
-    messages = CONVERSATION[:4]
-    for what in ("last_assistant_message", "last_assistant_turn"):
-        assert trained_text(renderer, messages, what) == ["A", "1", "<|im_end|>"]
-    assert trained_text(renderer, messages[:2], "last_assistant_message") == []
-
-
 def test_white_space_that_merges_with_the_header_is_not_trained(make_renderer):
     renderer = make_renderer("smollm2", "smollm2")
     messages = [{"role": "user", "content": "  Hi"}]
     assert trained_text(renderer, messages, "all_messages") == [" Hi", "<|im_end|>"]
     tokens = renderer.build_supervised_example(messages)[0].to_ints()
     assert "\n " in [renderer.tokenizer.decode(token) for token in tokens]
-
-
-def test_prompt_block_of_disabled_thinking_is_not_trained(make_renderer):
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
-    disabled = make_renderer("qwen3_disable_thinking", "qwen3")
-    assert trained_text(disabled, messages, "last_assistant_message") == ["Yo", "<|im_end|>"]
-    thinking = "".join(trained_text(make_renderer("qwen3", "qwen3"), messages, "all_messages"))
-    assert thinking == "Hi<|im_end|><think>\n\n</think>\n\nYo<|im_end|>"
 
 
 def test_role_colon_trains_the_stop_sequence_of_every_answer(make_renderer):
@@ -174,17 +126,6 @@ def test_extension_property_holds_where_claimed(make_renderer, spec, family, mes
 def thinking_turn(question, thought, reply):
     content = [ThinkingPart(type="thinking", thinking=thought), {"type": "text", "text": reply}]
     return [{"role": "user", "content": question}, {"role": "assistant", "content": content}]
-
-
-def test_extension_property_fails_where_thinking_is_stripped(make_renderer):
-    messages = [*thinking_turn("2+2?", "Let me see", "4"), *thinking_turn("3+3?", "Again", "6")]
-    renderer = make_renderer("qwen3", "qwen3")
-    assert not renderer.has_extension_property
-    first = renderer.build_supervised_example(messages[:2])[0].to_ints()
-    assert renderer.build_generation_prompt(messages[:3]).to_ints()[: len(first)] != first
-    kept = make_renderer("qwen3?strip_thinking_from_history=false", "qwen3")
-    first = kept.build_supervised_example(messages[:2])[0].to_ints()
-    assert kept.build_generation_prompt(messages[:3]).to_ints()[: len(first)] == first
 
 
 @pytest.mark.parametrize("what", ["all_assistant_messages", "last_assistant_turn", "all_messages"])
@@ -265,9 +206,3 @@ def test_rendering_is_fast(make_renderer):
     for _ in range(20):
         tokens += renderer.build_supervised_example(turn * 20)[0].length
     assert tokens / (time.perf_counter() - start) > 20_000
-
-
-def test_empty_conversation(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
-    with pytest.raises(RendererError, match="got an empty list, expected at least one message"):
-        renderer.build_supervised_example([])

@@ -20,7 +20,6 @@ from tinker_cookbook.rl.envs.prompts import EpisodePrompts
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.tool_use import (
     AgentToolMessageEnv,
-    build_agent_tool_env,
     handle_tool_call,
     tool,
 )
@@ -223,15 +222,6 @@ def test_forms_of_calls_that_models_sample(load, spec, text, calls):
         assert text in renderer.codec.decode(prompt)  # with its id
 
 
-def test_an_answer_of_gpt_oss_may_end_as_in_history(load):
-    renderer = load("gpt_oss_low_reasoning")
-    for channel, is_clean in (("final", True), ("analysis", False), ("commentary", False)):
-        tokens = renderer.codec.encode(f"<|channel|>{channel}<|message|>Yes.<|end|>")
-        assert renderer.parse_response(tokens)[1].is_clean == is_clean
-    more = [*tokens, *renderer.codec.encode("<|start|>assistant")]
-    assert not renderer.parse_response(more)[1].is_clean
-
-
 @tool
 def write(content: str, n: int, flag: bool = False, more: list[int] | None = None) -> list[Any]:
     """Gives back what it got."""
@@ -258,26 +248,3 @@ def test_a_declared_text_is_what_was_written(load, spec):
         assert env.episode.calls[0].arguments == given
         (said,) = env.history[0]["tool_calls"]
         assert json.loads(said.function.arguments) == given
-
-
-class ThreeMethods:
-    """A renderer of another package: the three methods of the official cookbook."""
-
-    def __init__(self, renderer):
-        self.build_generation_prompt = renderer.build_generation_prompt
-        self.parse_response = renderer.parse_response
-        self.get_stop_sequences = renderer.get_stop_sequences
-
-
-def test_an_episode_needs_three_methods_of_a_renderer(load):
-    renderer = load("qwen3_instruct")
-
-    async def episode():
-        plain = ThreeMethods(renderer)
-        env = build_agent_tool_env(plain, [write], [QUESTION], lambda history: (1.0, {}))
-        await env.initial_observation()
-        step = await env.step(written(renderer, call("write", '{"content": "a", "n": 1}')))
-        return step.episode_done, env.messages[-1]["content"]
-
-    done, result = asyncio.run(episode())
-    assert (done, json.loads(result)) == (False, ["a", 1, False, None])

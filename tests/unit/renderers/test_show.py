@@ -9,29 +9,24 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from rendering_cases import checked
 from rendering_cases import text as any_text
 from rich.cells import cell_len
 from rich.console import Console
 
-from tinker_cookbook.exceptions import (
-    RendererError,
-)
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messages
-from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer, Qwen3Renderer
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.renderers.show import show
 from tinker_cookbook.renderers.show.command import sample_conversation
-from tinker_cookbook.renderers.show.output import page, print_view, token_lines
+from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.view import (
     Conversation,
     ExampleView,
-    ShownToken,
     View,
     read_tokens,
     split_text,
 )
-from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer
+from tinker_cookbook.tokenizer_utils import decode_exactly
 
 QUESTION = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello."}
@@ -108,38 +103,6 @@ def test_the_text_of_tokens_is_the_decoded_text(make_renderer, family):
     check()
 
 
-def test_a_character_of_several_tokens_belongs_to_the_last(make_renderer, stories_model):
-    codec = make_renderer("qwen3", "qwen3").codec
-    assert split_text(codec, codec.encode("a 🦜🦜b")) == ["a", " ", "", "🦜", "", "🦜", "b"]
-    assert split_text(codec, codec.encode("🦜")[:-1] + codec.encode("x")) == ["\ufffd", "x"]
-    assert split_text(codec, codec.encode("a\ufffd\ufffdb"))[-1] == "b"
-    bytes_in_a_row = get_renderer("role_colon", get_tokenizer(stories_model)).codec
-    texts = split_text(bytes_in_a_row, bytes_in_a_row.encode("a🦜\n\nb"))
-    assert [text for text in texts if text] == ["a", "🦜", "\n", "\n", "b"]
-
-
-def test_lines_break_between_tokens_and_after_line_breaks():
-    tokens = [
-        ShownToken(1, "<|im_start|>", control=True),
-        ShownToken(2, "user\n"),
-        ShownToken(3, " a"),
-        ShownToken(4, ".\n\n", 1.0),
-        ShownToken(5, "\t\r\x1b\u202e\u0301", 1.0),
-        ShownToken(6, "", 1.0),
-    ]
-    lines = [line.plain for line in token_lines(tokens, 40)]
-    assert lines == ["│<|im_start|>│user⏎", "│·a┃.⏎", "⏎", "┃⇥␍‹U+001B›‹U+202E›\u0301┃⋯"]
-    flat = [line.plain for line in token_lines(tokens[1:4], 40, breaks=False)]
-    assert flat == ["│user⏎│·a┃.⏎⏎"]
-    narrow = token_lines([ShownToken(i, "word") for i in range(9)], 12)
-    assert {line.plain for line in narrow} == {"│word│word", "│word"}
-
-
-def test_colours_say_the_weight():
-    line = token_lines([ShownToken(1, "a"), ShownToken(2, "b", 1.0, control=True)], 40)[0]
-    assert {str(span.style) for span in line.spans} >= {"yellow", "green", "green bold underline"}
-
-
 # --- what is said ----------------------------------------------------------------------------
 
 
@@ -174,17 +137,6 @@ def test_the_example_of_qwen3(make_renderer):
     }
 
 
-def test_one_example_where_the_extension_property_holds(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
-    view = show(renderer, sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES))
-    assert len(view.examples) == 1
-    assert fact(view, "examples").text == "1, because the extension property holds"
-    assert fact(view, "template").good
-    messages = fact(view, "messages").text
-    assert "without thinking: " in messages
-    assert "without tools: smollm2: this chat format declares no tools" in messages
-
-
 def test_the_example_is_as_rich_as_the_renderer_takes_it(make_renderer):
     def roles(spec, family):
         renderer = make_renderer(spec, family)
@@ -197,16 +149,6 @@ def test_the_example_is_as_rich_as_the_renderer_takes_it(make_renderer):
     assert "tool" in with_tools
     assert "without thinking" in source
     assert "tool" not in roles("role_colon", "qwen3")[0]
-
-
-def test_a_renderer_that_takes_no_answer_raises(make_renderer):
-    class Nothing(Qwen3InstructRenderer):
-        def render_message(self, message, ctx):
-            raise RendererError("no")
-
-    renderer = Nothing(make_renderer("qwen3", "qwen3").tokenizer)
-    with pytest.raises(RendererError, match="no"):
-        sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
 
 
 def test_the_first_difference_from_the_template_is_shown(make_renderer):
@@ -235,28 +177,6 @@ def template_text(renderer, *messages, **options):
     return fact(show(renderer, conversation(*messages), template_options=options), "template").text
 
 
-def test_white_space_that_the_template_merges_is_named(make_renderer):
-    answer = {"role": "assistant", "content": "\nx"}
-    text = template_text(make_renderer("qwen3", "qwen3"), QUESTION, answer, QUESTION)
-    assert "it is the same text, split into different tokens" in text
-
-
-def test_template_options_and_spellings_of_calls(make_renderer):
-    off = make_renderer("qwen3_disable_thinking", "qwen3")
-    assert template_text(off, QUESTION, ANSWER).startswith("yes")
-    assert '"enable_thinking": false' in template_text(off, QUESTION, ANSWER)
-    on = make_renderer("qwen3", "qwen3")
-    assert template_text(on, QUESTION, ANSWER, enable_thinking=False).startswith("no: the prompt")
-    llama = make_renderer("llama3?today_date=26%20Jul%202024", "llama3")
-    view = show(
-        llama,
-        sample_conversation(llama, TrainOnWhat.ALL_ASSISTANT_MESSAGES),
-        template_options={"date_string": "26 Jul 2024"},
-    )
-    assert fact(view, "template").good
-    assert "call arguments passed as objects" in fact(view, "template").text
-
-
 def test_a_prompt_that_the_example_does_not_continue_is_shown(make_renderer):
     class OtherPrompt(Qwen3InstructRenderer):
         def _generation_suffix(self, role):
@@ -270,34 +190,6 @@ def test_a_prompt_that_the_example_does_not_continue_is_shown(make_renderer):
     assert [row.tokens[4].text for row in found.rows[1:]] == ["bot", "assistant"]
     assert example_facts(view, "message")[0].good is False
     assert "✗ " in terminal(view)
-
-
-def test_a_wrong_reader_is_told(make_renderer):
-    class Deaf(Qwen3InstructRenderer):
-        def parse_response(self, response):
-            message, how = super().parse_response(response)
-            return {**message, "content": ""}, how
-
-    view = show(Deaf(make_renderer("qwen3", "qwen3").tokenizer), conversation(QUESTION, ANSWER))
-    (parsed,) = example_facts(view, "parsed")
-    assert parsed.good is False
-    assert "reads a different message" in parsed.text
-
-
-def test_another_spelling_is_no_failure(make_renderer):
-    thought = {"role": "assistant", "content": "<think>\nx\n</think>\n\ny"}
-    view = show(make_renderer("qwen3", "qwen3"), conversation(QUESTION, thought))
-    (parsed,) = example_facts(view, "parsed")
-    assert parsed.good
-    assert "another spelling" in parsed.text
-
-
-def test_nothing_to_train_and_no_answer(make_renderer):
-    view = show(make_renderer("qwen3", "qwen3"), conversation(QUESTION))
-    assert fact(view, "examples").good is False
-    assert "selects none of the messages: user" in fact(view, "examples").text
-    assert "for the next answer" in fact(view, "prompt").text
-    assert view.examples[0].title == "example 1 of 1: 5 tokens, 0 trained"
 
 
 @pytest.mark.parametrize("what", list(TrainOnWhat))
@@ -314,19 +206,6 @@ def test_every_choice_of_what_is_trained(make_renderer, spec, what):
     page(view, "x")
 
 
-def test_turns_that_one_example_trains_on_other_prompts_are_told(make_renderer):
-    renderer = make_renderer("qwen3", "qwen3")
-    what = TrainOnWhat.ALL_TOKENS
-    view = show(renderer, sample_conversation(renderer, what), what)
-    verdicts = [f.good for f in example_facts(view, "message")]
-    assert verdicts == [False, False, True]
-
-
-def test_a_renderer_of_ones_own_without_a_name_is_shown(make_renderer):
-    renderer = Qwen3Renderer(make_renderer("qwen3", "qwen3").tokenizer)
-    assert fact(show(renderer, conversation(QUESTION, ANSWER)), "renderer").text
-
-
 # --- the terminal ----------------------------------------------------------------------------
 
 
@@ -341,19 +220,6 @@ def test_the_terminal_keeps_to_its_width_and_steers_nothing(make_renderer):
         assert not any(line.endswith(" ") for line in shown.splitlines())
     joined = re.sub(r"[│┃\s]", "", terminal(view))
     assert "[bold]x[/bold]·:smile:" in joined
-
-
-def test_long_examples_are_cut_and_shared_beginnings_shown_once(make_renderer):
-    renderer = make_renderer("qwen3", "qwen3")
-    view = show(renderer, sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES))
-    cut = terminal(view, max_tokens=20)
-    left_out = [t.trained for t in view.examples[0].tokens[10:-10]]
-    note = f"{len(left_out)} tokens more, {sum(left_out)} of them trained (max_tokens=20)"
-    assert note in cut
-    assert re.search(r"… 1\d\d tokens as in the example before …", cut)
-    whole = terminal(view)
-    assert "tokens more" not in whole
-    assert whole.count("You│·are│·brief") == 1
 
 
 # --- the page --------------------------------------------------------------------------------
@@ -375,19 +241,6 @@ def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
             assert f"id {token}, weight 0" in title
 
     check()
-
-
-def test_the_page_shows_images(vision_tokenizer):
-    renderer = get_renderer("qwen3_vl_instruct", get_tokenizer(vision_tokenizer))
-    red = Image.new("RGB", (1024, 32), "red")
-    asked = [{"type": "image", "image": red}, {"type": "text", "text": "What?"}]
-    talk = conversation({"role": "user", "content": asked}, {"role": "assistant", "content": "red"})
-    html = page(show(renderer, talk), "title")
-    assert all(
-        uri.startswith("data:image/jpeg;base64,") for uri in re.findall('src="([^"]*)"', html)
-    )
-    (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
-    assert re.search(r"<img [^>]*>\[image:(<[^>]*>| |·)*\d+", pre)
 
 
 def test_the_page_is_whole_escaped_and_needs_nothing(make_renderer):

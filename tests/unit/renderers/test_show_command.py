@@ -15,7 +15,6 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.renderers.show import ShowConfig, main
-from tinker_cookbook.renderers.show.command import with_file_key
 
 QUESTION = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello."}
@@ -70,11 +69,6 @@ def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
 def test_bad_input_is_said_in_a_sentence(tokenizer_folder, rows, settings, error, words):
     with pytest.raises(error, match=words):
         main(ShowConfig(**{"model_name": tokenizer_folder("smollm2"), "file": rows, **settings}))
-
-
-def test_one_argument_without_a_key_is_the_file():
-    assert with_file_key(["a=1", "x.jsonl", "b"]) == ["a=1", "file=x.jsonl", "b"]
-    assert with_file_key(["--help"]) == ["--help"]
 
 
 def test_help_loads_nothing_heavy_and_a_run_ends_well(tokenizer_folder, rows):

@@ -4,7 +4,6 @@ its options, and what it refuses. ``test_families.py`` compares its tokens with 
 from __future__ import annotations
 
 import copy
-import pickle
 from functools import lru_cache
 
 import pytest
@@ -14,7 +13,6 @@ from rendering_cases import checked, cut_conversations, dialogues, ended, qwen_c
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
-from tinker_cookbook.renderers.template.text import argument
 from tinker_cookbook.renderers.template.transcript import Answer, AnswerCache
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -255,13 +253,6 @@ def test_generation_config_that_stops_elsewhere_is_said(tokenizer_folder, tmp_pa
     )
 
 
-def test_arguments_of_the_template():
-    spelled = ["true", "False", "none", "3", "0.5", "low", "26 Jul 2024", '["python"]', "[x", "1e"]
-    read = [True, False, None, 3, 0.5, "low", "26 Jul 2024", ["python"], "[x", "1e"]
-    assert [argument(value) for value in spelled] == read
-    assert argument(True) is True
-
-
 def test_arguments_reach_the_template(make):
     plain = make("template", "qwen3").build_generation_prompt([QUESTION]).to_ints()
     off = make("template?enable_thinking=false", "qwen3")
@@ -313,42 +304,6 @@ def test_what_the_template_cannot_write_is_refused(make, family, messages, said)
         make("template", family).build_supervised_example(messages)
 
 
-def test_templates_that_write_no_dialogue(make):
-    for source, said in [
-        ("{{ raise_exception('no') }}", "does not write a single question.*no"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out"),
-    ]:
-        with pytest.raises(RendererError, match=said):
-            make("template", "qwen3", source=source)
-    tokenizer = make("template", "qwen3").tokenizer
-    tokenizer.chat_template = None
-    with pytest.raises(RendererError, match="needs a tokenizer with a chat template"):
-        get_renderer("template", tokenizer)
-
-
-def test_conversations_without_a_question(make):
-    renderer = make("template", "smollm2")
-    assert trained(renderer, [ANSWER, QUESTION, ANSWER]) == "Because.<|im_end|>"
-    tokens, weights = example(renderer, [ANSWER], "last_assistant_message")
-    opened = renderer.build_generation_prompt([]).to_ints()
-    assert tokens[: len(opened)] == opened
-    assert weights.index(1.0) == len(opened)
-
-
-def test_a_prompt_for_the_user(make):
-    renderer = make("template", "qwen3")
-    prompt = renderer.build_generation_prompt([QUESTION, ANSWER], role="user").to_ints()
-    assert renderer.tokenizer.decode(prompt).endswith("<|im_end|>\n<|im_start|>user\n")
-
-
-def test_tools_that_stand_elsewhere_are_refused(make):
-    for family in ("gptoss", "llama3", "gemma3"):
-        with pytest.raises(RendererError, match="does not declare tools in the system message"):
-            make("template", family).create_conversation_prefix_with_tools([TOOL], "Be brief.")
-    prefix = make("template", "gemma3").create_conversation_prefix_with_tools([], "Be brief.")
-    assert prefix == [{"role": "system", "content": "Be brief."}]
-
-
 def test_renderings_are_few_and_remembered(make, monkeypatch):
     renderer = make("template", "qwen3")
     made = []
@@ -385,17 +340,3 @@ def test_answers_of_long_conversations_are_located_once(make, monkeypatch):
     for i in range(9):
         cache.add(bytes([i % 4]), Answer("four", 0, ""))
     assert [cache.get(bytes([i])) is not None for i in range(4)] == [True, False, False, True]
-
-
-def test_pickled_by_name(tokenizer_folder):
-    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
-    renderer = get_renderer("template?enable_thinking=false&today=2025-08-05", tokenizer)
-    again = pickle.loads(pickle.dumps(renderer))
-    assert again.spec == renderer.spec == "template?enable_thinking=false&today=2025-08-05"
-    prompts = [r.build_generation_prompt([QUESTION]).to_ints() for r in (renderer, again)]
-    assert prompts[0] == prompts[1]
-
-
-def test_one_message_alone_has_no_tokens(make):
-    with pytest.raises(RendererError, match="renders only whole conversations"):
-        make("template", "qwen3").render_message(QUESTION, type("", (), {"idx": 0})())

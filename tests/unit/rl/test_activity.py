@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import time
 
 import pytest
-from rich.console import Console
 from rollout_samples import Group, Policy, Steps
 
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.utils import heartbeat
 from tinker_cookbook.utils.activity import Activity
-from tinker_cookbook.utils.terminal import ProgressDisplay
 
 
 def test_phases_episodes_and_calls_are_a_line_and_a_sentence():
@@ -40,31 +37,6 @@ def test_phases_episodes_and_calls_are_a_line_and_a_sentence():
         with now.phase("training"):
             assert now.line() == "training: 0.0 s"
     assert now.line() == ""
-
-
-@pytest.mark.parametrize("live", [False, True])
-def test_without_a_live_display_a_run_says_what_it_waits_for(monkeypatch, capsys, live):
-    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.1)
-
-    async def run():
-        async def slow():
-            await asyncio.sleep(0.35)
-
-        group = Group(*[lambda: Steps(faults={0: slow})] * 4)
-        console = Console(file=io.StringIO(), force_terminal=live)
-        with heartbeat.reporting_activity() as now, now.phase("sampling"):
-            display = ProgressDisplay(1, console=console)
-            display.start()
-            result = await do_group_rollout(group, Policy())
-            display.stop()
-            assert not now.episodes
-            return result.trajectories_G[0].seconds
-
-    assert asyncio.run(run())["env"] > 0.3
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == (0 if live else 3)
-    assert all("0/4 episodes" in line and "4 of 4 episodes wait for Steps.step" in line
-               for line in lines)  # fmt: skip
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -14,14 +14,12 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.renderers.core.messages import ensure_list, remove_thinking
 from tinker_cookbook.rl import data_processing
 from tinker_cookbook.rl.data_processing import (
-    DatumOrigin,
     assemble_training_data,
     check_provenance,
     data_for_loss,
     divide_by_action_tokens,
     trajectory_to_data,
 )
-from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 CAT = types.ImageChunk(data=b"cat", format="png", expected_tokens=3)
@@ -88,22 +86,6 @@ def test_masked_turns_stay_as_context_without_mask_advantage_or_logprobs():
     }
     (all_masked,) = trajectory_to_data(episode(turn([1], [2], masked=True)), 2.0)
     assert not any(any(fields(all_masked)[k]) for k in ("mask", "advantages", "logprobs"))
-
-
-def test_turns_without_a_token_train_nothing_and_do_not_part_others():
-    assert trajectory_to_data(episode(), 1.0) == []
-    assert trajectory_to_data(episode(turn([], [])), 1.0) == []
-    assert trajectory_to_data(episode(turn([1], [])), 1.0) == []
-    unanswered = episode(turn([1, 2, 3], []))
-    (datum,) = trajectory_to_data(unanswered, 1.0)
-    assert fields(datum)["mask"] == [0, 0]
-    assert datum.loss_fn_input_spans is None
-    groups = [TrajectoryGroup([unanswered], [0.0], [{}])]
-    assert assemble_training_data(groups, [np.ones(1)]) == ([], [])
-    traj = episode(turn([1], [2]), turn([1, 2, 3], []), turn([1, 2, 3, 4], [5]))
-    (datum,) = trajectory_to_data(traj, 1.0)
-    assert fields(datum)["input"] == [1, 2, 3, 4]
-    assert fields(datum)["mask"] == [1, 0, 0, 1]
 
 
 def test_types_of_the_official_cookbook_are_found():
@@ -255,20 +237,6 @@ MATH = [
 THOUGHT = "<think>\nLet me calculate...\n</think>\n\n"
 
 
-def test_qwen3_with_thinking_kept_is_one_datum(qwen):
-    tokenizer, keep, _ = qwen
-    traj = play(tokenizer, keep, MATH)
-    (datum,) = trajectory_to_data(traj, 1.0)
-    whole, trained = text_of(datum, tokenizer)
-    assert whole == (
-        f"<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n{THOUGHT}4<|im_end|>\n"
-        f"<|im_start|>user\nWhat is 3+3?<|im_end|>\n<|im_start|>assistant\n{THOUGHT}6<|im_end|>"
-    )
-    assert trained == [f"{THOUGHT}4<|im_end|>", f"{THOUGHT}6<|im_end|>"]
-    last = traj.transitions[-1]
-    assert datum.model_input.length == last.ob.length + len(last.ac.tokens) - 1
-
-
 def test_qwen3_with_thinking_hidden_is_a_datum_for_each_turn(qwen):
     tokenizer, _, strip = qwen
     data = trajectory_to_data(play(tokenizer, strip, MATH), 1.0)
@@ -303,31 +271,12 @@ def test_compaction_every_three_turns_is_a_datum_for_three_turns(qwen, num_turns
 # --- batches ------------------------------------------------------------------------------------
 
 
-def test_data_of_a_batch_know_their_group_and_member():
-    two_runs = episode(turn([1], [2]), turn([5], [6]))
-    groups = [group(two_runs, episode(turn([1], [3]))), group(episode(), episode(turn([4], [4])))]
-    advantages = [np.array([0.5, -0.5]), np.array([1.0, -1.0])]
-    data, places = assemble_training_data(groups, advantages)
-    assert places == [DatumOrigin(0, 0), DatumOrigin(0, 0), DatumOrigin(0, 1), DatumOrigin(1, 1)]
-    assert [fields(d)["advantages"] for d in data] == [[0.5], [0.5], [-0.5], [-1.0]]
-    assert assemble_training_data([], []) == ([], [])
-
-
 def test_advantages_must_match_and_errors_say_where():
     groups = [group_of_rewards(1, 0), group(episode(turn([], [1])))]
     with pytest.raises(DataValidationError, match=r"got groups of \[2\], expected \[2, 1\]"):
         assemble_training_data(groups, [np.zeros(2)])
     with pytest.raises(DataValidationError, match="group 1, member 0: turn 0: its observation is"):
         assemble_training_data(groups, [np.zeros(2), np.zeros(1)])
-
-
-def test_a_loss_gets_the_fields_it_takes():
-    data = trajectory_to_data(episode(turn([1, 2], [3, 4])), 1.0)
-    (plain,) = data_for_loss(data, "importance_sampling")
-    assert set(plain.loss_fn_inputs) == {"target_tokens", "logprobs", "advantages"}
-    (gspo,) = data_for_loss(data, "gspo")
-    assert gspo.loss_fn_inputs["sequence_ratio_mask"].tolist() == [0, 1, 1]
-    assert set(data[0].loss_fn_inputs) == {"target_tokens", "logprobs", "advantages", "mask"}
 
 
 def span(s):

@@ -67,25 +67,6 @@ def test_a_batch_with_a_mixed_group_is_fine():
     assert diagnose([group_of(talk(("q", "abc", 0.0)), talk(("q", "abcd", 1.0)))]) is None
 
 
-def test_rounding_is_no_difference():
-    found = diagnose([answers(0.1 + 0.2, 0.3)])
-    assert found is not None
-    assert found.cause == "all_bad"
-    assert found.startswith("In the only group every sample")
-
-
-def test_answers_that_do_not_parse():
-    found = diagnose(groups_of(ended, -1.0, parse_error=1.0))
-    assert found is not None
-    assert "100% of the answers could not be parsed" in found
-
-
-def test_the_limit_is_named_where_it_is_known():
-    uneven = groups_of(lambda i: "x" * (5 + i))
-    assert "cut off at max_tokens, before" in (diagnose(uneven) or "")
-    assert "cut off at max_tokens=8, before" in (diagnose(uneven, max_tokens=8) or "")
-
-
 def test_a_solved_task_is_no_matter_of_max_tokens():
     found = diagnose(groups_of(lambda i: "12345", 1.0))
     assert found is not None
@@ -93,11 +74,6 @@ def test_a_solved_task_is_no_matter_of_max_tokens():
 
 
 # --- sampler and learner far apart ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kl", [None, 0.0, -0.5, 0.01, float("nan")])
-def test_a_small_kl_is_not_mentioned(kl):
-    assert diagnose_kl({} if kl is None else {"optim/kl_sample_train_v1": kl}) is None
 
 
 def test_a_high_kl_says_what_to_do():

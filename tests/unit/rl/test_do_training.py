@@ -106,17 +106,3 @@ def test_an_asynchronous_loop_trains_each_problem_once(stories_model, tmp_path, 
     assert [row["training_client/step"] for row in rows] == [0, 1, 2]
     assert [row["env/all/total_episodes"] for row in rows] == [4, 4, 4]
     assert max(row["async/staleness_max"] for row in rows) <= 1
-
-
-def test_groups_without_a_signal_are_dropped_and_counted(stories_model, tmp_path):
-    tracker = CostTracker()
-    config = make_config(
-        stories_model, tmp_path, async_config=ASYNC, remove_constant_reward_groups=True,
-        reward_for="constant", eval_every=0,
-    )  # fmt: skip
-    # Nothing is left to train: the loop ends by itself, without a step.
-    path = Path(tmp_path) / "metrics.jsonl"
-    path.touch()
-    assert run(train.do_async_training, config, 3, cost_tracker=tracker) == []
-    assert tracker.discarded.sampled > 0
-    assert tracker.cumulative == tracker.discarded

@@ -12,7 +12,7 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data
 from tinker_cookbook.rl.envs.driven_env import DrivenEnv, ProgramResult
 from tinker_cookbook.rl.rollouts import RolloutFailedError, do_single_rollout
-from tinker_cookbook.rl.types import StopReason, TrajectoryGroup
+from tinker_cookbook.rl.types import TrajectoryGroup
 
 
 class Counting(TokenCompleter):
@@ -59,15 +59,6 @@ def test_calls_are_turns_and_their_responses_are_what_was_sampled():
     assert sum(mask) == 4
 
 
-def test_calls_at_the_same_time_are_answered_one_after_the_other():
-    async def program(call):
-        answers = await asyncio.gather(*(call(prompt(*[1] * n), [n]) for n in (3, 1, 2)))
-        assert [answer.tokens[0] for answer in answers] == [3, 1, 2]
-        return ProgramResult(1.0)
-
-    assert [turn.ob.length for turn in run(program).transitions] == [3, 1, 2]
-
-
 def test_a_caller_that_gave_up_gets_no_turn():
     async def program(call):
         both = asyncio.gather(call(prompt(1), [0]), asyncio.sleep(0))
@@ -80,16 +71,6 @@ def test_a_caller_that_gave_up_gets_no_turn():
 
     # The call may have begun before it was cancelled; its response is then lost, not the program.
     assert [turn.ob.length for turn in run(program).transitions][-1] == 2
-
-
-def test_a_program_without_a_call_is_an_episode_without_turns():
-    async def program(call):
-        return ProgramResult(-0.5, {"early": 1})
-
-    trajectory = run(program)
-    assert (trajectory.transitions, trajectory.reward) == ([], -0.5)
-    assert trajectory.stop_reason == StopReason.COMPLETED
-    assert trajectory.metrics == {"early": 1}
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -48,11 +48,6 @@ def here(group):
     return metrics["process"] == os.getpid(), metrics["thread"] == threading.get_ident()
 
 
-def test_without_an_executor_a_group_runs_on_the_callers_loop():
-    assert here(run_in(None, Group(Where, Where))) == (True, True)
-    assert get_rollout_executor() is None
-
-
 def test_threads_return_the_same_group():
     builder = Group(Where, lambda: Where(turns=2))
     with ThreadPoolExecutor(1) as pool:
@@ -94,12 +89,6 @@ def test_processes_run_what_pickles():
             ConfigurationError, match=r"group's builder \(Group\) cannot be pickled"
         ):
             run_in(pool, Group(lambda: Where()))
-
-
-def test_a_pool_that_forks_is_refused():
-    with pytest.raises(ConfigurationError, match="'fork', expected 'spawn'"):
-        set_rollout_executor(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")))
-    assert get_rollout_executor() is None
 
 
 def test_the_executor_belongs_to_its_context():

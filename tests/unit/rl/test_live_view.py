@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from talk_samples import ASK, END, answers, group_of, talk, tokenizer
+from talk_samples import ASK, END, group_of, talk, tokenizer
 
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.utils.activity import new_activity
@@ -68,24 +68,6 @@ def test_without_a_terminal_there_is_one_plain_line():
     ]
 
 
-def test_plain_lines_come_every_ten_seconds_first_and_last_always():
-    progress, out, clock = make(steps=12)
-    with progress:
-        for step in range(1, 13):
-            clock.now += 2
-            progress.update(step, METRICS)
-    lines = out.getvalue().splitlines()
-    assert [line.split()[2] for line in lines] == ["1/12", "6/12", "11/12", "12/12"]
-
-
-def test_a_resumed_run_counts_from_where_it_resumed():
-    progress, out, clock = make(initial_step=40)
-    with progress:
-        clock.now += 5
-        progress.update(41, {})
-    assert out.getvalue() == "rl: step 41/50  ETA 0:45\n"
-
-
 @pytest.mark.parametrize("width", [80, 40, 200])
 def test_the_live_lines_fit_the_terminal(width):
     progress, _, clock = make(width=width)
@@ -109,13 +91,6 @@ def test_the_live_lines_fit_the_terminal(width):
         assert "…" not in "".join(lines)
 
 
-def test_the_last_line_has_the_time_of_the_run():
-    progress, out, clock = make(terminal=True)
-    with progress, progress._activity.phase("training"):
-        clock.now += 75
-    assert "done: 1:15" in out.getvalue()
-
-
 def test_what_is_missing_or_not_a_number_is_no_reason_to_fail():
     progress, out, clock = make(min_interval_s=0)
     with progress:
@@ -126,24 +101,6 @@ def test_what_is_missing_or_not_a_number_is_no_reason_to_fail():
         assert rendered(progress, 80)
     assert "reward nan" in out.getvalue()
     assert "entropy inf" in out.getvalue()
-
-
-def test_the_test_reward_stays_until_the_next_one():
-    progress, out, _ = make(min_interval_s=0)
-    progress.update(1, {"test/env/all/reward/total": 0.25, **METRICS})
-    progress.update(2, METRICS)
-    assert out.getvalue().count("test 0.250") == 2
-
-
-def test_on_a_terminal_nothing_is_printed_line_by_line():
-    progress, out, clock = make(terminal=True)
-    with progress:
-        clock.now += 1
-        progress.update(1, METRICS)
-    text = out.getvalue()
-    assert "━" in text
-    assert "rl: step" not in text
-    assert "done: 1.0 s" in text
 
 
 def test_a_transcript_shows_the_best_and_the_worst():
@@ -165,26 +122,6 @@ def test_a_transcript_shows_the_best_and_the_worst():
     ]
 
 
-def test_transcripts_are_not_shown_too_often():
-    progress, _, clock = make()
-    group = answers(0.0, 1.0)
-    shown = [progress.show_transcript(group, tokenizer())]
-    for seconds in (5, 9, 2):
-        clock.now += seconds
-        shown.append(progress.show_transcript(group, tokenizer()))
-    assert shown == [True, False, False, True]
-    assert progress.show_transcript(group, tokenizer(), force=True)
-
-
-def test_of_several_groups_the_first_mixed_one_is_shown():
-    progress, out, _ = make()
-    progress.show_transcript(
-        [answers(0.0, 0.0), answers(1.0, 0.0, text="chosen"), answers(0.0, 1.0)], tokenizer()
-    )
-    assert "chosen 0" in out.getvalue()
-    assert not progress.show_transcript([], tokenizer(), force=True)
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_long_and_nasty_text_is_cut_and_harmless(terminal):
     progress, out, _ = make(terminal=terminal)
@@ -199,9 +136,3 @@ def test_long_and_nasty_text_is_cut_and_harmless(terminal):
     assert "characters …" in text
     if terminal:
         assert max(map(len, text.splitlines())) <= 80 + 30  # with colour codes
-
-
-def test_an_empty_answer_is_said_to_be_one():
-    progress, out, _ = make()
-    progress.show_transcript(group_of(talk(("q", "", 0.0))), tokenizer())
-    assert "(nothing)" in out.getvalue()

@@ -10,7 +10,7 @@ import pytest
 from rollout_samples import Group
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import (
     EnvFromMessageEnv,
@@ -102,22 +102,6 @@ def test_messages_become_tokens_and_back(renderer):
     assert isinstance(env.config, RolloutConfig)
 
 
-def test_a_step_may_change_what_ends_the_next_answer(renderer):
-    class Pick(Echo):
-        async def step(self, message):
-            result = await super().step(message)
-            result.next_stop_condition = [7]
-            return result
-
-    env = EnvFromMessageEnv(renderer, Pick())
-
-    async def run():
-        _, first = await env.initial_observation()
-        return first, (await env.step(renderer.codec.encode(" a\n\nUser:"))).next_stop_condition
-
-    assert asyncio.run(run()) == (["\n\nUser:"], [7])
-
-
 # --- malformed answers ------------------------------------------------------------------------
 
 
@@ -140,13 +124,6 @@ def test_an_answer_that_was_cut_off_ends_the_episode_by_default(renderer):
     assert env.told == []
     expected = {"max_tokens_reached": 1.0, "stop/max_tokens": 1.0}
     assert trajectory.transitions[0].metrics == expected
-
-
-def test_a_step_reports_why_the_episode_ended(renderer):
-    """The step alone, as a loop of one's own calls it."""
-    step = asyncio.run(EnvFromMessageEnv(renderer, Echo()).step([7], extra={"stop_reason": "stop"}))
-    assert step.metrics == {"parse_error": 1.0, "stop/parse_error": 1.0}
-    assert step.next_observation.length == 0
 
 
 def test_without_that_the_model_is_asked_again_and_sees_what_it_said(renderer):
@@ -181,14 +158,6 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
     assert "User: again: the message is too long and was truncated" in says.prompts[3]
 
 
-def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):
-    wrapped = EnvFromMessageEnv(renderer, Echo(), context_overflow_reward=-3)
-    retry = ParseErrorPolicy(max_consecutive=5, terminal_reward=-2)
-    trajectory = play(wrapped, Says(renderer, "x!", "y…"), parse_errors=retry)
-    assert trajectory.stop_reason is StopReason.MAX_TOKENS
-    assert trajectory.transitions[-1].reward == -3 + 10
-
-
 def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
     _warn_without_effect.cache_clear()
     wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=False)
@@ -217,25 +186,6 @@ def test_a_step_that_returns_something_else_is_named(renderer, wrong):
 
     with pytest.raises(DataValidationError, match=rf"Wrong.step returned {type(wrong).__name__}"):
         play(EnvFromMessageEnv(renderer, Wrong()), Says(renderer, "a"))
-
-
-def test_the_wrapper_has_the_id_of_its_example(renderer):
-    env = Echo()
-    assert EnvFromMessageEnv(renderer, env).example_id is None
-    env.example_id = "mine_0"
-    assert EnvFromMessageEnv(renderer, env).example_id == "mine_0"
-
-
-def test_an_environment_may_take_what_was_cut_off(renderer):
-    class Patient(Echo):
-        async def observe_truncated_response(self, message):
-            return await self.step(message)
-
-    env = Patient(1)
-    wrapped = EnvFromMessageEnv(renderer, env, terminate_on_length=False)
-    trajectory = play(wrapped, Says(renderer, "so far…"))
-    assert env.told == ["so far…"]
-    assert (trajectory.reward, trajectory.stop_reason) == (11.0, StopReason.MAX_TOKENS)
 
 
 def test_a_conversation_with_a_cut_off_answer_may_go_on(renderer):
@@ -337,11 +287,6 @@ def test_a_first_prompt_must_leave_room_for_an_answer(renderer, room, plays):
         assert "too long" in trajectory.logs["initial_observation_overflow"]
 
 
-def test_lengths_must_be_positive(renderer):
-    with pytest.raises(ConfigurationError, match="max_trajectory_tokens: got 0"):
-        EnvFromMessageEnv(renderer, Echo(), max_trajectory_tokens=0)
-
-
 # --- messages from outside; threads -----------------------------------------------------------
 
 
@@ -356,18 +301,6 @@ def test_hooks_put_messages_into_the_conversation(renderer):
     assert policy.prompts[0] == "User: go\n\nUser: hurry 0\n\nAssistant:"
     assert policy.prompts[1].startswith(policy.prompts[0] + " a")
     assert policy.prompts[1].endswith("User: you said a\n\nUser: hurry 1\n\nAssistant:")
-
-
-def test_an_environment_may_keep_them_itself(renderer):
-    class Keeper(Echo):
-        async def add_messages(self, messages):
-            self.messages = [*self.messages, *messages]
-            return True
-
-    env, policy = Keeper(), Says(renderer, "a", "b")
-    play(EnvFromMessageEnv(renderer, env), policy, hooks=Hurry())
-    assert policy.prompts[1].count("hurry 0") == 1
-    assert env.graded[0][:3] == ["go", "hurry 0", "a"]
 
 
 def test_a_group_with_hooks_still_shares_its_first_request(renderer):

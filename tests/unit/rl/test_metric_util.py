@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from trajectory_samples import action, episode, group, group_of_rewards, turn
 
-from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.rl.advantages import indices_of_varying_groups
 from tinker_cookbook.rl.metric_util import (
     compute_rollout_error_metrics,
     compute_sampling_client_metrics,
@@ -53,15 +51,6 @@ def test_every_name_of_a_batch_with_its_number():
     )
 
 
-def test_groups_are_good_from_one_half_and_mixed_unless_equal():
-    rewards = [(0.5, 0.5), (0.49, 0.49), (1, 0), (-1,), (2, 2), (0.1 + 0.2, 0.3)]
-    groups = [group_of_rewards(*r) for r in rewards]
-    metrics = compute_trajectory_metrics(groups, [[]] * 6)
-    assert metrics["env/all/by_group/frac_all_good"] == pytest.approx(2 / 6)
-    assert metrics["env/all/by_group/frac_all_bad"] == pytest.approx(3 / 6)
-    assert metrics["env/all/by_group/frac_mixed"] == pytest.approx(1 / 6)
-
-
 def test_a_tag_has_metrics_if_some_groups_lack_it():
     groups = [group_of_rewards(r) for r in (0.0, 1.0, 3.0)]
     tags = [["math", "easy"], ["math", "code"], ["math", "code"]]
@@ -74,22 +63,6 @@ def test_a_tag_has_metrics_if_some_groups_lack_it():
     metrics = compute_trajectory_metrics(groups, [["a", "a"], ["all"], []])
     assert metrics["env/a/total_episodes"] == 1
     assert metrics["env/all/total_episodes"] == 3
-
-
-def test_groups_left_after_filtering_keep_their_own_tags():
-    """SavedSoftmax groups zipped with the tags of all would report "math, code" as "easy, math"."""
-    groups = [group_of_rewards(*r) for r in [(1, 1), (0, 1), (0, 3)]]
-    tags = [["easy"], ["math"], ["code"]]
-    whole = compute_trajectory_metrics(groups, tags)
-    places = indices_of_varying_groups(groups)
-    kept = [groups[i] for i in places]
-    metrics = compute_trajectory_metrics(kept, [tags[i] for i in places])
-    for tag, reward in (("math", 0.5), ("code", 1.5)):
-        assert metrics[f"env/{tag}/reward/total"] == whole[f"env/{tag}/reward/total"] == reward
-    assert "env/easy/reward/total" not in metrics
-    problem = r"taglist_P: got 3 entries, expected 2.* indices"
-    with pytest.raises(DataValidationError, match=problem):
-        compute_trajectory_metrics(kept, tags)
 
 
 def test_events_are_shares_of_all_turns_and_episodes():
@@ -112,25 +85,11 @@ def test_events_are_shares_of_all_turns_and_episodes():
     assert not {"parse_error", "zero_reward_on_limit"} & set(quiet)
 
 
-def test_stop_reasons_add_up_to_one():
-    reasons = [StopReason.MAX_TURNS, StopReason.MAX_TURNS, StopReason.PARSE_ERROR]
-    groups = [group(*(episode(stop_reason=reason) for reason in reasons))]
-    stops = {k: v for k, v in compute_trajectory_metrics(groups, [[]]).items() if "stop/" in k}
-    assert stops == pytest.approx({"stop/max_turns": 2 / 3, "stop/parse_error": 1 / 3})
-
-
 def test_an_environment_cannot_overwrite_what_is_measured():
     tricky = group(episode(turn([1], [2], 1.0, metrics={"reward/total": 99, "total_turns": 99})))
     metrics = compute_trajectory_metrics([tricky], [[]])
     assert metrics["env/all/reward/total"] == 1
     assert metrics["env/all/total_turns"] == 1
-
-
-def test_nothing_played_and_values_that_are_no_numbers():
-    assert compute_trajectory_metrics([], [])["env/all/total_episodes"] == 0
-    wrong = group(episode(turn([1], [2], metrics={"note": "fine"})))
-    with pytest.raises(DataValidationError, match=r"metrics\['note'\]: got 'fine' of type str"):
-        compute_trajectory_metrics([wrong], [[]])
 
 
 def test_totals_of_parts_are_those_of_the_whole():

@@ -8,17 +8,14 @@ import sys
 
 import byte_tokenizer
 import pytest
-from rollout_samples import Steps, fail, prompt
+from rollout_samples import Steps, prompt
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.envs.play_w_env import (
     Config,
-    ManualPolicy,
-    get_async_input,
     main,
     play_env,
 )
-from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
@@ -69,51 +66,6 @@ def test_a_person_plays_an_episode(tokenizer):
     assert shown[3] == "Q2:"  # only what is new
     assert shown[-1] == "end: completed, reward 1"
     assert trajectory.transitions[0].ac.maybe_logprobs is None
-
-
-def test_a_stop_string_is_added_too(tokenizer):
-    env = Talk(tokenizer, ["\n\nUser:"])
-    play(env, tokenizer, "a", "b")
-    assert env.answers == ["a\n\nUser:", "b\n\nUser:"]
-
-
-def test_an_answer_of_many_lines_ends_with_two_empty_ones(tokenizer):
-    env = Talk(tokenizer, [0])
-    typed = ("one", "", "two\\", "", "", "three", "", "")
-    _, shown = play(env, tokenizer, *typed, multiline=True, show_observation=False)
-    assert env.answers == ["one\n\ntwo\\</s>", "three</s>"]
-    assert "two empty lines" in shown[0]
-    assert "Q1:" not in shown
-
-
-@pytest.mark.parametrize(("multiline", "expected"), [(False, "a"), (True, "a\nb")])
-def test_input_without_blocking(monkeypatch, multiline, expected):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n\n\n"))
-    assert asyncio.run(get_async_input("? ", multiline)) == expected
-
-
-def test_a_person_may_stop(tokenizer):
-    trajectory, shown = play(Talk(tokenizer, [0]), tokenizer, "one")
-    assert trajectory is None
-    assert shown[-1] == "stopped"
-
-
-def test_an_error_of_the_environment_is_shown(tokenizer):
-    env = Steps(faults={0: fail(KeyError("x"))})
-    with pytest.raises(RolloutFailedError, match="KeyError"):
-        play(env, tokenizer, "a")
-
-
-def test_a_prompt_that_is_not_the_last_one_grown_is_shown_whole(tokenizer):
-    shown = []
-    policy = ManualPolicy(tokenizer, multiline=False, read=lambda _: "x", show=shown.append)
-
-    async def run():
-        for text in ("abc", "other"):
-            await policy(prompt(*tokenizer.encode(text)), [0])
-
-    asyncio.run(run())
-    assert shown == ["abc", "other"]
 
 
 def test_from_the_command_line(monkeypatch, capsys, tokenizer):

@@ -11,7 +11,7 @@ import byte_tokenizer
 import pytest
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.rollouts.episode import run_rollout
@@ -103,23 +103,6 @@ def test_without_check_format_the_reward_has_no_format_term(renderer, text, ende
     assert turn.logs == {"question": "2+3?", "answer": text}
 
 
-def test_the_prefix_comes_before_the_question(renderer):
-    policy = Says(renderer, "5")
-    play(
-        Sum(renderer, [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]),
-        policy,
-    )
-    assert policy.prompts == ["User: 1+1?\n\nAssistant: 2\n\nUser: 2+3?\n\nAssistant:"]
-
-
-def test_a_part_of_an_answer_may_be_right(renderer):
-    class Part(Sum):
-        def check_answer(self, sample_str):
-            return 0.5
-
-    assert play(Part(renderer), Says(renderer, "5")).reward == 0.5
-
-
 def test_an_async_grader_runs_on_the_loop_and_a_plain_one_elsewhere(renderer):
     where = []
 
@@ -197,15 +180,3 @@ def test_a_verdict_must_be_a_number(renderer):
         DataValidationError, match="Mute, member 0, turn 0: check_answer returned None"
     ):
         play(Mute(renderer), Says(renderer, "5"))
-
-
-def test_a_group_is_copies_of_one_problem(renderer):
-    builder = ProblemGroupBuilder(partial(Sum, renderer), 3, "sums")
-    group = asyncio.run(do_group_rollout(builder, Says(renderer, "5")))
-    assert group.get_total_rewards() == [1.0, 1.0, 1.0]
-    assert builder.logging_tags() == ["sums"]
-    made = []
-    asyncio.run(ProblemGroupBuilder(lambda: made.append(1) or Sum(renderer), 3).make_env(2))
-    assert made == [1]
-    with pytest.raises(ConfigurationError, match="num_envs: got 0"):
-        ProblemGroupBuilder(partial(Sum, renderer), 0)

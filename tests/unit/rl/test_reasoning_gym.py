@@ -70,26 +70,6 @@ def test_gold_scores_one_and_rubbish_nothing(generator):
         assert "<answer>" in env.get_question()
 
 
-def test_only_the_last_answer_counts():
-    env = env_of("chain_sum")
-    gold = env.get_reference_answer()
-    text = f"<answer>1 000</answer> no: <answer>\n{gold}\n</answer>."
-    assert asyncio.run(env.check_answer(text)) == 1
-    assert asyncio.run(env.check_answer(f"<answer>{gold}</answer><answer>no</answer>")) == 0
-
-
-def test_without_a_tag_the_reply_is_the_answer():
-    env = env_of("chain_sum", answer_tag=None)
-    assert asyncio.run(env.check_answer(f" {env.get_reference_answer()}\n")) == 1
-    assert env.get_question() == env.entry["question"]
-    assert not env.check_format("  ")
-
-
-def test_a_scorer_that_raises_has_scored_nothing():
-    # Its score_answer converts every word to a number.
-    assert asyncio.run(env_of("prime_factorization").check_answer("<answer>no</answer>")) == 0
-
-
 def sleep_for_ever(*args: object) -> float:
     time.sleep(3600)
     return 1.0
@@ -126,13 +106,6 @@ def test_problems_repeat_and_those_of_evaluation_are_others():
     assert asyncio.run(questions(builder())) == [train, test]
     assert asyncio.run(questions(builder(seed=1))) != [train, test]
     assert asyncio.run(builder(num_test=0)())[1] is None
-
-
-def test_settings_reach_the_generator():
-    train, _ = asyncio.run(builder(config={"min_terms": 6, "max_terms": 6})())
-    for group in train.get_batch(0):
-        entry = asyncio.run(group.make_env(0)).entry
-        assert entry["metadata"]["num_terms"] == 6
 
 
 @pytest.mark.parametrize(

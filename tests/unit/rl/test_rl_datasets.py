@@ -10,7 +10,6 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl import EpochCycledRLDataset, InterleavedRLDatasetBuilder
-from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 
@@ -66,24 +65,6 @@ def test_with_a_seed_each_pass_has_all_batches_in_its_own_order():
     assert batches(other) != everything
 
 
-def test_any_batch_can_be_asked_for_first_and_again():
-    full = batches(EpochCycledRLDataset(Numbered([1] * 5), 3, shuffle_seed=1))
-    inner = Numbered([1] * 5)
-    dataset = EpochCycledRLDataset(inner, 3, shuffle_seed=1)
-    assert dataset.get_batch(12) == full[12]
-    assert dataset.get_batch(2) == full[2]
-    assert dataset.get_batch(12) == full[12]
-    # The inner dataset is told of the pass each time that it changes, and by the same seed.
-    assert inner.epochs[0] == inner.epochs[2] != inner.epochs[1]
-
-
-def test_passes_are_counted():
-    with pytest.raises(ConfigurationError, match="num_epochs: got 0"):
-        EpochCycledRLDataset(Numbered([1]), 0)
-    with pytest.raises(IndexError):
-        EpochCycledRLDataset(Numbered([1]), 2).get_batch(2)
-
-
 # --- mixtures ---------------------------------------------------------------------------------
 
 
@@ -135,18 +116,6 @@ def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
     assert batches(build(mixture(seed=1))[0]) != full
     with pytest.raises(IndexError):
         train.get_batch(100)
-
-
-def test_a_mixture_leaves_the_test_sets_of_its_sources_out():
-    sources = [NumberedBuilder(sizes=(1,), name=name, test=True) for name in "ab"]
-    assert build(mixture(sources=sources, weights=[1.0] * 2))[1] is None
-
-
-def test_chained_datasets_come_one_after_the_other():
-    chained = ChainedRLDataset([Numbered((1,), "a"), Numbered((2, 1), "c")])
-    assert batches(chained) == [[("a", 0)], [("c", 0), ("c", 1)], [("c", 2)]]
-    with pytest.raises(IndexError):
-        chained.get_batch(3)
 
 
 @pytest.mark.parametrize(

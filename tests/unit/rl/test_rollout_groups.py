@@ -11,7 +11,6 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.rl import rollouts
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
@@ -42,13 +41,6 @@ def test_each_member_gets_its_own_sample_of_the_shared_request():
         [0, 0, 1],
         [0, 0, 2],
     ]
-
-
-def test_a_group_of_one():
-    policy = Policy()
-    group = group_rollout(Group(Steps), policy)
-    assert group.get_total_rewards() == [1.5]
-    assert policy.asked == [((0, 0), [1, 2], 1)]
 
 
 def test_a_real_group_is_one_request_and_repeats_with_its_seed(stories_model):
@@ -138,17 +130,3 @@ def test_an_error_in_cleanup_is_recorded_and_fails_nothing():
 def _where(group):
     line = str(group.rollout_errors[0])
     return line[line.index(" (raised at") :]
-
-
-def test_a_replaced_group_rollout_is_called(monkeypatch):
-    """Programs for the official cookbook replace the function of the package."""
-    expected, calls = group_rollout(Group(Steps)), []
-
-    async def replacement(builder, policy, strategy=None):
-        calls.append((builder, policy, strategy))
-        return expected
-
-    monkeypatch.setattr(rollouts, "do_group_rollout", replacement)
-    builder, policy = Group(Steps), Policy()
-    assert asyncio.run(rollouts.group.run_group(builder, policy)) is expected
-    assert calls == [(builder, policy, None)]

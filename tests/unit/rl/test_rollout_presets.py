@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -14,7 +13,7 @@ from tinker_cookbook.rl.rollouts.limits import (
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.rollouts.presets import agentic, simple
+from tinker_cookbook.rl.rollouts.presets import agentic
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
@@ -43,15 +42,6 @@ from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 def test_nonsense_is_refused_when_it_is_written(make, field):
     with pytest.raises(ConfigurationError, match=field):
         make()
-
-
-def test_no_setting_bounds_anything_by_default():
-    limits = RolloutLimits()
-    assert all(getattr(limits, name) is None for name in chz.chz_fields(limits))
-    config = simple()
-    assert config.parse_errors is None
-    assert config.termination is None
-    assert not config.termination_policy.zero_reward_on_limit
 
 
 def test_the_agentic_settings():

@@ -28,7 +28,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
     RolloutStrategy,
     rollout_strategy_from_config,
 )
-from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError
+from tinker_cookbook.rl.types import RolloutError
 
 
 def group_rollout(group, strategy, policy=None):
@@ -78,20 +78,6 @@ def test_a_retried_member_keeps_its_place_and_gets_its_own_environment():
     assert paths == {(0, 0), (1, 0), (3, 0), (1, 0, 1), (2, 0, 1)}
 
 
-def test_a_builder_without_make_env_of_its_own_is_retried_too():
-    class Plain(EnvGroupBuilder):
-        times = 0
-
-        async def make_envs(self):
-            self.times += 1
-            return [
-                numbered(0)(),
-                numbered(1, faults={0: fail(OSError())} if self.times < 2 else {})(),
-            ]
-
-    assert whose(group_rollout(Plain(), RetryOnFailure())) == [0, 1]
-
-
 def test_fail_fast_cancels_the_others():
     group = Group(lambda: Steps(faults={0: hang}), broken)
     started = time.monotonic()
@@ -104,13 +90,6 @@ def test_fail_fast_cancels_the_others():
             Group(lambda: Steps(faults={-1: hang}), lambda: Steps(faults={-1: fail(OSError())})),
             None,
         )
-
-
-def test_retries_are_limited():
-    group = Group(Steps, broken)
-    with pytest.raises(RolloutFailedError, match="member 1"):
-        group_rollout(group, RetryOnFailure(max_retries=2))
-    assert (group.remade, group.cleaned) == ([1, 1], 1)
 
 
 def test_a_make_env_that_fails_is_an_attempt_that_failed():
@@ -230,12 +209,6 @@ def test_a_strategy_may_define_execute():
     assert group.rollout_errors == [RolloutError("OSError", "gone")]
     with pytest.raises(NotImplementedError, match="must define execute"):
         asyncio.run(do_group_rollout(Group(Steps), Policy(), RolloutStrategy()))
-
-
-def test_a_strategy_of_this_package_can_be_executed_alone():
-    result = asyncio.run(FailFast().execute(Group(Steps, Steps), Policy()))
-    assert len(result.trajectories) == len(result.envs) == 2
-    assert result.errors == []
 
 
 @dataclass

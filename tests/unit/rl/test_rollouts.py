@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import tinker
-from rollout_samples import Group, Policy, Steps, fail, hang, prompt
+from rollout_samples import Group, Policy, Steps, fail, hang
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import (
@@ -19,7 +17,6 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.rl.rollouts import episode
 from tinker_cookbook.rl.rollouts.episode import Episode, do_single_rollout, run_rollout
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, SamplingTurnTimeoutError
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
@@ -32,7 +29,6 @@ from tinker_cookbook.rl.rollouts.limits import (
 )
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import (
-    Env,
     InitialObservationOverflow,
     StepResult,
     StopReason,
@@ -70,17 +66,6 @@ def test_an_episode_is_its_turns():
     assert set(trajectory.seconds) == {"sampling", "env", "grading"}
 
 
-def test_an_environment_may_leave_extra_out():
-    class Plain(Env):
-        async def initial_observation(self):
-            return prompt(1), [0]
-
-        async def step(self, action):
-            return StepResult(1, True, tinker.ModelInput.empty(), [0])
-
-    assert rollout(Plain()).reward == 1
-
-
 def test_random_numbers_depend_on_member_turn_and_attempt_alone():
     policy = Policy()
     asyncio.run(Episode(policy, Steps(turns=2), RolloutConfig(), RolloutHooks(), 3).run())
@@ -95,11 +80,6 @@ def test_an_answer_that_was_cut_off_ends_as_max_tokens():
             return [TokensWithLogprobs([1], [-1.0], "length")] * num_samples
 
     assert rollout(Steps(), Cut()).stop_reason is StopReason.MAX_TOKENS
-
-
-def test_the_environment_may_say_why_it_ended():
-    end = StepResult(0, True, prompt(1), [0], stop_reason=StopReason.TOOL_STOPPED)
-    assert rollout(Steps(faults={0: lambda: end})).stop_reason is StopReason.TOOL_STOPPED
 
 
 def test_an_overflow_at_the_start_keeps_its_reward_and_metrics():
@@ -161,13 +141,6 @@ def test_a_token_limit_shortens_the_request_rather_than_drop_tokens():
     group = Group(Steps, Steps)
     group_rollout(group, policy, config=RolloutConfig(limits=RolloutLimits(max_turn_tokens=3)))
     assert asked == [3]
-
-
-def test_a_policy_without_max_tokens_is_cut_to_the_limit():
-    trajectory = rollout(Steps(), Policy(length=5), **limits(max_turn_tokens=3))
-    action = trajectory.transitions[0].ac
-    assert (len(action.tokens), len(action.logprobs)) == (3, 3)
-    assert action.stop_reason == "length"
 
 
 def test_a_conversation_that_outgrows_the_context_ends_before_its_first_turn_too():
@@ -265,25 +238,6 @@ def test_a_grader_that_hangs_is_not_waited_for():
         group_rollout(Judged(Steps), config=config, strategy=MinViableGroup())
 
 
-def test_a_timed_out_episode_may_go_ungraded():
-    config = RolloutConfig(
-        limits=RolloutLimits(rollout_timeout_seconds=0.1),
-        termination=TerminationRewardPolicy(
-            zero_reward_on_limit=True, skip_grading_on_timeout=True
-        ),
-    )
-    assert rollout(Graded(faults={0: hang}), config=config).reward == 0
-
-
-def test_malformed_turns_are_masked_where_so_wished():
-    def step(bad):
-        return lambda: StepResult(0, False, prompt(1), [0], {"parse_error": bad})
-
-    env = Steps(turns=3, faults={0: step(1.0), 1: step(0.0)})
-    trajectory = rollout(env, parse_errors=ParseErrorPolicy(mask_error_turns=True))
-    assert [t.masked for t in trajectory.transitions] == [True, False, False]
-
-
 def test_hooks_see_and_steer():
     seen = []
 
@@ -335,32 +289,6 @@ def test_a_hook_may_let_a_rollout_go_on():
     assert hooks.reasons == [("completed", 1), ("completed", 2), ("max_turns", 2)]
 
 
-def test_time_is_checked_between_turns_too(monkeypatch):
-    def block():
-        now[0] += 60
-
-    # The rollout's own clock jumps, so a busy machine cannot reach the limit before.
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + now[0])
-    monkeypatch.setattr(episode, "time", clock)
-    limits = RolloutLimits(rollout_timeout_seconds=50)
-    trajectory = rollout(Steps(turns=9, faults={0: block}), limits=limits)
-    assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
-    assert len(trajectory.transitions) == 1
-    hooks = GoOn()
-    assert rollout(Steps(turns=2, faults={0: block}), limits=limits, hooks=hooks).stop_reason
-    assert hooks.reasons == [("rollout_timeout", 1), ("completed", 2)]
-
-
-def test_an_environment_may_bring_its_limits():
-    env = Steps(turns=9)
-    env.rollout_limits = RolloutLimits(max_turns=2)
-    assert len(rollout(env).transitions) == 2
-    env = Steps(turns=9)
-    env.rollout_limits = RolloutLimits(max_turns=2)
-    assert len(rollout(env, limits=RolloutLimits(max_turns=3)).transitions) == 3
-
-
 def test_settings_that_an_environment_does_not_support_are_logged_once(caplog):
     class Plain(Steps):
         pass
@@ -402,13 +330,6 @@ def test_a_reward_must_be_a_finite_number(reward):
 
     with pytest.raises(DataValidationError, match=r"compute_group_rewards of Judged, member 1"):
         group_rollout(Judged(Steps, Steps))
-
-
-@pytest.mark.parametrize("reward", [True, np.float32(1), 1])
-def test_other_numbers_become_floats(reward):
-    value = rollout(Steps(reward=reward)).transitions[0].reward
-    assert type(value) is float
-    assert value == 1.0
 
 
 @pytest.mark.parametrize("turn", [-1, 0])

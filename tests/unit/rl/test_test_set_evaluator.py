@@ -157,26 +157,6 @@ def test_the_whole_test_set_is_played_and_measured(sampler):
     assert threading.main_thread() not in dataset.threads
 
 
-def test_metrics_do_not_depend_on_how_many_play_at_once(sampler):
-    results, mosts = [], []
-    for in_flight in (1, 3, 100):
-        dataset = Stories()
-        evaluator = RLTestSetEvaluator(
-            dataset, max_tokens=5, seed=1, max_groups_in_flight=in_flight
-        )
-        metrics = evaluate(evaluator, sampler)
-        results.append({k: v for k, v in metrics.items() if "cached" not in k})
-        mosts.append(dataset.watch.most)
-    assert results[0] == results[1] == results[2]
-    assert mosts[0] == 2
-    assert mosts[1] <= 6
-    assert mosts[2] > 6
-    # Sums are taken in the order of the dataset even where its last group is done first.
-    reversed_ = Stories(watch=Watch(backwards_from=306))
-    metrics = evaluate(RLTestSetEvaluator(reversed_, max_tokens=5, seed=1), sampler)
-    assert {k: v for k, v in metrics.items() if "cached" not in k} == results[0]
-
-
 def test_groups_are_played_where_the_executor_says(sampler):
     inline = evaluate(RLTestSetEvaluator(Stories(4), max_tokens=5, seed=1), sampler)
     with ThreadPoolExecutor(2, thread_name_prefix="player") as pool:
@@ -206,19 +186,6 @@ def test_temperature_and_the_like_are_knobs(sampler):
     warm = evaluate(RLTestSetEvaluator(Stories(size=4), 6, temperature=1.0, seed=2), sampler)
     assert greedy["test/env/all/by_group/frac_mixed"] == 0
     assert warm["test/env/all/by_group/frac_mixed"] > 0.5
-
-
-def test_the_first_groups_of_the_latest_evaluation_are_kept(sampler):
-    evaluator = RLTestSetEvaluator(Stories(), max_tokens=2, num_groups_to_log=3, seed=0)
-    assert evaluator.last_groups == []
-    for _ in range(2):
-        evaluate(evaluator, sampler)
-        seen = [g.trajectories_G[0].transitions[0].ob.to_ints()[-1] for g in evaluator.last_groups]
-        assert seen == [300, 301, 302]
-        assert evaluator.last_tags == [["even"], ["odd"], ["even"]]
-    none = RLTestSetEvaluator(Stories(1), max_tokens=2, num_groups_to_log=0)
-    evaluate(none, sampler)
-    assert none.last_groups == []
 
 
 def test_episodes_are_written_to_a_store(sampler, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.envs.preference_envs import TournamentPattern, get_pairs, get_pairs_chunked
 from tinker_cookbook.rl.envs.tournament import mean_wins_minus_losses
 
@@ -36,20 +36,6 @@ def test_neighbourhoods_leave_nobody_alone(n, size, pattern):
         assert all(len(others) > 1 for others in met.values())
     # They are neighbours, and each meets every other of its neighbourhood.
     assert all(met[j] == others for others in met.values() for j in others)
-
-
-def test_pairs_of_six_in_threes():
-    expected = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]
-    assert get_pairs_chunked(6, ONE_WAY, 3) == expected
-
-
-def test_patterns_by_name():
-    assert TournamentPattern("all_pairs_both_ways") is BOTH_WAYS
-    assert get_pairs(2, "all_pairs_one_way") == [(0, 1)]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigurationError, match="did you mean 'all_pairs_one_way'"):
-        get_pairs(2, "all_pairs_oneway")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigurationError, match="matchup_group_size: got 1, expected at least 2"):
-        get_pairs_chunked(3, ONE_WAY, 1)
 
 
 @given(st.integers(2, 8), st.integers(2, 8), st.sampled_from(TournamentPattern), st.data())

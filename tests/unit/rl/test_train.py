@@ -265,21 +265,6 @@ def test_datasets_are_read_off_the_event_loop(stories_model, tmp_path, monkeypat
     assert "MainThread" not in seen
 
 
-def test_epochs_have_their_own_order(stories_model, tmp_path, monkeypatch):
-    seeds: list[int] = []
-    original = StoryDataset.set_epoch
-
-    def set_epoch(self, seed):
-        seeds.append(seed)
-        original(self, seed)
-
-    monkeypatch.setattr(StoryDataset, "set_epoch", set_epoch)
-    config = story_config(stories_model, tmp_path, {"num_batches": 1}, num_epochs=3, seed=5)
-    found = run(config)
-    assert [row["epoch"] for row in found] == [0, 1, 2]
-    assert seeds[-3:] == [5, 6, 7]
-
-
 def test_a_finished_run_is_left_alone_and_can_be_made_longer(stories_model, tmp_path, capsys):
     config = story_config(stories_model, tmp_path, {"num_batches": 4}, max_steps=2)
     run(config)

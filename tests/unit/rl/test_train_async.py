@@ -177,25 +177,6 @@ def test_a_group_that_is_too_old_when_it_is_done_is_replaced(tmp_path):
     assert found.metrics["async/groups_discarded"] == 2
 
 
-def test_a_finished_group_of_old_weights_is_trained_first(tmp_path):
-    config = async_config(tmp_path, k=1, groups=2)
-
-    async def go():
-        async with make_source(tmp_path, FakeWorker(config), config, 3) as source:
-            await run_steps(source, 1)
-            while len(source.finished()) < 2:
-                await asyncio.sleep(0.001)
-            source.update_weights(weights(1))
-
-            async def consume(groups):
-                pass
-
-            return await source.collect(1, weights(1), consume)
-
-    collected = asyncio.run(go())
-    assert {group.sampling_step for group in collected.groups} == {0}
-
-
 def test_k_of_zero_is_on_policy(tmp_path):
     config = async_config(tmp_path, k=0, groups=3)
     worker = FakeWorker(config)

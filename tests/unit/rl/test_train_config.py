@@ -128,29 +128,6 @@ class _MustNotBeBuilt(StoryDatasetBuilder):
         raise AssertionError("the dataset was built")
 
 
-def test_a_kl_penalty_with_reference_passes(stories_model, tmp_path):
-    reference = KLReferenceConfig(base_model=stories_model)
-    settings = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}
-    story_config(stories_model, tmp_path, **settings).check()
-    with pytest.raises(ConfigurationError, match="centred over the whole batch"):
-        story_config(stories_model, tmp_path, stream_minibatch_config=STREAM, **settings).check()
-    wrong = chz.replace(reference, load_checkpoint_path="tinker://run/000020")
-    with pytest.raises(ConfigurationError, match="sampler_path"):
-        story_config(
-            stories_model, tmp_path, kl_penalty_coef=0.1, kl_reference_config=wrong
-        ).check()
-
-
-def test_losses_that_need_settings_pass_with_them(stories_model, tmp_path):
-    for loss_fn, given in (
-        ("ppo", {"clip_high_threshold": 1.3}),
-        ("cispo", None),
-        ("dro", {"beta": 0.05}),
-        ("gspo", {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}),
-    ):
-        story_config(stories_model, tmp_path, loss_fn=loss_fn, loss_fn_config=given).check()
-
-
 def test_the_first_batch_must_fit_the_settings(stories_model, tmp_path):
     def check(groups: int, **settings) -> int:
         config = story_config(stories_model, tmp_path, {"groups_per_batch": groups}, **settings)
@@ -165,21 +142,6 @@ def test_the_first_batch_must_fit_the_settings(stories_model, tmp_path):
         check(0)
     # An asynchronous run makes its own batches.
     assert check(3, async_config=ASYNC, num_substeps=2) == 3
-
-
-def test_a_dataset_without_batches_is_refused(stories_model, tmp_path):
-    config = story_config(stories_model, tmp_path, {"num_batches": 0})
-    with pytest.raises(DataValidationError, match="has 0 batches"):
-        asyncio.run(train.main(config))
-
-
-def test_the_number_of_steps(stories_model, tmp_path):
-    config = story_config(stories_model, tmp_path, num_epochs=2)
-    assert train.count_steps(config, 5, 4) == 10
-    assert train.count_steps(chz.replace(config, max_steps=3), 5, 4) == 3
-    assert train.count_steps(chz.replace(config, max_steps=30), 5, 4) == 30
-    # 5 batches of 6 groups, twice, in updates of 4.
-    assert train.count_steps(chz.replace(config, async_config=ASYNC), 5, 6) == 15
 
 
 def test_the_config_survives_its_file(stories_model, tmp_path):

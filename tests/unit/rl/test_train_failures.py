@@ -15,13 +15,11 @@ import tinker
 from animal_stories import StoryDataset, StoryEnv, StoryGroupBuilder, story_config
 from rollout_samples import Group, Steps, hang
 from train_runs import adapter, run
-from trajectory_samples import group_of_rewards
 
 from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     BackendError,
     ConfigurationError,
-    DataValidationError,
     EvalGradingError,
     RendererError,
     TinkerCookbookError,
@@ -30,12 +28,10 @@ from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.sources import (
     BatchSource,
     PolicySnapshot,
-    RolloutGroup,
     RolloutWorker,
     problem_batches,
 )
 from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
-from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.async_utils import in_thread, run_in_daemon_thread
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
@@ -45,12 +41,6 @@ from tinker_cookbook.sandbox import SandboxInfrastructureError
 from tinker_cookbook.tool_use.execution import ToolUnavailableError
 from tinker_cookbook.utils.command_line.entrypoint import run_to_end
 from tinker_cookbook.utils.user_classes import accepts
-
-
-def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, tmp_path):
-    with pytest.raises(DataValidationError, match=r"StoryEnv.*reward is nan"):
-        run(story_config(stories_model, tmp_path, {"reward_for": "nan"}))
-
 
 BEFORE_THE_FIRST_TURN = r"test set, group \d: .* before its first"
 
@@ -111,35 +101,6 @@ def test_prompts_that_fill_the_context_end_their_episodes(stories_model, tmp_pat
         run(story_config(stories_model, tmp_path / "all", {"num_batches": 9}))
 
 
-def test_an_error_in_a_library_names_the_line_of_the_environment(tmp_path):
-    async def fault():
-        json.loads("x")
-
-    place = r"\(at .*test_train_failures.py:\d+, raised at .*decoder.py:\d+\); rollout_error_tol"
-    with pytest.raises(TinkerCookbookError, match=rf"batch 0, group 0: Steps, member 1.*{place}"):
-        collect(tmp_path, "sync", False, failing(fault))
-
-
-def test_sampling_is_shown_before_the_first_group_is_done(tmp_path):
-    shown: list[tuple[int, int]] = []
-    config = story_config("no-such-model", tmp_path)
-    worker = RolloutWorker(config, lambda done, total: shown.append((done, total)))
-    assert shown == []  # nothing is sampled yet
-    worker.begin(2)
-    worker.count(None)
-    assert shown == [(0, 2), (1, 2)]
-
-
-def test_a_few_solved_groups_are_no_solved_task(tmp_path, caplog):
-    reporter = Reporter.__new__(Reporter)
-    reporter._config, reporter._diagnosed = story_config("no-such-model", tmp_path), {}
-    solved = [RolloutGroup(0, i, result=group_of_rewards(1.0, 1.0)) for i in range(2)]
-    mixed = [RolloutGroup(0, 0, result=group_of_rewards(1.0, 0.0))]
-    for step, groups in enumerate([solved, mixed, *[solved] * 6]):
-        reporter._warn(step, groups, {})
-    assert [r.getMessage()[:7] for r in caplog.records] == ["step 6:"]
-
-
 def test_groups_that_cannot_be_played_are_left_out_and_counted(
     stories_model, tmp_path, monkeypatch
 ):
@@ -162,17 +123,6 @@ def test_groups_that_cannot_be_played_are_left_out_and_counted(
     assert [row["rollout_errors/groups_skipped"] for row in found] == [1, 1]
     assert [row["env/all/total_episodes"] for row in found] == [12, 12]
     assert [row["optim/num_steps"] for row in found] == [2, 2]
-
-
-def test_where_no_group_can_be_played_the_run_ends(stories_model, tmp_path):
-    config = story_config(
-        stories_model,
-        tmp_path,
-        {"reward_for": "error"},
-        rollout_error_tolerance=MinViableGroup(max_retries=0),
-    )
-    with pytest.raises(TinkerCookbookError, match="all 4 groups failed"):
-        run(config)
 
 
 @pytest.mark.parametrize("how", ["the request is refused", "the request is dropped"])

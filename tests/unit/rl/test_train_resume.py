@@ -9,7 +9,7 @@ import pytest
 import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.exceptions import CheckpointError, TrainingError
+from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.rl.loop.async_source import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.types import (
@@ -83,10 +83,6 @@ def test_the_file_is_plain_json(tmp_path):
     assert group["trajectories"][0]["transitions"][0]["ac"]["tokens"] == [7, 8]
 
 
-def test_no_file_is_no_state(tmp_path):
-    assert read_queue(tmp_path, 3) is None
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -114,8 +110,3 @@ def test_files_of_checkpoints_that_are_gone_are_removed(tmp_path):
             append_row(tmp_path / "checkpoints.jsonl", {"name": f"{step}", "batch": step})
     names = sorted(path.name for path in tmp_path.glob("async_queue_*"))
     assert names == ["async_queue_000001.jsonl", "async_queue_000003.jsonl"]
-
-
-def test_a_full_disk_is_said(tmp_path):
-    with pytest.raises(TrainingError, match="cannot be written"):
-        write_queue(tmp_path / "gone", 3, QueueState((0, 0), [], []))

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import re
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import tinker
 from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 
 from tinker_cookbook.completers import TinkerTokenCompleter
-from tinker_cookbook.exceptions import DataValidationError, TrainingError
+from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.advantages import compute_advantages
 from tinker_cookbook.rl.report.transcript_text import TokenText, plain
 from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log, member_log
@@ -166,11 +165,6 @@ def test_sentencepiece_keeps_the_space_between_prompt_and_answer(stories_model):
     assert plain(parts[1]).startswith(" ")
 
 
-def test_without_a_tokenizer_tokens_are_numbers(tmp_path: Path):
-    folder = write(tmp_path, [group_of(talk(("a", END, 1.0)))], tokenizer=None)
-    assert rows_of(folder)[0]["steps"][0]["action_text"] == f"[{encode(END)[0]}]"
-
-
 def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
     group = group_of(HINTS, talk((f"{ASK}number?", "  <b>\n7", 0.0)))
     groups = [group, answers(0.0, 0.0, 0.0), answers(1.0, 1.0)]
@@ -199,34 +193,6 @@ def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
     assert "cut off" in other
     assert "nothing to learn from" in page.by_id["group-1"]
     assert "TimeoutError: member 2" in page.by_id["group-1"]
-
-
-def test_members_that_begin_differently_each_show_their_prompt(tmp_path: Path):
-    group = group_of(talk(("one", f"a{END}", 0.0)), talk(("two", f"b{END}", 1.0)))
-    page = Page((write(tmp_path, [group]) / "train.html").read_text())
-    assert "one" in page.by_id["group-0-sample-0"]
-    assert "two" in page.by_id["group-0-sample-1"]
-
-
-def test_logs_that_repeat_prompt_or_answer_are_left_out_of_the_page(tmp_path: Path):
-    question = "what is " + "6 times 7, and why? " * 4
-    logs = {"question": question, "answer": "42", "reference": "42", "essay": "ab\n" * 30}
-    folder = write(tmp_path, [group_of(talk((f"{ASK}{question}", f"42{END}", 1.0, {}, logs)))])
-    sample = Page((folder / "train.html").read_text()).by_id["group-0-sample-0"]
-    assert question not in sample
-    assert sample.count("42") == 3  # short ones stay: the reference may agree with the answer
-    assert "logs: essay" in sample
-    assert rows_of(folder)[0]["steps"][0]["logs"] == logs
-
-
-def test_an_episode_without_a_turn_has_a_place(tmp_path: Path):
-    empty = Trajectory(
-        [], tinker.ModelInput.empty(), StopReason.CONTEXT_OVERFLOW, reward_without_turn=-0.5
-    )
-    folder = write(tmp_path, [group_of(empty, empty)])
-    assert "left no room" in Page((folder / "train.html").read_text()).by_id["group-0-sample-0"]
-    assert rows_of(folder)[0]["total_reward"] == -0.5
-    assert rows_of(folder)[0]["steps"] == []
 
 
 def test_what_environments_log_is_with_their_sample(tmp_path: Path):
@@ -267,56 +233,6 @@ def test_settings_say_which_files_there_are(tmp_path: Path):
     assert tree["root"]["tag"] == "body"
 
 
-def test_an_unfinished_step_keeps_its_finished_groups(tmp_path: Path):
-    writer = TranscriptWriter(tmp_path, tokenizer=tokenizer())
-    writer.write(5, "train", [None, answers(0.0, 1.0), None], [[], ["sums"], []])
-    writer.flush()  # without close, which a killed loop may not reach
-    folder = tmp_path / "iteration_000005"
-    assert [(row["group_idx"], row["traj_idx"]) for row in rows_of(folder)] == [(1, 0), (1, 1)]
-    assert "1 group of 3, the others were not finished" in (folder / "train.html").read_text()
-    writer.close()
-
-
-def test_a_step_without_any_group_has_empty_files(tmp_path: Path):
-    folder = write(tmp_path, [None])
-    assert rows_of(folder) == []
-    assert "No group was finished." in Page((folder / "train.html").read_text()).text
-
-
-def test_an_error_of_the_block_goes_before_one_of_writing(tmp_path: Path, caplog):
-    (tmp_path / "iteration_000003").write_text("in the way")
-
-    def run() -> None:
-        with TranscriptWriter(tmp_path) as writer:
-            writer.write(3, "train", [answers(0.0)], [[]])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert "cannot be written" in caplog.text
-
-
-def test_writing_again_replaces_whole_files(tmp_path: Path):
-    write(tmp_path, [answers(0.0, 1.0), answers(1.0)])
-    folder = write(tmp_path, [answers(0.5)])
-    assert [row["total_reward"] for row in rows_of(folder)] == [0.5]
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-def test_it_writes_in_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    threads = []
-    original = TokenText.episode
-
-    def record(self, trajectory):
-        threads.append(threading.current_thread())
-        return original(self, trajectory)
-
-    monkeypatch.setattr(TokenText, "episode", record)
-    write(tmp_path, [answers(0.0)])
-    assert threads
-    assert threading.main_thread() not in threads
-
-
 def test_files_that_cannot_be_written_are_an_error(tmp_path: Path):
     (tmp_path / "iteration_000003").write_text("in the way")
     writer = TranscriptWriter(tmp_path, tokenizer=tokenizer())
@@ -324,14 +240,6 @@ def test_files_that_cannot_be_written_are_an_error(tmp_path: Path):
     with pytest.raises(TrainingError, match="num_groups_to_log=0"):
         writer.flush()
     writer.close()
-
-
-def test_lists_of_different_lengths_are_named(tmp_path: Path):
-    with TranscriptWriter(tmp_path) as writer:
-        with pytest.raises(DataValidationError, match="'groups': 1, 'tags': 2"):
-            writer.write(0, "train", [answers(0.0)], [[], []])
-        with pytest.raises(DataValidationError, match="group 0 has 1 advantages for 2 members"):
-            writer.write(0, "train", [answers(0.0, 1.0)], [[]], [[0.0]])
 
 
 @pytest.mark.shared

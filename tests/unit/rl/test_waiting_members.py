@@ -8,7 +8,6 @@ import pytest
 import tinker
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.rl.rollouts import strategy
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollouts.strategy import FailFast, RetryOnFailure
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, StepResult
@@ -71,13 +70,6 @@ def test_a_member_that_waits_does_not_hold_up_the_others():
     result = run(pair)
     assert [len(t.transitions) for t in result.trajectories] == [3, 2]
     assert [env.ended for env in pair.envs] == [[False], [False]]
-
-
-def test_without_the_declaration_members_begin_after_a_while(monkeypatch, caplog):
-    monkeypatch.setattr(strategy, "FIRST_PROMPTS_SECONDS", 0.05)
-    result = run(Pair(declared=False))
-    assert [len(t.transitions) for t in result.trajectories] == [3, 2]
-    assert "waits_for_members = True" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [1, 2])

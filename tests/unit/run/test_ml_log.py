@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -14,12 +13,10 @@ from unittest.mock import MagicMock, call
 import chz
 import pandas
 import pytest
-from config_samples import FileBuilder, HubBuilder, Run
-from rich.console import Console
+from config_samples import FileBuilder, Run
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.config import load_config
-from tinker_cookbook.run.loggers import format_value
 from tinker_cookbook.run.ml_log import (  # the official path
     JsonLogger,
     Logger,
@@ -30,7 +27,6 @@ from tinker_cookbook.run.ml_log import (  # the official path
     WandbLogger,
     start_logging,
 )
-from tinker_cookbook.utils.error_logs import FewOfAKind, configure_logging_module, only_to_file
 
 
 def rows(folder: Path) -> list[dict]:
@@ -92,61 +88,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path)
     assert (tmp_path / "metrics.jsonl.pre_resume_000000").exists()
 
 
-def test_the_configuration_before_is_kept(tmp_path):
-    first, second = (Run(dataset_builder=builder()) for builder in (FileBuilder, HubBuilder))
-    for config in (first, first, second):
-        start_logging(tmp_path, config=config).close()
-    assert load_config(tmp_path) == second
-    assert load_config(tmp_path / "config.previous.json") == first
-    assert not (tmp_path / "config.previous.json_1").exists()
-
-
-def test_what_cannot_be_rebuilt_is_said(tmp_path):
-    config = Run(dataset_builder=FileBuilder(), map_fn=lambda row: row)
-    start_logging(tmp_path, config=config).close()
-    assert "WARNING" in (tmp_path / "logs.log").read_text()
-    assert "map_fn cannot be rebuilt" in (tmp_path / "logs.log").read_text()
-
-
-def test_an_unwritable_folder_is_found_first(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"log_path=.*file/run cannot be written"):
-        start_logging(tmp_path / "file" / "run", wandb_project="never reached")
-
-
-def test_a_second_setup_replaces_the_handlers(tmp_path):
-    before = list(logging.getLogger().handlers)
-    start_logging(tmp_path / "a")
-    log = start_logging(tmp_path / "b")
-    logging.info("only in b")
-    log.close()
-    assert "only in b" not in (tmp_path / "a" / "logs.log").read_text()
-    assert "only in b" in (tmp_path / "b" / "logs.log").read_text()
-    assert logging.getLogger().handlers == before
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a disk without room")
-def test_messages_that_find_no_room_are_told_of_once(capsys):
-    stop = configure_logging_module("/dev/full")
-    logging.getLogger("one").info("first")
-    logging.getLogger("one").info("second")
-    stop()
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert said.count("/dev/full misses messages from here on: No space left") == 1
-    assert "one: first" in said
-    assert "one: second" in said
-
-
-def test_step_inside_the_metrics_must_agree(tmp_path):
-    log = JsonLogger(tmp_path)
-    log.log_metrics({"step": 3, "a": 1}, 3)
-    log.log_metrics({"a": 2})
-    with pytest.raises(DataValidationError, match="contain step=4 but are logged for step=3"):
-        log.log_metrics({"step": 4}, 3)
-    assert rows(tmp_path) == [{"step": 3, "a": 1}, {"a": 2}]
-
-
 class MemoryStore:
     """The part of a run's store that a logger uses."""
 
@@ -206,28 +147,6 @@ def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):
     (tmp_path / "patch").write_text(mine)
     git("apply", str(tmp_path / "patch"))
     assert (repo / "a.py").read_text() == "x = 2\n"
-
-
-def test_a_table_on_a_terminal():
-    out = io.StringIO()
-    log = PrettyPrintLogger(Console(file=out, width=60, force_terminal=True, color_system=None))
-    log.log_metrics({"test/nll": 1.25, "train_mean_nll": 2.0}, 3)
-    shown = out.getvalue()
-    assert "step 3" in shown
-    assert shown.index("train_mean_nll") < shown.index("test/nll")
-    assert "1.250" in shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.000123456, "0.0001235"), (1e-5, "1.000e-05"), (0.5, "0.5000"), (12345, "12,345"),
-        (1234.5678, "1,235"), (3.0, "3"), (-2.34567, "-2.346"), (True, "True"), ("x", "x"),
-        (float("inf"), "inf"), (1e20, "1.000e+20"), (0.0, "0"), (99999.9, "100,000"),
-    ],
-)  # fmt: skip
-def test_numbers_are_short(value, shown):
-    assert format_value(value) == shown
 
 
 class Note(Logger):
@@ -307,49 +226,6 @@ def logged_steps(file: Path) -> list[int]:
     return steps
 
 
-def test_wandb_without_a_key_says_what_to_do(tmp_path):
-    program = (
-        "import sys\n"
-        "from tinker_cookbook.run.ml_log import start_logging\n"
-        f"start_logging({str(tmp_path / 'run')!r}, wandb_project='p')\n"
-    )
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "ConfigurationError: Weights & Biases cannot start (wandb_project=p)" in done.stderr
-    assert "WANDB_MODE=offline, or leave wandb_project out" in done.stderr
-
-
-def test_wandb_damaged_id_file_is_named(tmp_path):
-    (tmp_path / "wandb_run.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"wandb_run\.json is damaged"):
-        WandbLogger("p", log_dir=tmp_path)
-
-
-def test_wandb_loggers_without_a_folder_are_separate_runs(tmp_path, monkeypatch):
-    import wandb
-
-    monkeypatch.chdir(tmp_path)
-    ids = iter(["run-1", "run-2"])
-    given = []
-
-    class Run:
-        def __init__(self, **settings):
-            given.append(settings)
-            self.id = settings["id"] or next(ids)
-
-        def define_metric(self, *names, **axes):
-            pass
-
-    monkeypatch.setattr(wandb, "init", Run)
-    assert [WandbLogger("p").run_id, WandbLogger("p").run_id] == ["run-1", "run-2"]
-    assert [settings["id"] for settings in given] == [None, None]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_importing_the_utilities_loads_nothing_heavy():
     program = (
         "import sys\n"
@@ -389,20 +265,3 @@ def test_neptune_and_trackio_get_what_their_clients_take(monkeypatch):
         call().log({"loss": 1.0}, step=3),
         call().finish(),
     ]
-
-
-def test_a_console_shows_few_messages_of_a_kind():
-    now = 0.0
-    console = FewOfAKind(lambda: now)
-
-    def shows(text: str, name: str = "a", **extra: bool) -> bool:
-        record = logging.LogRecord(name, logging.WARNING, "f", 1, text, (), None)
-        record.__dict__.update(extra)
-        return console.filter(record)
-
-    assert [shows("tool %s failed") for _ in range(5)] == [True] * 3 + [False] * 2
-    assert shows("tool %s failed", "b")
-    assert shows("another")
-    assert not shows("only for the file", "a", **only_to_file())
-    now = 11.0
-    assert shows("tool %s failed")

@@ -71,38 +71,6 @@ def test_a_new_run_without_a_row_brings_the_old_one_back(run, capsys):
     assert "holds the old run again" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_what_a_failed_first_iteration_wrote_is_kept_too(run):
-    def fail() -> None:
-        with log_dir_of_run(run, "delete"):
-            (run / "config.json").write_text('{"_type": "recipes.rl_basic:CLIConfig"}')
-            (run / "iteration_000000").mkdir()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert is_old(run)
-    assert hidden(run) == ["run.unfinished"]
-    assert (run.with_name("run.unfinished") / "iteration_000000").is_dir()
-
-
-def test_a_program_that_writes_no_rows_keeps_both(run):
-    with log_dir_of_run(run, "delete"):
-        (run / "results.json").write_text("{}")
-    assert (run / "results.json").exists()
-    assert is_old(run.parent / hidden(run)[0])
-
-
-@pytest.mark.parametrize("behavior", ["delete", "resume"])
-def test_a_second_try_in_the_same_process(run, behavior):
-    check_log_dir(run, "delete")  # and the program's own error before the first row
-    check_log_dir(run, behavior)
-    if behavior == "delete":
-        assert list(run.iterdir()) == []
-        new_run(run, rows=1)
-    assert is_old(run) == (behavior == "resume")
-    assert hidden(run) == []
-
-
 PROGRAM = """
 import os, signal, sys
 from tinker_cookbook.cli_utils import check_log_dir
@@ -123,12 +91,6 @@ def run_program(run: Path, how: str) -> int:
     ).returncode
 
 
-def test_a_program_that_only_calls_check_log_dir(run):
-    assert run_program(run, "error") == 1
-    assert is_old(run)
-    assert hidden(run) == []
-
-
 @pytest.mark.parametrize("behavior", ["resume", "delete", "raise"])
 def test_after_kill_9_the_next_start_finds_the_old_run(run, behavior):
     assert run_program(run, "kill") == -signal.SIGKILL
@@ -144,14 +106,6 @@ def test_after_kill_9_the_next_start_finds_the_old_run(run, behavior):
             raise ConfigurationError("and fails again")
     assert is_old(run)
     assert hidden(run) == []
-
-
-def test_after_kill_9_with_a_row_the_old_run_is_gone(run):
-    assert run_program(run, "row") == -signal.SIGKILL
-    assert len(hidden(run)) == 1
-    check_log_dir(run, "resume")
-    assert hidden(run) == []
-    assert not is_old(run)
 
 
 def test_two_starts_at_once(run):

@@ -82,18 +82,3 @@ def test_a_worker_that_ends_does_not_free_the_lock_of_its_parent(tmp_path):
             os._exit(0)
         os.waitpid(child, 0)
         assert lock_holder(tmp_path) is not None
-
-
-def test_one_process_cannot_run_twice_either(tmp_path):
-    with (
-        RunLock(tmp_path),
-        pytest.raises(ConfigurationError, match=f"pid {os.getpid()}"),
-        RunLock(tmp_path),
-    ):
-        pass
-
-
-def test_absent_folder_has_no_holder_and_is_made(tmp_path):
-    assert lock_holder(tmp_path / "new") is None
-    with RunLock(tmp_path / "new"):
-        assert (tmp_path / "new").is_dir()

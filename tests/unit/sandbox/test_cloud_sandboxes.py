@@ -12,11 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError, SandboxError
+from tinker_cookbook.exceptions import SandboxError
 from tinker_cookbook.sandbox import (
     ModalSandbox,
     ModalSandboxPool,
-    SandboxBackend,
     SandboxFusionClient,
     SandboxInterface,
     SandboxTerminatedError,
@@ -173,12 +172,6 @@ def test_modal_pool_uses_each_sandbox_once(modal, monkeypatch):
     asyncio.run(main())
 
 
-def test_without_modal_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "modal", None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[modal\]"):
-        asyncio.run(ModalSandbox.create())
-
-
 @pytest.fixture
 def fusion():
     """A server that answers each request with the next of ``answers``."""
@@ -232,7 +225,3 @@ def test_fusion_client_tells_program_and_server_failures_apart(fusion):
     ok, answer = asyncio.run(client.run("", {}, 1))
     assert not ok
     assert "127.0.0.1:1" in answer["error"]
-
-
-def test_the_backends_have_their_official_names():
-    assert [str(backend) for backend in SandboxBackend] == ["local", "sandboxfusion", "modal"]

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -208,35 +206,6 @@ def test_wrong_programs_fail(grader):
     for (code, tests), grade in zip(cases.values(), asyncio.run(grade_all()), strict=True):
         passed = [case for case, test in zip(tests, grade.tests, strict=True) if test.passed]
         assert passed == [], code
-
-
-def test_floats_that_are_returned_agree_like_those_that_are_printed(grader):
-    program = "def f(x): return x"
-    values = [
-        (0.1 + 0.2, 0.3),
-        (0.333333, 1 / 3),
-        ([0.1 + 0.2, 1], [0.3, 1.0]),
-        ((1, [2.0000001]), [1, [2]]),
-        ({"a": 0.1 + 0.2}, {"a": 0.3}),
-        (1e12 + 1.0, 1e12),
-        (2, 2.0),
-        (float("inf"), float("inf")),
-        (Decimal("0.5"), 0.5),
-        (Fraction(1, 2), 0.5),
-        (10**5000, 10**5000),
-    ]
-    tests = [CallTest("f", [got], expected) for got, expected in values]
-    assert failures(grader, {"f": (program, tests)}) == {}
-
-
-def test_a_test_has_one_limit_of_time_for_all_its_calls(grader):
-    program = "def f(x):\n    while True: yield x\ndef g(x): return x"
-    tests = ["assert list(f(3)) == [1]", "assert g(1) == 1"]
-    with PythonGrader(tier=grader.tier, workers=1, test_seconds=0.3) as hurried:
-        grade = hurried.grade_sync(program, tests)
-    assert [test.passed for test in grade.tests] == [False, True]
-    assert "did not return in time" in grade.tests[0].message
-    assert grade.tests[0].seconds < 8
 
 
 @pytest.mark.slow

@@ -21,14 +21,6 @@ def test_addresses_of_the_hosted_service_are_refused_with_the_reason(caller, add
     assert caller(None).http.request(method, asked, json={}).status_code == 401
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_an_unknown_address_is_named(caller, method):
-    answer = caller().http.request(method, "no/such/thing")
-    assert answer.status_code == 404
-    assert f"{method} /api/v1/no/such/thing: this server has no such" in answer.json()["detail"]
-    assert caller(None).http.request(method, "no/such/thing").status_code == 401
-
-
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
@@ -50,15 +42,6 @@ def test_a_wrong_method_of_a_known_address_gets_405(caller, method, path, allowe
         assert response.json()["error"]["type"] == "invalid_request_error"
     else:
         assert response.json() == {"detail": message}
-
-
-def test_projects_are_not_passed_over_in_silence(caller):
-    status, said = caller().get("training_runs?project_id=p")
-    assert status == 400
-    assert "has no projects" in said["detail"]
-    _, begun = caller().post("create_session", project_id="p")
-    assert "has no projects" in begun["warning_message"]
-    assert "warning_message" not in caller().post("create_session")[1]
 
 
 def test_samples_that_record_stability_information_name_their_sequences(caller, stories_model):

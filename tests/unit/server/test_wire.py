@@ -20,7 +20,6 @@ from tinker_cookbook.server.wire import (
     SampleEncoder,
     model_input,
     read_pass,
-    refused_pass,
 )
 
 
@@ -69,18 +68,6 @@ def request(**fields):
     return read_pass(
         message.SerializeToString(), "application/x-protobuf", "", 1 << 20, forward=False
     )
-
-
-def test_a_config_may_hold_numbers_and_texts():
-    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=3, loss_fn="ppo")
-    message.loss_fn_config["old"] = 1.5
-    message.loss_fn_config_v2["text"].text = "x"
-    message.loss_fn_config_v2["number"].number = 2
-    body = message.SerializeToString()
-    found = read_pass(body, "application/x-protobuf", "", 1 << 20, forward=False)
-    assert found.loss_fn_config == {"old": 1.5, "text": "x", "number": 2.0}
-    assert found.backward
-    assert (found.model_id, found.seq_id) == ("m", 3)
 
 
 @pytest.mark.parametrize(
@@ -154,21 +141,6 @@ def test_a_packed_body_cannot_grow_beyond_the_limit():
         read_pass(packed, "application/x-protobuf", "zstd", 1 << 20, forward=False)
 
 
-def test_the_beginning_of_a_body_says_whose_it_is():
-    row = {"model_input": [{"encoded_text": {"tokens": b"\0" * 4000}}]}
-    for name, number in (("m", 3), ("20261122-094501-1f0e2a7c:train:0", 1234567), ("é" * 140, 1)):
-        message = tinker_public_pb2.ForwardBackwardRequest(model_id=name, seq_id=number, data=[row])
-        error = MemoryError("full")
-        found = refused_pass(message.SerializeToString()[:1024], error, backward=True)
-        assert (found.model_id, found.seq_id, found.error) == (name, number, error)
-    for part in (b'{"model_id": "m", "seq_id": 3, "x"', b'[1]}, "seq_id":3,"model_id":"m"}'):
-        found = refused_pass(part, MemoryError("full"), backward=False)
-        assert (found.model_id, found.seq_id, found.backward) == ("m", 3, False)
-    for part in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3'):
-        with pytest.raises(MemoryError):
-            refused_pass(part, MemoryError("full"), backward=True)
-
-
 def test_the_sparse_tensors_of_a_pass_have_one_bound():
     rows = {"crow_indices": b"\0" * 16, "col_indices": b"", "values": b""}
     wide = {"sparse_csr": rows, "dtype": 2, "shape": [1, 50_000]}
@@ -200,11 +172,6 @@ def json_pass(**tensor):
     datum = {"model_input": {"chunks": []}, "loss_fn_inputs": {"weights": tensor}}
     asked = {"model_id": "m", "forward_input": {"data": [datum], "loss_fn": "cross_entropy"}}
     return read_pass(json.dumps(asked).encode(), "application/json", "", 1 << 20, forward=True)
-
-
-def test_sparse_rows_become_dense_ones():
-    (example,) = json_pass(**GOOD, sparse_col_indices=[2, 0]).data
-    np.testing.assert_array_equal(example.inputs["weights"], [[0, 0, 1], [2, 0, 0]])
 
 
 @pytest.mark.parametrize(

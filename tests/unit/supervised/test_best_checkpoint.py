@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from pathlib import Path
 
 import chz
@@ -14,7 +13,6 @@ from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.best import BestEvaluation
-from tinker_cookbook.run.jsonl import append_row, read_rows
 from tinker_cookbook.supervised import train
 
 VALUES = {0: 0.5, 1: 0.4, 2: 0.3, 3: 0.6, 4: 0.7, 5: 0.35, 6: 0.2, 7: 0.9, 8: 0.9}
@@ -98,12 +96,6 @@ def test_the_best_of_a_rising_and_falling_metric(tmp_path, stories_model, capsys
     # 0.6 after step 3 was the best for one step, and its weights are gone.
     assert best.batch == 4
     assert not saved(str(best.sampler_path).replace("000004", "000003"))
-
-
-def test_off_by_default(tmp_path, stories_model):
-    plain = config(stories_model, tmp_path, best_metric=None, num_epochs=1)
-    run(plain)
-    assert [line.name for line in load_checkpoints_file(plain.log_path)] == ["final"]
 
 
 def test_an_early_stop_and_what_continues_it(tmp_path, stories_model, capsys):
@@ -201,19 +193,3 @@ def test_nan_is_never_the_best():
     assert not best.update(2, {"a": float("nan")})
     assert not best.update(3, {"b": 1.0})
     assert (best.step, best.without, best.exhausted) == (1, 1, False)
-
-
-def test_a_resumed_run_reads_nan_and_infinity_from_its_rows(tmp_path):
-    path, values = tmp_path / "metrics.jsonl", [math.inf, math.nan, 1.0, math.nan, math.inf]
-    run_one, resumed = BestEvaluation("a", "min", 9), BestEvaluation("a", "min", 9)
-    for step, value in enumerate(values):
-        run_one.update(step, {"a": value})
-        append_row(path, {"step": step, "a": value})
-        append_row(path, {"step": step, "b": value})
-    # Only the infinity before the number is an improvement.
-    resumed.restore(read_rows(path)[:3])
-    assert (resumed.value, resumed.without) == (math.inf, 1)
-    resumed.restore(read_rows(path)[4:])
-    assert resumed == run_one
-    resumed.restore([{"step": 5, "a": None}])
-    assert resumed.without == run_one.without + 1

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import os
-import pickle
 import re
 import subprocess
 import sys
-import time
 
-import chz
 import pytest
 
 from tinker_cookbook.exceptions import (
-    ConfigurationError,
     DataFormatError,
     DataValidationError,
     TinkerCookbookError,
 )
 from tinker_cookbook.renderers import ToolCall, TrainOnWhat
-from tinker_cookbook.supervised.common import count_loss_tokens
 from tinker_cookbook.supervised.conversation_file import (
     FromConversationFileBuilder,
     read_conversations,
@@ -171,21 +165,6 @@ def test_a_bad_line_is_named_by_file_and_number(write_jsonl, line, word):
         read_conversations(path)
 
 
-def test_trainable_must_be_a_boolean(write_jsonl):
-    row = {"messages": [{"role": "assistant", "content": "x", "trainable": "yes"}]}
-    with pytest.raises(DataFormatError, match=r":1: messages\[0\].trainable: got 'yes'"):
-        read_conversations(write_jsonl(row), TrainOnWhat.CUSTOMIZED)
-
-
-def test_a_line_that_is_not_utf8_is_named(tmp_path):
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(GOOD.encode() + b'\n{"messages": "gr\xfc\xdfe"}\n')
-    with pytest.raises(
-        DataFormatError, match=r"latin\.jsonl:2: not UTF-8 .*at byte 16 of the line"
-    ):
-        read_conversations(path)
-
-
 def test_missing_empty_and_unreadable_files(tmp_path):
     with pytest.raises(DataValidationError, match=r"no\.jsonl: there is no such file \(searched"):
         read_conversations(tmp_path / "no.jsonl")
@@ -197,24 +176,6 @@ def test_missing_empty_and_unreadable_files(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 99)[:40])
     with pytest.raises(DataValidationError, match=r"cut\.jsonl\.gz: the file cannot be read"):
         read_conversations(tmp_path / "cut.jsonl.gz")
-
-
-def test_keys_that_are_not_read_are_said_once(write_jsonl, caplog):
-    row = {"messages": [{**message, "mood": "fine", "gone": None} for message in dialogue()]}
-    with caplog.at_level(logging.WARNING):
-        read_conversations(write_jsonl(row, row))
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert said[0].endswith("message keys that are not read: mood (4)")
-
-
-def test_ten_thousand_rows_take_less_than_a_second(write_jsonl):
-    path = write_jsonl(
-        *[{"messages": dialogue(f"question {i}", "answer " * 40)} for i in range(10_000)]
-    )
-    start = time.process_time()
-    assert len(read_conversations(path)) == 10_000
-    assert time.process_time() - start < 1.0
 
 
 def test_the_held_out_part_is_drawn_by_seed_and_never_trained(tokenizer_folder, write_jsonl):
@@ -268,32 +229,6 @@ def test_impossible_settings_are_refused(tokenizer_folder, write_jsonl, settings
     path = write_jsonl({"messages": dialogue()}, {"messages": dialogue()})
     with pytest.raises(TinkerCookbookError, match=word):
         builder(tokenizer_folder, path, **settings)()
-
-
-def test_settings_are_checked_before_the_tokenizer_is_looked_for(write_jsonl):
-    path = write_jsonl({"messages": dialogue()})
-    settings = {"model_name_for_tokenizer": "nowhere/nothing", "renderer_name": "nope"}
-    with pytest.raises(ConfigurationError, match="batch_size"):
-        ChatDatasetBuilderCommonConfig(**settings, batch_size=0)
-    common = ChatDatasetBuilderCommonConfig(**settings, batch_size=1)
-    with pytest.raises(ConfigurationError, match="renderer_name: got 'nope'"):
-        FromConversationFileBuilder(common_config=common, file_path=str(path))()
-
-
-def test_a_builder_is_plain_data(tokenizer_folder, write_jsonl):
-    path = write_jsonl({"messages": dialogue()}, {"messages": dialogue()})
-    made = builder(tokenizer_folder, path, test_size=1, batch_size=1)
-    made()
-    assert set(chz.asdict(made)) == {
-        "common_config",
-        "file_path",
-        "test_file_path",
-        "test_size",
-        "shuffle_seed",
-    }
-    again = pickle.loads(pickle.dumps(made))
-    assert again == made
-    assert count_loss_tokens(again()[0].get_batch(0)[0]) > 0
 
 
 def test_importing_loads_no_heavy_library():

@@ -13,7 +13,6 @@ import pytest
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import data_report
-from tinker_cookbook.supervised.conversation_file import ConversationRows, chat_dataset
 from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.near_duplicates import similar_texts
@@ -121,18 +120,6 @@ def test_loss_tokens_by_role(tmp_path, tokenizer_folder, what):
     assert sum(found.values()) == total
 
 
-def test_a_sample_says_so(tmp_path, tokenizer_folder, monkeypatch):
-    monkeypatch.setattr(data_report, "MAX_TEXTS", 30)
-    rows = [dialogue(f"Question {i}?", "Yes.") for i in range(100)]
-    made = builder(tokenizer_folder, write(tmp_path, rows))
-    report = make_report(made()[0], None, 10)
-    assert report is not None
-    assert (report.train.rows, report.train.rows_rendered) == (100, 10)
-    assert 30 <= report.train.rows_read <= 40
-    assert "texts of" in report.lines()[1]
-    assert "tokens of 10" in report.lines()[1]
-
-
 def test_a_row_that_cannot_be_rendered_is_named_before_training(tmp_path, tokenizer_folder):
     call = [{"function": {"name": "f", "arguments": "{}"}}]
     rows = [dialogue("a", "b")] * 2
@@ -140,19 +127,6 @@ def test_a_row_that_cannot_be_rendered_is_named_before_training(tmp_path, tokeni
     made = builder(tokenizer_folder, write(tmp_path, rows))
     with pytest.raises(DataError, match=r"train\.jsonl:3 of the training data: .*tool"):
         make_report(made()[0], None)
-
-
-def test_real_rows_in_a_table(shared_dir, tokenizer_folder):
-    path = shared_dir / "data" / "gsm8k" / "train.jsonl"
-    rows = [json.loads(line) for line in path.open()][:500]
-    made = builder(tokenizer_folder, path)
-    table = ConversationRows(rows, "gsm8k", lambda: made.renderer)
-    begun = time.monotonic()
-    report = make_report(chat_dataset(made, table, 1), None, 50)
-    assert report is not None
-    assert time.monotonic() - begun < 5
-    assert (report.train.rows_read, report.train.rows_rendered) == (500, 50)
-    assert report.train.duplicates == 0
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])
@@ -220,23 +194,6 @@ def test_planted_duplicates_are_found_among_real_questions(shared_dir):
     for i, similarity in expected.items():
         assert found[i].similarity == pytest.approx(similarity)
         assert found[i].index == planted[i]
-
-
-def test_exact_copies_are_found_among_texts_with_a_long_common_instruction():
-    instruction = " ".join(f"w{i}" for i in range(300))
-    texts = [f"{instruction} {i} plus {i * 7 % 101}" for i in range(500)]
-    found = similar_texts([*texts[::5], f"{instruction} 500 plus 1"], texts)
-    assert [(p.query, p.index) for p in found[:-1]] == [(i, 5 * i) for i in range(100)]
-    assert all(p.similarity == 1 for p in found[:-1])
-    assert found[-1].similarity < 1
-
-
-def test_languages_without_spaces_and_texts_without_words():
-    chinese = "我们今天去公园散步，然后回家吃饭。"
-    texts = ["", "!!!", chinese.replace("今天", "明天"), "hi"]
-    found = similar_texts([chinese, "???", "Hi!"], texts)
-    assert [(p.query, p.index) for p in found] == [(0, 2), (2, 3)]
-    assert similar_texts([], texts) == similar_texts(["a"], []) == []
 
 
 @pytest.mark.slow  # 15 seconds

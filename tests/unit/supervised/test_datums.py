@@ -21,7 +21,6 @@ from tinker_cookbook.supervised.common import (
     data_from_examples,
     datum_from_model_input_weights,
     datum_from_tokens_weights,
-    tokens_of,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -155,23 +154,6 @@ def test_images_are_read_and_never_predicted():
     shifted, targets = create_rightshifted_model_input_and_leftshifted_targets(model_input)
     assert [chunk.length for chunk in shifted.chunks] == [2, 3, 2, 2]
     assert targets == [2, 0, 0, 0, 0, 0, 5, 6, 7]
-
-
-def test_a_weight_on_an_image_is_named():
-    model_input = tinker.ModelInput(chunks=[text(1), image(2), text(3)])
-    with pytest.raises(DataValidationError, match=r"weights\[2\]: got 1.0 at a position"):
-        datum_from_model_input_weights(model_input, [0, 0, 1, 1])
-    with pytest.raises(DataValidationError, match="got chunks of type image, expected"):
-        tokens_of(model_input)
-
-
-def test_shift_of_a_model_input():
-    shifted = create_rightshifted_model_input_and_leftshifted_targets(
-        tinker.ModelInput.from_ints([3, 1, 4])
-    )
-    assert (shifted[0].to_ints(), shifted[1]) == ([3, 1], [1, 4])
-    with pytest.raises(DataValidationError, match="got 1 tokens, expected at least 2"):
-        create_rightshifted_model_input_and_leftshifted_targets(tinker.ModelInput.from_ints([3]))
 
 
 def test_mean_nll_is_weighted_over_all_tokens_at_once():

@@ -14,7 +14,6 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.supervised.arrow_rows import stream_without_nulls
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder, load_hf_dataset
 from tinker_cookbook.supervised.mixtures import (
     HFDatasetSource,
@@ -72,12 +71,6 @@ def test_without_hub_and_cache_the_way_out_is_named_in_seconds(no_hub, empty_cac
     assert constants.HF_HUB_OFFLINE is False
 
 
-def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_name(tmp_path):
-    for path in (str(tmp_path / "nowhere"), "nowhere.jsonl"):
-        with pytest.raises(DataValidationError, match=r"there is no file or folder .*nowhere"):
-            load_hf_dataset(path, "train")
-
-
 def test_local_rows_are_not_unified_into_columns(tmp_path):
     rows = [row("a"), {"messages": [{"role": "user", "content": [{"type": "text", "text": "b"}]}]}]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -114,11 +107,6 @@ def test_bad_local_files(tmp_path, name, content, split, error, word):
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=word):
         load_hf_dataset(str(tmp_path / name), split)
-
-
-def test_named_configurations_belong_to_the_hub(tmp_path):
-    with pytest.raises(DataValidationError, match="name: got 'main', but"):
-        load_hf_dataset(str(tmp_path), "train", "main")
 
 
 def test_no_robots_from_a_local_copy(tmp_path, tokenizer_folder):
@@ -197,12 +185,6 @@ def test_impossible_mixtures_are_refused(tokenizer_folder, two_files, change, wo
         mixture(tokenizer_folder, **{"sources": two_files, **change})()
 
 
-def test_a_message_field_that_is_not_there_is_named(tokenizer_folder, two_files):
-    sources = [chz.replace(two_files[0], message_field="chat")]
-    with pytest.raises(DataFormatError, match=r"sources\[0\].message_field: got 'chat'.*messages"):
-        mixture(tokenizer_folder, sources)()[0].get_batch(0)
-
-
 def test_a_mixture_of_tables_is_a_table_with_their_rows(tokenizer_folder, tmp_path):
     """Callers of the official builder use methods of ``datasets.Dataset``."""
     import datasets
@@ -222,13 +204,3 @@ def test_a_mixture_of_tables_is_a_table_with_their_rows(tokenizer_folder, tmp_pa
     assert found == ["a0", "a2", "a3", "a4", "a5", "b0", "b2"]
     assert sorted(train.hf_dataset.column_names) == ["label", "messages"]
     assert len(questions(train, made.tokenizer)) == 5
-
-
-def test_streams_of_tables_have_no_invented_nulls():
-    import datasets
-
-    rows = [{"m": {"a": 1}, "n": None}, {"m": {"b": 2}, "n": None}]
-    stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
-    assert list(stream_without_nulls(stream)) == rows
-    meant = datasets.IterableDataset.from_generator(lambda: iter([{"m": {"a": None}}]))
-    assert list(stream_without_nulls(meant)) == [{"m": {"a": None}}]

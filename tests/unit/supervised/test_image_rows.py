@@ -28,7 +28,6 @@ from tinker_cookbook.preference.preference_datasets import (
 )
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.supervised.conversation_file import ConversationRows, read_conversations
-from tinker_cookbook.supervised.data_report import make_report
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -172,21 +171,6 @@ def test_marks_keep_their_places(vision_tokenizer, folder):
     assert "HTML's <image>." in shown[4]
 
 
-def test_the_report_counts_images(vision_tokenizer, folder):
-    Image.new("RGB", (64, 64), "blue").save(folder / "b.png")
-    rows = [image(FILE), image("b.png"), image(FILE)]
-    lines = [json.dumps({"messages": messages}) for messages in rows]
-    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "test.jsonl").write_text(lines[1].replace("What?", "What is it?") + "\n")
-    builder = ChatDataBuilder(common_config=common(vision_tokenizer), file_path=str(folder))
-    report = make_report(*builder())
-    tokens = [d.model_input.chunks[1].length for i in range(3) for d in builder()[0].get_batch(i)]
-    assert (report.train.images, report.train.image_tokens) == (3, sum(tokens))
-    assert f"3 with {sum(tokens)} tokens" in "\n".join(report.lines())
-    # The same question about another image is another row.
-    assert (report.train.duplicates, report.test_same, report.test_similar) == (1, 0, 0)
-
-
 BAD = {
     "missing": (image("no.png"), {}, r"messages\[0\].content\[0\].*no\.png"),
     "damaged": (image("pictures/half.png"), {}, "cannot be read as an"),
@@ -239,15 +223,6 @@ def test_a_wrong_renderer_is_named_with_what_fits(
     fits = f"{said}.*expected renderer_name=qwen3_vl_instruct, which fits .*or no renderer_name"
     with pytest.raises((DataError, ConfigurationError), match=fits):
         builder()[0].get_batch(0)
-
-
-def test_a_model_without_image_processor_is_named(tokenizer_folder, folder):
-    row = {"image": FILE, "question": "What?", "answer": "red"}
-    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    config = common(tokenizer_folder("qwen3"))
-    builder = ChatDataBuilder(common_config=config, file_path=str(folder / "rows.jsonl"))
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: messages\[0\].*lacks preproc"):
-        builder()
 
 
 PAIRS = {

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 
-import numpy as np
 import pytest
-import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator, SamplerNLLEvaluator
@@ -118,21 +115,3 @@ def test_all_requests_are_submitted_before_the_first_is_awaited(client, examples
 
     asyncio.run(NLLEvaluator(data_of(examples), batch_size=2)(Recorder()))
     assert events == ["submit 2", "submit 1", "await", "await"]
-
-
-def test_data_without_anything_to_score_are_refused(examples):
-    untrained = datum_from_tokens_weights([1, 2, 3], [0.0, 0.0, 0.0])
-    for data, count in (([], 0), ([untrained], 1)):
-        with pytest.raises(DataValidationError, match=f"dev data: got {count} examples without"):
-            NLLEvaluator(data, name="dev")
-    with pytest.raises(ConfigurationError, match="batch_size: got 0, expected at least 1"):
-        NLLEvaluator(data_of(examples), batch_size=0)
-    many_targets = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints([1, 2]),
-        loss_fn_inputs={
-            "target_tokens": np.array([[1, 2], [3, 4]]),
-            "weights": np.ones((2, 2), dtype=np.float32),
-        },
-    )
-    with pytest.raises(DataValidationError, match=r"data\[0\].target_tokens: got shape \(2, 2\)"):
-        NLLEvaluator([many_targets])

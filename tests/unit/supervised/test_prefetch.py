@@ -9,7 +9,6 @@ import traceback
 
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised.prefetch import Prefetcher
 
 
@@ -85,68 +84,6 @@ def test_an_error_is_raised_at_its_item_with_the_traceback_of_its_origin():
     assert "breaks_here" in asyncio.run(run())
 
 
-def test_close_stops_the_thread_and_prepares_nothing_more():
-    made = []
-
-    def items():
-        for i in range(1000):
-            made.append(i)
-            yield i
-
-    ahead = Prefetcher(items(), depth=2)
-    next(ahead)
-    ahead.close()
-    count = len(made)
-    time.sleep(0.05)
-    assert len(made) == count <= 4
-    assert not ahead._thread.is_alive()
-    with pytest.raises(StopIteration):
-        next(ahead)
-
-
-def test_nothing_follows_an_error_even_where_the_source_could_go_on():
-    class Source:
-        def __init__(self):
-            self.asked = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            self.asked += 1
-            if self.asked == 2:
-                raise ValueError("the second")
-            return self.asked
-
-    with Prefetcher(Source(), depth=4) as ahead:
-        assert next(ahead) == 1
-        with pytest.raises(ValueError, match="the second"):
-            next(ahead)
-        with pytest.raises(StopIteration):
-            next(ahead)
-
-
-def test_items_wanted_but_not_begun_are_never_begun_after_close():
-    release, begun = threading.Event(), []
-
-    def items():
-        for i in range(5):
-            begun.append(i)
-            release.wait(5)
-            yield i
-
-    ahead = Prefetcher(items(), depth=4)
-    closing = threading.Thread(target=ahead.close)
-    closing.start()
-    deadline = time.monotonic() + 5
-    while ahead._ahead and time.monotonic() < deadline:  # until all that wait are called off
-        time.sleep(0.005)
-    release.set()
-    closing.join()
-    assert not ahead._thread.is_alive()
-    assert len(begun) <= 1
-
-
 @pytest.mark.timeout(30)
 def test_a_source_that_hangs_holds_up_neither_cancelling_nor_closing():
     never = threading.Event()
@@ -164,8 +101,3 @@ def test_a_source_that_hangs_holds_up_neither_cancelling_nor_closing():
         asyncio.run(run())
     assert time.monotonic() - start < 5
     never.set()
-
-
-def test_depth_is_checked():
-    with pytest.raises(ConfigurationError, match="depth: got 0, expected at least 1"):
-        Prefetcher([], depth=0)

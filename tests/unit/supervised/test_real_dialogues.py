@@ -42,17 +42,6 @@ def trained_text(data, tokenizer):
 
 
 @pytest.mark.parametrize(("name", "family"), FORMATS)
-def test_short_chats(shared_dir, tokenizer_folder, name, family):
-    path = shared_dir / "data" / "tinker_cookbook_example_data" / "conversations.jsonl"
-    made = build(tokenizer_folder, path, name, family, test_size=16)
-    train, test = made()
-    assert len(all_data(train)) >= 112
-    assert len(all_data(test)) >= 16
-    assert (train.num_dropped, test.num_dropped) == (0, 0)
-    assert len(made.held_out_prompts(3)) == 3
-
-
-@pytest.mark.parametrize(("name", "family"), FORMATS)
 def test_gsm8k(shared_dir, tokenizer_folder, write_jsonl, name, family):
     lines = (shared_dir / "data" / "gsm8k" / "test.jsonl").read_text().splitlines()[:100]
     problems = [json.loads(line) for line in lines]

@@ -9,21 +9,17 @@ import pytest
 from test_conversation_files import CALL, builder, decoded, dialogue
 
 from tinker_cookbook.exceptions import (
-    ConfigurationError,
     DataError,
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.preference.comparison_file import comparison_of_row
-from tinker_cookbook.renderers import TrainOnWhat, get_renderer, has_thinking
+from tinker_cookbook.renderers import TrainOnWhat, has_thinking
 from tinker_cookbook.supervised.conversation_file import (
-    chat_dataset,
     read_conversation,
     read_conversations,
 )
 from tinker_cookbook.supervised.hf_datasets import ChatDataBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 TOOL = {
     "type": "function",
@@ -63,22 +59,6 @@ def test_an_unknown_role_is_refused_with_its_line(write_jsonl, role, hint):
             read(path)
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "tool"])
-def test_roles_that_chat_formats_have_pass(write_jsonl, role):
-    path = write_jsonl({"messages": [{"role": role, "content": "x"}, *dialogue()]})
-    assert read_conversations(path)[0][0]["role"] == role
-
-
-def test_unknown_roles_in_rows_of_a_hub_dataset_and_in_pairs(tokenizer_folder, write_jsonl):
-    bad = [{"role": "human", "content": "x"}, {"role": "assistant", "content": "y"}]
-    made = builder(tokenizer_folder, write_jsonl({"messages": dialogue()}))
-    dataset = chat_dataset(made, [{"messages": bad}], 1, "messages")
-    with pytest.raises(DataError, match=r"row 0 .*got 'human'.*did you mean 'user'"):
-        dataset.get_batch(0)
-    with pytest.raises(DataFormatError, match=r"prompt: .*got 'human'.*did you mean 'user'"):
-        comparison_of_row({"prompt": bad[:1], "chosen": "a", "rejected": "b"})
-
-
 # --- tools next to messages ----------------------------------------------------------------------
 
 
@@ -106,22 +86,6 @@ def test_tools_are_declared_as_the_chat_format_does_it(tokenizer_folder, write_j
     assert str(text).startswith(str(template))
 
 
-def test_tools_of_a_hub_datasets_row(tokenizer_folder, write_jsonl):
-    made = builder(
-        tokenizer_folder, write_jsonl({"messages": dialogue()}), family="qwen3", renderer="qwen3"
-    )
-    dataset = chat_dataset(made, [{"messages": TALK, "tools": [TOOL]}], 1, "messages")
-    assert "Tells the time." in decoded(dataset, made.tokenizer)[0]
-
-
-def test_the_mark_of_what_is_trained_stays_whole(tokenizer_folder, write_jsonl):
-    marked = [{**m, "trainable": m["role"] == "assistant"} for m in TALK]
-    path = write_jsonl({"messages": marked, "tools": [TOOL]})
-    renderer = get_renderer("qwen3", get_tokenizer(tokenizer_folder("qwen3")))
-    (messages,) = read_conversations(path, TrainOnWhat.CUSTOMIZED, lambda: renderer)
-    assert [m.get("trainable") for m in messages] == [False, False, True, False, True]
-
-
 @pytest.mark.parametrize(
     ("tools", "word"),
     [
@@ -139,12 +103,6 @@ def test_tools_that_cannot_be_declared(tokenizer_folder, write_jsonl, tools, wor
         made()
 
 
-def test_functions_of_the_older_form_are_refused(write_jsonl):
-    path = write_jsonl({"messages": dialogue(), "functions": [TOOL["function"]]})
-    with pytest.raises(DataFormatError, match="got 'functions', expected 'tools'"):
-        read_conversations(path)
-
-
 # --- other file formats and layouts --------------------------------------------------------------
 
 ROWS = {
@@ -160,11 +118,6 @@ ROWS = {
     "problem": {"problem": "Hi", "solution": "Hello.", "messages": None},
     "messages and a prompt": {"prompt": "Hi", "messages": dialogue(), "prompt_id": "1"},
 }
-
-
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_each_layout_gives_the_same_messages(write_jsonl, row):
-    assert read_conversations(write_jsonl(row)) == [dialogue()]
 
 
 def test_what_precedes_a_question(write_jsonl):
@@ -381,31 +334,6 @@ def test_reasoning_and_calls_in_parts(shared_dir, tokenizer_folder):
     assert made.tokenizer.decode(train.get_batch(0)[0].model_input.to_ints())
 
 
-def test_questions_and_answers_in_a_folder_with_splits(shared_dir, tokenizer_folder, capsys):
-    made, train, test = load(tokenizer_folder, shared_dir / "data" / "gsm8k")
-    assert (len(train), len(test)) == (7473, 1319)
-    assert "7,473 rows, question/answer layout, columns question, answer" in capsys.readouterr().out
-    assert made.held_out_prompts(1)[0][0]["content"].startswith("Janet")
-
-
-def test_a_split_held_out_of_a_table(tmp_path, tokenizer_folder):
-    import datasets
-
-    rows = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(10)]
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train-00000-of-00001.parquet")
-    _, train, test = load(tokenizer_folder, tmp_path, test_size=3)
-    parts = [[c[0]["content"] for c in part.hf_dataset] for part in (train, test)]
-    assert sorted(parts[0] + parts[1]) == [f"q{i}" for i in range(10)]
-    assert len(parts[1]) == 3
-    with pytest.raises(ConfigurationError, match="test_size: got 10, expected 0 to 9"):
-        load(tokenizer_folder, tmp_path, test_size=10)
-
-
-def test_an_address_is_shown_as_it_was_given():
-    with pytest.raises(DataValidationError, match=r"got https://example\.com/a\.jsonl, which is"):
-        read_conversations("https://example.com/a.jsonl")
-
-
 # --- labels --------------------------------------------------------------------------------------
 
 
@@ -434,28 +362,3 @@ def test_rows_with_label_false_are_left_out_and_counted(tmp_path, tokenizer_fold
     assert "4 rows, prompt/completion layout, columns prompt, completion, label; 3 rows with" in (
         printed
     )
-
-
-def test_labels_that_are_classes_are_no_judgement_and_all_false_is_an_error(
-    tmp_path, tokenizer_folder
-):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "a", "completion": "b", "label": i} for i in range(2)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert len(read_conversations(path)) == 2
-    path.write_text(json.dumps({**rows[0], "label": False}))
-    with pytest.raises(DataValidationError, match="all 1 rows have label false; expected some"):
-        read_conversations(path)
-
-
-@pytest.mark.shared
-def test_real_rows_of_kto(shared_dir):
-    from tinker_cookbook.supervised.layouts import ColumnsTaken
-
-    path, columns = shared_dir / "data" / "llamafactory_demo" / "kto_en_demo.json", ColumnsTaken()
-    kept = read_conversations(path, columns=columns)
-    good = [row["messages"] for row in json.loads(path.read_text()) if row["label"]]
-    assert [m["content"] for talk in kept for m in talk] == [
-        m["content"] for talk in good for m in talk
-    ]
-    assert (columns.num_rows, columns.num_unwanted) == (len(good), 300 - len(good)) == (150, 150)

@@ -76,14 +76,6 @@ def test_an_epochs_order_depends_on_its_seed_alone():
     assert printed.stdout.strip() == str(flat(first)), printed.stderr
 
 
-def test_rows_may_be_a_hf_dataset():
-    import datasets
-
-    rows = datasets.Dataset.from_list([{"n": i} for i in range(5)])
-    dataset = SupervisedDatasetFromHFDataset(rows, 2, map_fn=lambda row: to_datum(row["n"]))
-    assert epoch(dataset) == [[0, 1], [2, 3], [4]]
-
-
 def test_untrainable_examples_are_dropped_counted_once_and_explained_once(caplog):
     rows = [0, -1, 2, -3, 4, 5]
     dataset = SupervisedDatasetFromHFDataset(rows, 3, map_fn=to_datum)
@@ -139,13 +131,6 @@ def test_impossible_batch_sizes_are_refused(rows, batch_size, error, word):
         SupervisedDatasetFromHFDataset(rows, batch_size, map_fn=to_datum)
 
 
-def test_exactly_one_mapping_is_needed():
-    with pytest.raises(ConfigurationError, match="got neither, expected one"):
-        SupervisedDatasetFromHFDataset([1], 1)
-    with pytest.raises(ConfigurationError, match="got both, expected one"):
-        SupervisedDatasetFromHFDataset([1], 1, map_fn=to_datum, flatmap_fn=lambda row: [])
-
-
 def test_an_error_of_a_row_names_the_row():
     def refuse(row):
         raise RendererError("content: got 5, expected a string")
@@ -180,18 +165,6 @@ def test_a_stream_is_batched_forwards_and_shuffled_by_seed():
     assert numbers(resumed.get_batch(2)) == first[2]
     resumed.set_epoch(4)
     assert epoch(resumed) != first
-
-
-def test_a_stream_shorter_than_its_length_says_how_long_it_is():
-    dataset = stream(5, 4, 8)
-    dataset.get_batch(0)
-    with pytest.raises(DataValidationError, match="got 8, but the stream ended after 5 rows; set"):
-        dataset.get_batch(1)
-
-
-def test_a_stream_must_be_one():
-    with pytest.raises(ConfigurationError, match=r"got list, expected a datasets.IterableDataset"):
-        StreamingSupervisedDatasetFromHFDataset([1, 2], 1, 2, map_fn=to_datum)
 
 
 THINKING = [
@@ -251,10 +224,3 @@ def test_max_length_cuts_answers_off_and_the_dataset_drops_what_is_left(make_ren
     )
     assert len(dataset.get_batch(0)) == 1
     assert dataset.num_dropped == 1
-
-
-def test_an_error_of_the_users_function_names_the_row_and_its_line():
-    rows = [{"n": 1}, {"m": 2}]
-    dataset = SupervisedDatasetFromHFDataset(rows, 2, map_fn=lambda row: to_datum(row["n"]))
-    with pytest.raises(DataError, match=r"row 1 of the dataset: KeyError: 'n' \(raised at .*\.py:"):
-        dataset.get_batch(0)

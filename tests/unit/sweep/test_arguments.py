@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.sweep.arguments import make_points, parse_sweep, run_name, split_values
-from tinker_cookbook.sweep.results import typed
+from tinker_cookbook.sweep.arguments import make_points, parse_sweep, run_name
 
 
 def parse(*words: str):
@@ -37,20 +36,6 @@ def test_models_and_the_keys_that_go_to_the_server(tmp_path):
     assert sweep.models == ("a/b", "c/d", "a/e")
     assert sweep.server_settings == settings
     assert sweep.points[0].settings == {"model_name": "a/b"}
-
-
-def test_commas_in_the_keys_of_the_sweep_separate_no_values(tmp_path):
-    sweep = parse("seed=1,2", f"log_dir={tmp_path}/a,b", "--vllm-args=-a 1,2")
-    assert sweep.log_dir == tmp_path / "a,b"
-    assert sweep.server_settings == {"vllm_args": "-a 1,2"}
-    assert len(sweep.points) == 2
-
-
-def test_a_teacher_is_served_too(tmp_path):
-    recipe = "recipes.distillation.on_policy_distillation"
-    sweep = parse_sweep([recipe, "model_name=a/b", "teacher_model=c/d", f"log_dir={tmp_path}"])
-    assert sweep.models == ("a/b", "c/d")
-    assert [point.name for point in sweep.points] == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +79,6 @@ def test_a_recipe_that_cannot_be_swept(recipe, message):
         parse_sweep([recipe, "log_dir=x"])
 
 
-def test_a_comma_within_a_value():
-    assert split_values(r"a\,b,c") == ["a,b", "c"]
-    assert split_values(r"a\,b") == ["a,b"]
-    assert split_values(r"C:\runs") == [r"C:\runs"]
-    assert split_values("") == [""]
-
-
 def test_names_are_safe_and_apart():
     assert run_name({}) == "run"
     first, second = run_name({"model_name": "/models/a/x"}), run_name({"model_name": "/models/b/x"})
@@ -118,8 +96,3 @@ def test_names_are_safe_and_apart():
     assert {point.name for point in few} < {point.name for point in more}
     with pytest.raises(ConfigurationError, match="upper and lower case"):
         make_points({"key": ["Mean", "mean"]})
-
-
-def test_values_by_type():
-    found = [typed(text) for text in ("8", "1e-4", "True", "None", "linear")]
-    assert found == [8, 1e-4, True, None, "linear"]

@@ -9,11 +9,9 @@ import sys
 import time
 
 import pytest
-from made_up import make_runs, write_rows
+from made_up import make_runs
 
-from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.sweep import runs as runs_module
-from tinker_cookbook.sweep.runs import Server, last_lines, run_all, started_server, stop_runs
+from tinker_cookbook.sweep.runs import Server, last_lines, run_all, stop_runs
 
 RECIPE = """
 import json, os, pathlib, sys, time
@@ -91,44 +89,6 @@ def test_a_run_with_its_final_checkpoint_is_done(tmp_path):
     with lines.open("a") as file:
         file.write('{"name": "final", "state_path": "tinker://r/weights/final", "final": true}\n')
     assert state() == "done"
-
-
-def test_other_settings_in_the_same_folder_are_refused(tmp_path):
-    grid = {"seed": ["1"]}
-    (run,) = make_runs(tmp_path, grid, "recipe", device="cpu")
-    run.finish(0)
-    make_runs(tmp_path, grid, "recipe", device="cpu")[0].load()
-    with pytest.raises(ConfigurationError, match="device: got none, expected cpu"):
-        make_runs(tmp_path, grid, "recipe")[0].load()
-    with pytest.raises(ConfigurationError, match="recipe: got another, expected recipe"):
-        make_runs(tmp_path, grid, "another", device="cpu")[0].load()
-
-
-def test_the_duration_of_a_killed_attempt_ends_with_its_last_row(tmp_path):
-    (run,) = make_runs(tmp_path, {"seed": ["1"]})
-    started = time.time() - 100
-    record = {"recipe": run.recipe, "settings": run.settings, "seconds": 5.0, "done": False}
-    (tmp_path / ".sweep").mkdir()
-    (tmp_path / ".sweep" / "run.json").write_text(json.dumps({**record, "started": started}))
-    path = write_rows(run.log_path, [{"step": 1}])
-    os.utime(path, (started + 20, started + 20))
-    run.load()
-    assert run.seconds == pytest.approx(25, abs=0.1)
-    assert run.started is None
-
-
-def test_a_server_that_ends_is_quoted(tmp_path, monkeypatch):
-    def start_child(*_, stdout, **__):
-        program = "print('no such model'); raise SystemExit(3)"
-        return subprocess.Popen([sys.executable, "-c", program], stdout=stdout)
-
-    monkeypatch.setattr(runs_module, "start_child", start_child)
-    with (
-        pytest.raises(BackendError, match=r"status 3(.|\n)*no such model"),
-        started_server(["m"], {}, tmp_path, tmp_path),
-    ):
-        pytest.fail("it did not start")
-    assert (tmp_path / "server.log").stat().st_mode & 0o777 == 0o600
 
 
 PARENT = """

@@ -26,7 +26,6 @@ from tinker_cookbook.tool_use import (
     AgentToolMessageEnv,
     ToolInput,
     ToolResult,
-    ToolUnavailableError,
     build_agent_tool_env,
     simple_tool_result,
     tool,
@@ -179,16 +178,6 @@ def test_malformed_calls():
     assert first.metrics["parse_error_masked"] == 1.0
 
 
-def test_a_tool_that_is_unavailable_is_not_the_fault_of_the_model():
-    env, _ = make()
-    with pytest.raises(ToolUnavailableError, match=r"tool down: .*sandbox is gone.*not scored"):
-        play(env, called(("down", {})))
-    env, _ = make(on_unavailable="report")
-    (step,) = play(env, called(("down", {})))
-    assert not step.episode_done
-    assert "Tool is unavailable" in step.logs["tool_result_0"]
-
-
 def test_metrics_of_the_episode():
     env, _ = make(on_unavailable="report")
     play(
@@ -324,21 +313,6 @@ async def nothing(history):
 async def run_tool(chosen, n):
     result = await chosen.run(ToolInput(arguments={"n": n}))
     return result.messages[0]["content"]
-
-
-def test_limits_and_parse_errors_of_the_rollout_apply(renderer):
-    config = RolloutConfig(limits=RolloutLimits(max_tool_calls=1))
-    trajectory = rollout(renderer, ADD, f"{ADD}\n{ADD}", config=config)
-    assert (trajectory.stop_reason, trajectory.reward) == ("max_tool_calls", 2.0)
-
-    trajectory = rollout(renderer, BAD)
-    assert (trajectory.stop_reason, trajectory.reward) == ("parse_error", -0.1)
-
-    config = RolloutConfig(parse_errors=ParseErrorPolicy(max_consecutive=1, mask_error_turns=True))
-    trajectory = rollout(renderer, BAD, ADD, "2", config=config)
-    assert (trajectory.stop_reason, trajectory.reward) == ("completed", 2.0)
-    assert [t.masked for t in trajectory.transitions] == [True, False, False]
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
 def test_the_settings_of_a_rollout_configure_the_environment(renderer):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 
 from tinker_cookbook.renderers import ToolCall
-from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place, current_place, enter_member
+from tinker_cookbook.rl.rollouts.place import RolloutPlace, at_place, enter_member
 from tinker_cookbook.tool_use import AgentToolMessageEnv, recording, simple_tool_result, tool
 
 
@@ -77,14 +76,6 @@ def test_a_repeated_call_gets_its_first_result(tmp_path):
     assert episode(tmp_path, *calls)[0][0] != first[0]  # the newest line of a place counts
 
 
-def test_what_is_not_recorded(tmp_path):
-    assert episode(tmp_path, call("unrecorded"))[0] != episode(tmp_path, call("unrecorded"))[0]
-    assert episode(None, call("time"))[0] != episode(None, call("time"))[0]
-    assert "no network" in episode(tmp_path, call("gone"))[0][0]
-    assert not (tmp_path / recording.FILE_NAME).exists()
-    assert current_place() is None
-
-
 def test_a_torn_line_is_no_result_and_hides_no_other(tmp_path):
     first, _ = episode(tmp_path, call("time"), call("time"))
     path = tmp_path / recording.FILE_NAME
@@ -94,14 +85,3 @@ def test_a_torn_line_is_no_result_and_hides_no_other(tmp_path):
     assert again[0] == first[0]
     assert again[1] != first[1]
     assert episode(tmp_path, call("time"), call("time"))[0] == again
-
-
-def test_a_folder_that_was_made_again_has_no_results(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    journal = recording.journal_of(str(folder))
-    assert recording.journal_of(str(folder)) is journal
-    first, _ = episode(folder, call("time"))
-    shutil.rmtree(folder)
-    folder.mkdir()
-    assert episode(folder, call("time"))[0] != first

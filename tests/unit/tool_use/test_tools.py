@@ -6,10 +6,9 @@ import asyncio
 import functools
 import json
 import pickle
-import sys
 import threading
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -22,7 +21,6 @@ from tinker_cookbook.tool_use import (
     ToolInput,
     ToolResult,
     handle_tool_call,
-    mcp_tools,
     simple_tool_result,
     tool,
 )
@@ -147,20 +145,6 @@ def test_a_call_that_cannot_be_run_gets_a_result_that_says_why(arguments, kind, 
     assert said in json.loads(text(result))["error"]
 
 
-class Anything:
-    """A tool class of a user's."""
-
-    name = "any"
-
-    async def run(self, input: ToolInput) -> ToolResult:
-        return simple_tool_result(str(input.arguments))
-
-
-def test_half_of_a_character_reaches_no_tool():
-    assert call(Anything(), r'{"x": ["\ud83d"]}').error_type == "validation_failed"
-    assert text(call(Anything(), "")) == "{}"
-
-
 class Callable:
     """Adds to a state."""
 
@@ -210,28 +194,6 @@ def test_every_callable_can_be_a_tool(made, name, expected):
         assert text(call(one, {"n": 3})) == expected
 
 
-def test_models_are_results_and_endless_values_are_named():
-    @tool
-    def give(what: str) -> Any:
-        """Gives a value."""
-        cycle: list[Any] = []
-        cycle.append(cycle)
-        deep: list[Any] = []
-        for _ in range(5000):
-            deep = [deep]
-        return {"model": [Place(city="Bern")], "cycle": cycle, "deep": deep}[what]
-
-    assert text(call(give, {"what": "model"})) == '[{"city": "Bern"}]'
-    assert "Circular reference" in text(call(give, {"what": "cycle"}))
-    assert "recursion" in text(call(give, {"what": "deep"}))
-
-
-def test_an_unknown_tool_is_named_with_the_nearest():
-    result = call(search, name="serch")
-    assert result.error_type == "tool_not_found"
-    assert json.loads(text(result))["error"] == ("Tool 'serch' not found; did you mean 'search'?")
-
-
 def raising(error):
     def faulty():
         """Raises."""
@@ -264,16 +226,6 @@ def test_an_error_of_the_tool_is_a_result(index, error, kind, said):
     assert result.error_type == kind
     assert said in text(result)
     assert len(text(result)) < 20_000
-
-
-@pytest.mark.parametrize(
-    "value", [b"bytes", object(), {1, 2}, ToolResult([{"role": "tool", "content": b"x"}])]
-)
-def test_what_is_not_text_is_an_error_that_names_the_type(value):
-    result = call(FunctionTool(lambda: value, name="odd"))
-    assert result.error_type == "execution_failed"
-    assert "odd" in text(result)
-    assert "bytes" in text(result) or type(value).__name__ in text(result)
 
 
 def test_a_long_text_keeps_its_ends_and_no_surrogate_reaches_the_tokenizer():
@@ -389,13 +341,6 @@ def method(hold, decorate):
     return one
 
 
-def test_the_limit_on_concurrent_calls():
-    assert most_at_once(function, {}, 5) >= 5
-    assert most_at_once(function, {"max_concurrency": 2}, 2) == 2
-    assert most_at_once(method, {}, 1) == 1  # shared state is rarely safe in threads
-    assert most_at_once(method, {"max_concurrency": 3}, 3) == 3
-
-
 def test_the_cache_returns_equal_calls_and_keeps_no_errors():
     calls = []
 
@@ -439,23 +384,6 @@ def test_methods_share_the_state_of_their_object_and_tools_pickle():
     assert again[1] is search
 
 
-def test_a_class_of_user_code_is_guarded_too():
-    class Own:
-        name, description = "own", "Own."
-
-        def to_spec(self):
-            return {}
-
-        async def run(self, input):
-            raise KeyError("lost")
-
-    result = call(Own())
-    assert (result.error_type, json.loads(text(result))) == (
-        "execution_failed",
-        {"error": "Tool execution failed: 'lost'"},
-    )
-
-
 def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
     def many(*queries):
         pass
@@ -471,9 +399,3 @@ def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
         tool(timeout_second=3)
     with pytest.raises(ConfigurationError, match="max_concurrency: got 0"):
         tool(max_concurrency=0)
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[mcp\]'"):
-        asyncio.run(mcp_tools("python server.py"))

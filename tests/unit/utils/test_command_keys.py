@@ -67,11 +67,6 @@ def test_all_that_is_missing_is_named_a_base_class_too():
     assert "dataset_configs.0.KEY=…" in refusal(train_off_policy.Config, *RUN)
 
 
-def test_what_the_chosen_class_misses():
-    said = refusal(train.Config, *RUN, *DATA[:-1])
-    assert said.startswith(f"{COMMON}.batch_size: got no value")
-
-
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
@@ -141,13 +136,6 @@ def test_second_names():
     assert "Also: groups" in help_text(Named, "x")
     inherits = parse_arguments(Inherits, ["groups=3"])
     assert (inherits.groups, inherits.groups_per_batch) == (3, 8)
-
-
-def test_the_same_key_twice():
-    said = refusal(Named, "steps=2", "--steps=3")
-    assert said.startswith("steps: got it twice, with '2' and '3'")
-    said = refusal(Named, "groups_per_batch=2", "groups=2")
-    assert "groups_per_batch and groups: got it twice, which mean the same key" in said
 
 
 # --- settings from a file ----------------------------------------------------------------------
@@ -241,21 +229,6 @@ def test_help_groups_its_keys_and_shows_examples():
     assert shown.count("\n  python -m recipes.sl_basic") == 2
     assert shown.index("\n  learning_rate ") < shown.index("\n  adam_beta1 ")
     assert all(len(line) <= 100 for line in shown.splitlines())
-
-
-def test_short_help_has_the_keys_that_people_change_first():
-    from recipes import rl_basic
-
-    short = help_text(rl_basic.CLIConfig, "python -m recipes.rl_basic", whole=False)
-    own = "max_operand include_fewshot num_test n_batches"
-    common = "model_name learning_rate groups_per_batch group_size num_epochs max_steps lora_rank"
-    keys = re.findall(r"^  (\w+)  ", short, re.MULTILINE)
-    assert sorted(keys) == sorted(f"{own} {common} renderer_name max_tokens log_path".split())
-    assert short.count("more keys: --help=all") == 1
-    # A subclass gives another default in one line; meaning and bounds stay.
-    assert "Episodes of a problem in a recipe" in " ".join(short.split())
-    with pytest.raises(ConfigurationError, match="group_size: got 0, expected at least 1"):
-        rl_basic.CLIConfig(group_size=0)
 
 
 # --- names of other libraries ------------------------------------------------------------------
@@ -359,12 +332,3 @@ def test_every_setting_of_trl_axolotl_and_llama_factory_is_answered():
         name for name in names if not any(name in keys or hint_for(name, keys) for keys in programs)
     ]
     assert not unanswered
-
-
-def test_a_hint_names_only_what_the_program_has():
-    assert hint_for("lr", ["sft_learning_rate"]) == "; did you mean 'sft_learning_rate'?"
-    assert hint_for("lr", ["metrics"]) == ""
-    assert hint_for("grpo", ["learning_rate"]) == ""
-    keys = ["dataset_builder.group_size", "model_name"]
-    for name in ("num_generations", "group_size"):
-        assert hint_for(name, keys) == "; did you mean 'dataset_builder.group_size'?"

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, TrainingError
 from tinker_cookbook.utils import logtree
 
 
@@ -74,26 +73,6 @@ def test_scopes_nest_and_headings_go_one_level_down():
     parsed(trace.html())
 
 
-def test_headings_stop_at_the_sixth_level():
-    with logtree.init_trace("deep") as trace:
-        scopes = [logtree.scope_header(f"level {i}") for i in range(8)]
-        for scope in scopes:
-            scope.__enter__()
-        for scope in reversed(scopes):
-            scope.__exit__(None, None, None)
-    assert "h6" in trace.html()
-    assert "h7" not in trace.html()
-
-
-def test_without_a_report_nothing_happens():
-    with logtree.scope_header("x"), logtree.scope_details("y"), logtree.scope_disable():
-        logtree.log_text("a")
-        logtree.table({"not": "checked"})
-        logtree.details("b")
-        logtree.header("c")
-    assert logtree.flush_trace() is False
-
-
 def test_concurrent_tasks_write_each_into_their_own_scope():
     async def work(name: str) -> None:
         with logtree.scope_header(name):
@@ -112,17 +91,6 @@ def test_concurrent_tasks_write_each_into_their_own_scope():
     for (_, children), name in zip(sections, "abc", strict=True):
         texts = [text for tag, (text,) in children if tag == "p"]
         assert texts == [*(f"{name}{i}" for i in range(5)), f"{name} thread"]
-
-
-def test_disabled_scopes_write_nothing_and_end():
-    with logtree.init_trace("t") as trace:
-        with logtree.scope_disable(), logtree.scope_header("hidden"):
-            logtree.log_text("hidden")
-        with logtree.optional_enable_logging(False):
-            logtree.log_text("hidden")
-        with logtree.optional_enable_logging(True):
-            logtree.log_text("shown")
-    assert outline(trace.root)[2:] == [("p", ["shown"])]
 
 
 def test_decorators_keep_the_scope_open_while_a_coroutine_runs():
@@ -146,14 +114,6 @@ def test_decorators_keep_the_scope_open_while_a_coroutine_runs():
         ("section", [("h2", ["bare"]), ("p", ["value 3"])]),
     ]
     assert bare.__name__ == "bare"
-
-
-def test_a_generator_cannot_be_a_scope():
-    with pytest.raises(ConfigurationError, match="generator"):
-
-        @logtree.scope_header("x")
-        def generate():
-            yield 1
 
 
 def test_text_is_escaped_and_whitespace_survives():
@@ -226,27 +186,6 @@ def test_tables_of_every_kind():
     parsed(trace.html())
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: logtree.table({"a": 1}), "table_from_dict"),
-        (lambda: logtree.table("text"), "got str"),
-        (lambda: logtree.table([{"a": 1}, [1]]), "all dicts or all lists"),
-        (lambda: logtree.table_from_dict({}, sort_by="size"), "sort_by='size'"),
-        (lambda: logtree.table_from_dict_of_lists({"a": [1], "b": []}), "one length"),
-        (lambda: logtree.table_from_dict_of_lists({"a": [1]}, order=["c"]), "no column 'c'"),
-    ],
-)
-def test_bad_tables_are_named(call, message):
-    with logtree.init_trace("t"), pytest.raises(DataFormatError, match=message):
-        call()
-
-
-def test_a_bad_attribute_is_named():
-    with pytest.raises(ConfigurationError, match="'on<'"):
-        logtree.scope_div(**{"on<": "x"})
-
-
 def test_files_are_written_and_valid_json(tmp_path: Path):
     path = tmp_path / "deep" / "train.html"
     with logtree.init_trace("Step 3", path) as trace:
@@ -289,19 +228,6 @@ def test_an_error_is_in_the_report_and_raised(tmp_path: Path):
     assert logtree.flush_trace() is False  # the report is closed
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, caplog):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(TrainingError, match=r"x\.html cannot be written"),
-        logtree.init_trace("t", tmp_path / "file" / "x.html"),
-    ):
-        pass
-    # An error of the code inside goes first.
-    with pytest.raises(ZeroDivisionError), logtree.init_trace("t", tmp_path / "file" / "x.html"):
-        raise ZeroDivisionError
-    assert "cannot be written" in caplog.text
-
-
 def test_pages_of_ones_own(tmp_path):
     """Another style, a template, and a body that is given as HTML."""
     import jinja2
@@ -328,12 +254,3 @@ def test_pages_of_ones_own(tmp_path):
     assert out.endswith("|n")
     assert (tmp_path / "o.html").read_text("utf-8") == out
     assert "<title>A &lt;b&gt;</title>" in context["head_html"]
-
-
-def test_the_code_state_of_modules_is_that_of_their_checkouts():
-
-    from tinker_cookbook.run.code_state import code_state
-
-    assert code_state([json]) == ""  # the standard library is in no checkout
-    with pytest.raises(ImportError):
-        code_state(["no_such_module"])

@@ -41,12 +41,6 @@ def test_warm_up_rises_to_one_and_joins_the_decay(name):
     assert all(value > 0 for value in values)
 
 
-def test_past_the_end_is_the_end():
-    assert compute_schedule_lr_multiplier("cosine", 50, 40) == 0.0
-    assert compute_schedule_lr_multiplier("constant", 50, 40) == 1.0
-    assert compute_schedule_lr_multiplier("linear", 3, 4, warmup_steps=4) == 1.0
-
-
 def test_errors_say_what_to_do():
     with pytest.raises(ConfigurationError, match="did you mean 'cosine'"):
         compute_schedule_lr_multiplier("cosin", 0, 10)  # type: ignore[arg-type]

@@ -13,20 +13,14 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.run.weights_paths import FORMS
-from tinker_cookbook.supervised import train
 from tinker_cookbook.training.commands import continue_command, own_evaluation
 from tinker_cookbook.utils.command_line import entrypoint
 from tinker_cookbook.utils.command_line.entrypoint import config_class_of, run_program
 from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.command_line.programs import (
     find_programs,
-    listing,
     module_of,
-    recipes_package,
-    run_listing,
     short_name,
-    version_line,
-    with_recipes_of_folder,
 )
 
 REPO = Path(__file__).resolve().parents[3]
@@ -88,30 +82,6 @@ def test_the_listing_is_quick_and_imports_nothing_heavy():
     assert "recipes.sl_basic " in done.stdout
     # Processor time: what else runs on the machine is not the listing's doing.
     assert min(seconds) < 1
-
-
-def test_a_recipe_named_as_an_argument():
-    with pytest.raises(ConfigurationError, match=r"python -m recipes\.sl_basic lr=1"):
-        run_listing(["recipes"], ["sl_basic", "lr=1"])
-    with pytest.raises(ConfigurationError, match="did you mean 'rl_basic'"):
-        run_listing(["recipes"], ["rl_bsic"])
-
-
-def test_commands_name_the_recipes_as_the_folder_needs_it(monkeypatch, tmp_path):
-    assert recipes_package() == "recipes"
-    error = "start python -m recipes.sl_basic; got my_recipes.x, /a/recipes.b"
-    assert with_recipes_of_folder(error) == error
-    # A folder outside of the checkout, which has a folder of this name.
-    (tmp_path / "recipes").mkdir()
-    checkout = {str(REPO), ""}
-    elsewhere = [str(tmp_path), *(path for path in sys.path if path not in checkout)]
-    monkeypatch.setattr(sys, "path", elsewhere)
-    assert recipes_package() == "tinker_cookbook.recipes"
-    assert with_recipes_of_folder(error) == error.replace(" recipes.", " tinker_cookbook.recipes.")
-    recipes = {program.name for program in find_programs(recipes_package())}
-    assert "tinker_cookbook.recipes.sl_basic" in recipes
-    with pytest.raises(ConfigurationError, match=r"-m tinker_cookbook\.recipes\.sl_basic"):
-        run_listing(["tinker_cookbook", recipes_package()], ["sl_basic"])
 
 
 @pytest.mark.parametrize(
@@ -224,33 +194,12 @@ def test_a_python_without_the_package_is_told_where_one_is(module):
     assert f"start the program with {REPO}/.venv/bin/python" in done.stderr
 
 
-def test_versions(capsys):
-    run_listing(["recipes"], ["--version"])
-    assert capsys.readouterr().out == version_line() + "\n"
-    assert "tinker_cookbook 0." in version_line()
-    assert "torch" in version_line()
-
-
-def test_a_package_that_is_not_there_has_no_programs():
-    assert find_programs("no_such_package_of_recipes") == []
-    assert "--help" in listing(["no_such_package_of_recipes"])
-
-
 @pytest.mark.parametrize("module", LOOPS)
 def test_a_loop_without_its_settings_says_what_it_needs(module):
     done = run("-m", module)
     assert done.returncode == 1
     assert "model_name" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_command_to_continue_gives_each_key_once(monkeypatch):
-    words = ["python", "-m", "recipes.sl_basic", "--log_path=/a", "--lora_rank=4"]
-    monkeypatch.setattr(sys, "orig_argv", [*words, "behavior_if_log_dir_exists=delete"])
-    continued = continue_command("/a")
-    assert continued == (
-        "python -m recipes.sl_basic --lora_rank=4 log_path=/a behavior_if_log_dir_exists=resume"
-    )
 
 
 def test_the_command_to_evaluate_has_the_data_of_the_run(monkeypatch):
@@ -262,10 +211,3 @@ def test_the_command_to_evaluate_has_the_data_of_the_run(monkeypatch):
     )
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "x.json"])
     assert own_evaluation("/a", "tinker://r/weights/final") is continue_command("/a") is None
-
-
-def test_a_loop_of_the_library_continues_by_the_key_of_recipes(monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", LOOPS[0], "log_path=/a"])
-    monkeypatch.setattr(sys.modules["__main__"], "main", train.main, raising=False)
-    command = f"python -m {LOOPS[0]} log_path=/a behavior_if_log_dir_exists=resume"
-    assert continue_command("/a") == command

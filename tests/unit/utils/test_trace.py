@@ -10,12 +10,9 @@ import pytest
 
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.utils.trace import (
-    IterationWindow,
     get_scope_context,
-    save_gantt_chart_html,
     scope,
     scope_span,
-    scope_span_sync,
     trace_init,
     trace_iteration,
     trace_shutdown,
@@ -51,31 +48,6 @@ def test_an_iteration_has_the_time_of_each_span():
     assert metrics["time/outer:count"] == metrics["time/inner:count"] == 2
     assert metrics["time/outer:total"] == pytest.approx(2 * metrics["time/outer:mean"])
     assert 0.01 <= metrics["time/once"] <= metrics["time/total"]
-
-
-def test_a_span_that_raises_is_recorded_and_one_outside_is_not():
-    with trace_iteration(step=0) as window, pytest.raises(KeyError), scope_span_sync("fails"):
-        raise KeyError
-    assert asyncio.run(outer()) == 1
-    assert set(window.get_timing_metrics()) == {"time/fails", "time/total"}
-
-
-def test_rows_and_chart_need_nothing_else(tmp_path):
-    window = IterationWindow()
-    save_gantt_chart_html(window, 0, tmp_path / "none.html")
-    window.write_spans_jsonl(tmp_path / "none.jsonl", 0)
-    assert not list(tmp_path.iterdir())
-    window.record_span("<sample>", 10.0, 12.0)
-    window.record_span("train", 11.0, 14.0)
-    window.write_spans_jsonl(tmp_path / "spans.jsonl", 7)
-    (row,) = read(tmp_path / "spans.jsonl")
-    assert row["step"] == 7
-    assert [s["duration"] for s in row["spans"]] == pytest.approx([2, 3])
-    assert row["spans"][1]["wall_start"] == pytest.approx(1, abs=0.1)
-    save_gantt_chart_html(window, 7, tmp_path / "chart.html")
-    page = (tmp_path / "chart.html").read_text("utf-8")
-    assert "&lt;sample&gt;" in page
-    assert "http" not in page
 
 
 def test_a_trace_file_has_a_track_for_each_task(tmp_path):

@@ -9,25 +9,19 @@ import warnings
 
 import pytest
 
-from tinker_cookbook import __version__
 from tinker_cookbook.utils import cost_estimation
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage, rates_from_pricing_entry
 from tinker_cookbook.utils.deprecation import deprecated, make_deprecated_module_getattr
 from tinker_cookbook.utils.misc_utils import (
     all_same,
     concat_lists,
-    default_cookbook_session_name,
     dict_mean,
     iteration_dir,
     lookup_func,
     not_none,
-    recipe_user_metadata,
-    resolve_session_display_name,
     safezip,
     split_list,
-    timed,
 )
-from tinker_cookbook.utils.terminal import format_colorized
 
 
 def test_small_helpers():
@@ -50,20 +44,6 @@ def test_small_helpers():
     assert str(iteration_dir("run", 12)).endswith("iteration_000012")
 
 
-def test_a_block_is_timed_also_where_it_raises():
-    metrics = {}
-    with pytest.raises(KeyError), timed("step", metrics):
-        raise KeyError
-    assert metrics["time/step"] >= 0
-
-
-def test_names_of_sessions():
-    assert default_cookbook_session_name("Math RL", None, "gsm8k") == "cookbook-math-rl-gsm8k"
-    assert default_cookbook_session_name("x", wandb_name="mine") == "mine"
-    assert resolve_session_display_name(session_name="", wandb_name="w") == "w"
-    assert recipe_user_metadata("r") == {"recipe_name": "r", "git_rev": __version__}
-
-
 def test_a_deprecated_name_warns_at_the_caller():
     @deprecated(message="Use new.")
     def old():
@@ -77,17 +57,6 @@ def test_a_deprecated_name_warns_at_the_caller():
         assert moved("join") is lookup_func("os.path:join")
     with pytest.raises(AttributeError), warnings.catch_warnings():
         moved("other")
-
-
-def test_colours_follow_the_weights():
-    class Letters:
-        def decode(self, ids):
-            return "".join(map(chr, ids))
-
-    text = format_colorized([65, 66, 10, 67], [0, 1, 1, -1], Letters(), draw_newline_arrow=True)
-    assert text == "\x1b[33mA\x1b[0m\x1b[32mB↵\n\x1b[0m\x1b[31mC\x1b[0m"
-    with pytest.raises(ValueError, match="weights: got 1"):
-        format_colorized([1, 2], [0], Letters())
 
 
 def test_tokens_and_their_cost(monkeypatch):

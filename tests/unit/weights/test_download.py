@@ -136,13 +136,6 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
     return made
 
 
-def test_an_archive_of_plain_files_is_extracted(tmp_path):
-    extract_archive(archive_of(entry(".", tarfile.DIRTYPE), entry("./a.json")), tmp_path)
-    assert (tmp_path / "a.json").read_bytes() == b"abc"
-    with pytest.raises(WeightsDownloadError, match="damaged"):
-        extract_archive(io.BytesIO(b"no archive"), tmp_path)
-
-
 @pytest.mark.parametrize(
     "bad",
     [

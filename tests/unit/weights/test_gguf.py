@@ -3,28 +3,22 @@ the tokenizer in llama.cpp's form (30 s). llama.cpp itself: ``test_gguf_llama_cp
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from exports import adapted_model, logprobs_of, make_adapter, make_base
+from exports import adapted_model, logprobs_of, make_adapter
 from gguf_models import make_model, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinker_cookbook import weights
 from tinker_cookbook.exceptions import ConfigurationError, WeightsError, WeightsMergeError
-from tinker_cookbook.weights import _gguf_files, _gguf_proof
-from tinker_cookbook.weights import gguf as gguf_command
+from tinker_cookbook.weights import _gguf_files
 from tinker_cookbook.weights._chat_files import Chat
 from tinker_cookbook.weights._chat_format import chat_format
-from tinker_cookbook.weights._gguf_architectures import halves_from_pairs, pairs_from_halves
 from tinker_cookbook.weights._gguf_tokenizer import vocabulary_of
 from tinker_cookbook.weights._ollama import modelfile
 from tinker_cookbook.weights.gguf import GGUFSettings, export_gguf, write_gguf, write_lora_gguf
@@ -80,13 +74,6 @@ def test_a_wrong_order_of_rows_is_an_error_and_nothing_is_written(tmp_path, monk
         write_gguf(checkpoint, tmp_path / "model.gguf", quant="q8_0")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "model.gguf"]
     assert (tmp_path / "model.gguf").read_text() == "old"
-
-
-def test_a_rotary_pair_is_in_neighbouring_rows():
-    rows = torch.arange(16)[:, None] * torch.ones(1, 3)  # two heads of eight rows
-    stored = pairs_from_halves(rows, 2)[:, 0].int().tolist()
-    assert stored == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
-    assert torch.equal(halves_from_pairs(pairs_from_halves(rows, 2), 2), rows)
 
 
 @pytest.mark.parametrize(
@@ -203,16 +190,6 @@ def test_the_pre_tokenizer_is_named_by_what_the_tokenizer_does(tmp_path, kind):
     assert (found.add_bos, found.add_eos) == (False, False)
 
 
-def test_a_published_tokenizer_is_recognized(tokenizer_folder):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder("smollm2"))
-    chat = Chat(tokenizer.chat_template, stop_ids=[2])
-    found = vocabulary_of(tokenizer, len(tokenizer), chat)
-    assert found.pre == "smollm"
-    assert not found.add_bos
-    assert found.tokens[found.ids["eot"]] == "<|im_end|>"
-    assert found.chat_template == tokenizer.chat_template
-
-
 def test_an_unknown_tokenizer_or_architecture_is_refused_before_a_file_is_written(tmp_path):
     base, _, checkpoint = opened(tmp_path, "llama")
     path = base / "tokenizer.json"
@@ -227,50 +204,6 @@ def test_an_unknown_tokenizer_or_architecture_is_refused_before_a_file_is_writte
     with pytest.raises(WeightsMergeError, match="GPT2LMHeadModel cannot be exported as GGUF; supp"):
         write_gguf(checkpoint, tmp_path / "m.gguf")
     assert not list(tmp_path.glob("*.gguf*"))
-
-
-def test_an_adapter_of_another_model_is_refused(tmp_path):
-    _, adapter, _ = opened(tmp_path, "llama")
-    other = make_base(tmp_path / "other", "qwen3")
-    make_tokenizer(other, "qwen2")
-    checkpoint = weights.open_checkpoint(str(adapter), base_model=str(other))
-    with pytest.raises(WeightsMergeError, match=r"is .* its base model"):
-        write_gguf(checkpoint, tmp_path / "m.gguf", verify=False)
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    _, _, checkpoint = opened(tmp_path, "llama")
-    (tmp_path / "m.gguf").write_text("old")
-
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
-    with pytest.raises(
-        WeightsError, match=r"the disk is full \(\d+ MiB free .*; nothing there has chang"
-    ):
-        write_gguf(checkpoint, tmp_path / "m.gguf")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "m.gguf"]
-    assert (tmp_path / "m.gguf").read_text() == "old"
-
-
-def test_files_of_a_killed_process_are_deleted_and_those_of_a_running_one_are_not(tmp_path):
-    checkpoint = opened(tmp_path, "llama", ("q_proj",))[2]
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for name in (f".m.gguf.{ended.pid}.part", f".m.gguf.{ended.pid}.base"):
-        (tmp_path / name).write_text("x")
-    running = tmp_path / f".m.gguf.{os.getppid()}.part"
-    running.write_text("x")
-    write_gguf(checkpoint, tmp_path / "m.gguf", verify=False)
-    assert list(tmp_path.glob(".m.gguf*")) == [running]
-
-
-def test_a_weight_beyond_float16_is_refused(tmp_path):
-    _, _, checkpoint = opened(tmp_path, "llama", ("down_proj",))
-    next(iter(checkpoint.updates.values())).b.fill_(1e6)
-    with pytest.raises(WeightsMergeError, match="choose quant=bf16"):
-        write_gguf(checkpoint, tmp_path / "m.gguf", quant="f16", verify=False)
 
 
 def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatch):
@@ -290,32 +223,6 @@ def test_settings_are_checked_before_the_checkpoint_is_read(tmp_path, monkeypatc
     ]:
         with pytest.raises(ConfigurationError, match=message):
             run(**settings)
-
-
-def test_a_missing_package_is_named_with_its_pip_line(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install -e '.*\[gguf\]'"):
-        gguf_command.require_gguf()
-
-
-def test_without_llama_cpp_the_proof_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(_gguf_proof, "llama_cpp_version", lambda: None)
-    _, _, checkpoint = opened(tmp_path, "llama")
-    # Of a model whose rounding is beyond the usual bound, as of a merged export.
-    monkeypatch.setattr("tinker_cookbook.weights.proof.EXACT", 0.0)
-    proof = write_gguf(checkpoint, tmp_path / "m.gguf", quant="f32")
-    assert 0 < proof.comparisons[0].bound < 1e-4
-    assert [one.reader for one in proof.comparisons] == [f"read back by gguf {_gguf_version()}"]
-    assert "pip install xllamacpp" in proof.facts["llama.cpp"]
-    assert proof.comparisons[0].largest <= 1e-4
-
-
-def test_llama_cpp_that_ends_with_an_error_is_an_error(tmp_path, monkeypatch):
-    script = tmp_path / "worker.py"
-    script.write_text("import sys; print('0.00 E load: bad magic', file=sys.stderr); sys.exit(3)")
-    monkeypatch.setattr(_gguf_proof._llama_cpp, "__file__", str(script))
-    with pytest.raises(WeightsError, match=r"ended with code 3.*\n.*bad magic"):
-        _gguf_proof.run_llama_cpp(tmp_path / "m.gguf", None, [[1, 2]], [])
 
 
 def test_the_command_writes_file_proof_and_modelfile(tmp_path, capsys):
@@ -383,9 +290,3 @@ def _by_go(template: str, messages: list[dict]) -> str:
         .from_string(jinja)
         .render(messages=messages, system=False)
     )
-
-
-def _gguf_version() -> str:
-    from importlib.metadata import version
-
-    return version("gguf")

@@ -242,13 +242,6 @@ def test_routed_experts_are_merged_and_exported(tmp_path, kind, strategy):
     assert (logprobs_of(again, TOKENS) - expected).abs().max() < 1e-5
 
 
-def test_experts_that_files_store_stacked_need_the_full_strategy(tmp_path):
-    base = make_base(tmp_path / "base", "gpt_oss")
-    routed_adapter(tmp_path / "adapter", base)
-    with pytest.raises(WeightsMergeError, match="merge_strategy=full"):
-        merge(base, tmp_path / "adapter", tmp_path / "out", merge_strategy="shard")
-
-
 def test_stacked_experts_and_other_kinds_are_refused(tmp_path):
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base)

@@ -11,7 +11,7 @@ from exports import make_adapter, make_base
 from fake_hub import TOKEN, FakeHub
 
 from tinker_cookbook import weights
-from tinker_cookbook.exceptions import ConfigurationError, WeightsError
+from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.weights.__main__ import main
 from tinker_cookbook.weights.proof import file_digest
 
@@ -75,16 +75,6 @@ def test_a_public_repository_and_a_card_of_our_own(hub, export):
     assert data["library_name"] == "peft"
     assert 'PeftModel.from_pretrained(base, "me/model")' in found.text
     assert "LoRA adapter, float32" in found.text
-
-
-def test_an_existing_card_is_kept(hub, export, caplog):
-    (export / "README.md").write_text("mine")
-    card = weights.ModelCardConfig(base_model="org/base")
-    weights.publish_to_hf_hub(
-        model_path=str(export), repo_id="me/m", token=TOKEN, model_card=card, endpoint=hub.url
-    )
-    assert hub.files["me/m"]["README.md"] == b"mine"
-    assert "is kept" in caplog.text
 
 
 def test_nothing_is_sent_of_an_export_that_disagrees(hub, export, monkeypatch):
@@ -191,33 +181,3 @@ def test_a_card_has_data_settings_curves_results_format_and_commit(export, tmp_p
     for private in ("/home/me", "http://secret", str(tmp_path / "run")):
         assert private not in text
     assert (export / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_gguf_files_have_one_card(export, tmp_path):
-    proof = json.loads((export / "proof.json").read_text())
-    files = tmp_path / "gguf"
-    files.mkdir()
-    for name in ("f16", "q8_0"):
-        (files / f"{name}.gguf").write_bytes(b"GGUF")
-        one = {**proof, "facts": {"size": name}}
-        one["comparisons"] = [{**proof["comparisons"][0], "export": f"merged GGUF, {name}"}]
-        (files / f"{name}.proof.json").write_text(json.dumps(one))
-    main(["card", str(files)])
-    text = (files / "README.md").read_text()
-    for line in ("library_name: gguf", "merged GGUF, f16", "merged GGUF, q8_0", "- f16: size: f16"):
-        assert line in text, line
-    assert "PeftModel" not in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["evals=/nowhere"], r"evals: /nowhere has no NAME/result\.json"),
-        (["log_path=/nowhere"], r"log_path: /nowhere/config\.json cannot be read"),
-    ],
-)
-def test_a_card_of_folders_that_are_not_there_is_refused(export, words, said):
-    before = (export / "README.md").read_bytes()
-    with pytest.raises(ConfigurationError, match=said):
-        main(["card", str(export), *words])
-    assert (export / "README.md").read_bytes() == before

@@ -5,7 +5,6 @@ The slow tests need vLLM, whose packages do not fit ours; see the fixture ``vllm
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,11 +15,10 @@ from exports import ALL, CONFIGS, SHAPE, make_adapter, make_base
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from tinker_cookbook.backends import connect
-from tinker_cookbook.engine.sampler_settings import check_vllm_python
-from tinker_cookbook.exceptions import ConfigurationError, WeightsAdapterError, WeightsError
+from tinker_cookbook.exceptions import WeightsError
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.weights import __main__ as weights_command
-from tinker_cookbook.weights import _vllm_proof, open_checkpoint
+from tinker_cookbook.weights import open_checkpoint
 from tinker_cookbook.weights._vllm_proof import loading_in_vllm
 from tinker_cookbook.weights.proof import PROMPTS, read_proof
 
@@ -118,35 +116,3 @@ def test_an_export_states_how_vllm_loads_it(base, tmp_path):
     assert words == f"vllm serve {gemma} --enable-lora --lora-modules NAME=FOLDER"
     large = make_adapter(tmp_path / "large", gemma, ALL[:-1], r=600)
     assert "supports ranks up to 512" in loading_in_vllm(open_checkpoint(str(large)))
-
-
-# Answers with a wrong number of nats, as a vLLM that computes something else would.
-FAKE = """
-import json, sys
-request = json.load(open(sys.argv[1]))
-assert request["rank"] == 8 and request["lora"]
-rows = [[-1.0] * (len(tokens) - 1) for tokens in request["prompts"]]
-json.dump({"logprobs": rows, "version": "0.0"}, open(sys.argv[2], "w"))
-"""
-
-
-def test_another_answer_of_vllm_is_an_error(base, tmp_path, monkeypatch):
-    adapter = make_adapter(tmp_path / "adapter", base("tied_llama"))
-    (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr(_vllm_proof._vllm, "__file__", str(tmp_path / "fake.py"))
-    monkeypatch.setattr("tinker_cookbook.weights.commands.check_vllm_python", lambda python: python)
-    with pytest.raises(WeightsAdapterError, match=r"log-probabilities of vLLM 0\.0 differ"):
-        export("export", adapter, tmp_path / "out", f"vllm_python={sys.executable}")
-    (tmp_path / "fake.py").write_text("raise ValueError('out of memory')")
-    with pytest.raises(WeightsError, match=r"vLLM .* ended with code 1(.|\n)*out of memory"):
-        export("export", adapter, tmp_path / "out", f"vllm_python={sys.executable}")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_python_without_vllm_is_refused_first(tmp_path):
-    with pytest.raises(ConfigurationError, match="it has no package vllm"):
-        check_vllm_python(sys.executable)
-    nowhere = tmp_path / "nowhere"
-    for words, expected in (([], "no program has this name"), (["verify=False"], "verify=True")):
-        with pytest.raises(ConfigurationError, match=expected):
-            export("export", nowhere, tmp_path / "out", f"vllm_python={nowhere}", *words)

@@ -52,18 +52,6 @@ def test_the_streamed_answer_is_that_of_the_engine(served, here, stories_model):
     assert answer.tokens == expected.tokens
 
 
-def test_whole_answers_of_the_sdk_are_equal(served, stories_model):
-    streamed = served(stories_model, "role_colon")
-    fields = {name: getattr(streamed, name) for name in ("model", "label", "context_length")}
-    from tinker_cookbook.chat.answers import ChatModel
-
-    whole = ChatModel(**fields)
-    answers = [
-        asyncio.run(one.answer(MESSAGES, CHOICES, lambda _: None)) for one in (streamed, whole)
-    ]
-    assert answers[0] == answers[1]
-
-
 def test_a_tool_call_and_whole_characters_arrive(served, scripted_model):
     model = served(scripted_model, "qwen2_5")
     choices = replace(CHOICES, temperature=0.0)

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from scripted import CALL
 from tinker import types
 
 from tinker_cookbook.backends import connect
@@ -179,16 +178,3 @@ def test_a_tool_call_goes_round(oai, scripted_model):
     calls = [c for k in chunks for p in k.choices for c in p.delta.tool_calls or []]
     assert [(c.index, c.function.name) for c in calls] == [(0, "add")]
     assert joined(chunks) == ("", "tool_calls")
-
-
-def test_a_call_that_cannot_be_read_is_text(oai, scripted_model):
-    found = oai.chat.completions.create(
-        model=scripted_model,
-        messages=PLAIN,
-        temperature=0,
-        max_tokens=2,
-        extra_body={"renderer_name": "qwen2_5"},
-    )
-    choice = found.choices[0]
-    assert choice.finish_reason == "length"
-    assert choice.message.content == f"<tool_call>\n{CALL}"

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from scripted import TEXT
 from tinker import types
 
 PROMPT = "Once upon a time"
@@ -59,16 +56,6 @@ def test_draws_what_the_sdk_draws_with_the_same_log_probabilities(oai, here, sto
     assert found.choices[0].text != found.choices[1].text
 
 
-def test_text_is_the_same_prompt_as_its_tokens(oai, stories_model, prompt):
-    ask = {"model": stories_model, "max_tokens": 8, "temperature": 0}
-    by_text = oai.completions.create(prompt=PROMPT, **ask)
-    several = oai.completions.create(prompt=[PROMPT, "The dog"], n=2, **ask)
-    by_tokens = oai.completions.create(prompt=[prompt], **ask)
-    assert by_text.choices[0].text == by_tokens.choices[0].text == several.choices[0].text
-    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
-    assert several.choices[0].text == several.choices[1].text != several.choices[2].text
-
-
 def test_a_stream_is_the_unstreamed_answer_in_pieces(oai, stories_model):
     ask = {"model": stories_model, "prompt": [PROMPT, "The dog"], "n": 2, "max_tokens": 20}
     ask |= {"seed": 3, "logprobs": 2, "echo": True, "stop": [" the", "."]}
@@ -93,14 +80,6 @@ def test_a_stream_is_the_unstreamed_answer_in_pieces(oai, stories_model):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_the_best_of_as_many_as_are_asked_for_are_all(oai, stories_model):
-    ask = {"model": stories_model, "prompt": PROMPT, "n": 3, "max_tokens": 14, "seed": 5}
-    ask |= {"stop": ["."], "stream": True}
-    texts, ends = streamed(oai.completions.create(**ask))
-    assert set(ends.values()) == {"stop", "length"}
-    assert streamed(oai.completions.create(best_of=3, **ask)) == (texts, ends)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_text_before_them(oai, here, stories_model, prompt, stream):
     free = oai.completions.create(model=stories_model, prompt=prompt, max_tokens=40, seed=5)
@@ -119,19 +98,6 @@ def test_stop_strings_end_the_text_before_them(oai, here, stories_model, prompt,
     assert max(offsets) < len(choice.text)
 
 
-def test_characters_of_several_tokens_come_whole(oai, scripted_model):
-    ask = {"model": scripted_model, "prompt": "?", "temperature": 0, "max_tokens": 30}
-    whole = oai.completions.create(logprobs=1, **ask)
-    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (TEXT, "stop")
-    assert whole.choices[0].logprobs.tokens[:4] == [f"bytes:\\x{b:02x}" for b in "🙂".encode()]
-    assert whole.choices[0].logprobs.text_offset == [0, 0, 0, 0, 1, 1, 2]
-    pieces = [c.choices[0].text for c in oai.completions.create(stream=True, **ask)]
-    assert "".join(pieces) == TEXT
-    assert not any("\ufffd" in piece for piece in pieces)
-    cut = oai.completions.create(**{**ask, "max_tokens": 2})
-    assert (cut.choices[0].text, cut.choices[0].finish_reason) == ("\ufffd", "length")
-
-
 def test_echo_scores_the_prompt(oai, here, stories_model, prompt):
     ask = {"model": stories_model, "prompt": PROMPT, "echo": True, "logprobs": 1, "seed": 0}
     known = here.compute_logprobs(types.ModelInput.from_ints(prompt)).result()
@@ -148,19 +114,3 @@ def test_echo_scores_the_prompt(oai, here, stories_model, prompt):
         places = zip(logprobs.tokens, logprobs.text_offset, strict=True)
         for name, at in list(places)[2:]:
             assert found.choices[0].text[at:].startswith(name)
-
-
-def test_a_stream_ends_with_done(oai, oai_serving, stories_model):
-    import httpx
-
-    with httpx.stream(
-        "POST",
-        f"{oai_serving.url}/oai/api/v1/completions",
-        headers={"Authorization": f"Bearer {oai_serving.key()}"},
-        json={"model": stories_model, "prompt": "A", "max_tokens": 3, "stream": True},
-        timeout=60,
-    ) as answer:
-        lines = [line for line in answer.iter_lines() if line]
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert lines[-1] == "data: [DONE]"
-    assert all("usage" not in json.loads(line[6:]) for line in lines[:-1])

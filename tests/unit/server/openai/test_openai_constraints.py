@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import openai
 import pytest
 
@@ -100,21 +99,6 @@ def test_logprobs_of_masked_samples_are_the_models(chat, oai, scripted_model):
     assert all(one.top_logprobs[0].logprob >= one.logprob - 1e-5 for one in content)
 
 
-def test_any_object(chat):
-    """Random strings have no end, so a bias makes the closing tokens likely."""
-    tokens = {'"': 5, "}": 5, "]": 3}
-    ids = {str(5 + ALPHABET.index(key)): value for key, value in tokens.items()}
-    ended = 0
-    for seed in range(6):
-        found = chat(response_format={"type": "json_object"}, seed=seed, logit_bias=ids)
-        choice = found.choices[0]
-        assert choice.message.content.startswith("{")
-        if choice.finish_reason == "stop":
-            assert isinstance(json.loads(choice.message.content), dict)
-            ended += 1
-    assert ended
-
-
 @pytest.mark.parametrize(
     "renderer_name", ["qwen2_5", "qwen3", "qwen3_disable_thinking", "qwen3_5_disable_thinking"]
 )
@@ -171,20 +155,6 @@ def test_a_completion_is_constrained(oai, stories_model):
         for choice in found.choices:
             assert choice.finish_reason == "stop"
             check(choice.text)
-
-
-def test_the_best_of_several_is_that_of_the_highest_mean(oai, stories_model):
-    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 12, "seed": 2, "logprobs": 0}
-    every = oai.completions.create(n=5, **ask).choices
-    means = [np.mean(choice.logprobs.token_logprobs) for choice in every]
-    best = oai.completions.create(best_of=5, n=2, **ask)
-    expected = [every[i].text for i in np.argsort(means)[::-1][:2]]
-    assert [choice.text for choice in best.choices] == expected
-    assert best.usage.completion_tokens == sum(len(c.logprobs.tokens) for c in every)
-    for more in ({"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}):
-        with pytest.raises(openai.BadRequestError) as error:
-            oai.completions.create(**ask, **more)
-        assert refused(error)[:2] == (400, "best_of")
 
 
 def test_penalties_bias_and_lengths_have_their_effect(oai, stories_model):
@@ -307,16 +277,3 @@ def test_what_is_invalid_is_refused_with_its_name(chat, more, param, words):
     assert status == 400
     assert words in message
     assert found == param or param == "role_colon"
-
-
-def test_options_of_the_format(chat):
-    def prompt(renderer_name, **kwargs):
-        more = {"chat_template_kwargs": kwargs} if kwargs else {}
-        return chat(renderer_name, max_tokens=1, extra_body=more).usage.prompt_tokens
-
-    quiet, thinks = prompt("qwen3_disable_thinking"), prompt("qwen3")
-    assert quiet > thinks
-    assert prompt("qwen3", enable_thinking=False) == quiet
-    assert prompt("qwen3_disable_thinking", enable_thinking=True) == thinks
-    assert prompt("qwen3", enable_thinking=True) == thinks
-    assert prompt("qwen3", strip_thinking_from_history=False) == thinks

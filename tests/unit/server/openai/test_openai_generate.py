@@ -61,27 +61,6 @@ def test_tokens_and_log_probabilities_are_the_engine_s(post, here, prompt):
     assert first["usage"]["prompt_tokens"] == len(prompt)
 
 
-def test_log_probabilities_are_those_of_scoring_again(post, here, prompt):
-    body = {"token_ids": prompt, "sampling_params": {"max_tokens": 12, "seed": 1, "logprobs": 0}}
-    choice = post(URLS[0], request_id="mine", return_token_ids=True, **body).json()
-    assert (choice["request_id"], choice["prompt_token_ids"]) == ("mine", prompt)
-    (choice,) = choice["choices"]
-    whole = [*prompt, *choice["token_ids"]]
-    scores = here.compute_logprobs(types.ModelInput.from_ints(whole)).result()
-    found = [one["logprob"] for one in choice["logprobs"]["content"]]
-    np.testing.assert_allclose(found, scores[len(prompt) :], atol=1e-4)
-
-
-def test_a_stop_token_is_part_of_the_tokens(post, here, prompt):
-    (sequence,) = expected(here, prompt, max_tokens=16, seed=2)
-    stop = sequence.tokens[6]
-    length = sequence.tokens.index(stop) + 1
-    params = {"max_tokens": 16, "seed": 2, "stop_token_ids": [stop]}
-    (choice,) = post(URLS[0], token_ids=prompt, sampling_params=params).json()["choices"]
-    assert choice["token_ids"] == sequence.tokens[:length]
-    assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
-
-
 def test_a_stream_has_the_same_tokens(post, prompt):
     body = {"token_ids": prompt, "sampling_params": {"max_tokens": 9, "seed": 4, "logprobs": 0}}
     (whole,) = post(URLS[0], **body).json()["choices"]
@@ -114,23 +93,6 @@ def test_what_is_not_supported_is_refused_by_name(post, body, param, names):
     assert answer.status_code == 400, error
     assert names in error["message"]
     assert error["param"] in (param, None), error
-
-
-def test_an_unknown_model_and_a_missing_key_are_errors_in_openai_s_form(post, oai_serving):
-    answer = post(URLS[0], model="no/such", token_ids=[1])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    answer = httpx.post(f"{oai_serving.url}{URLS[0]}", json={})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-
-
-def test_models_have_the_length_of_their_context(oai, oai_serving, stories_model):
-    named = {model.id: model for model in oai.models.list()}
-    assert named[stories_model].max_model_len == 512
-    headers = {"X-API-Key": oai_serving.key()}
-    for path in ("/v1/models", "/oai/api/v1/models"):
-        data = httpx.get(f"{oai_serving.url}{path}", headers=headers).json()["data"]
-        assert {one["id"]: one["max_model_len"] for one in data}[stories_model] == 512
-    assert oai.models.retrieve(stories_model).max_model_len == 512
 
 
 @pytest.mark.parametrize("stop", [None, [" the", "."]])

@@ -5,7 +5,6 @@ import re
 import time
 from types import SimpleNamespace
 
-import httpx
 import openai
 import pytest
 from tinker.types import ModelInput, SamplingParams
@@ -14,9 +13,6 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.server.app import error_response
-from tinker_cookbook.server.openai import ERROR_PREFIXES
-from tinker_cookbook.server.openai.protocol import ApiError
 from tinker_cookbook.server.openai.sampling import SampleStream, SamplingOptions
 from tinker_cookbook.server.requests import SampleQuota
 
@@ -164,42 +160,6 @@ def test_chat_refuses_too(oai, stories_model, more, param):
     assert said(error)[2] == param
 
 
-VLLM_DEFAULTS = {
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-    "skip_special_tokens": True,
-    "include_reasoning": True,
-    "spaces_between_special_tokens": True,
-    "repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "detokenize": True,
-    "min_tokens": 0,
-    "stop_token_ids": [],
-}
-
-
-def test_the_log_has_only_the_errors_of_the_server(caplog):
-    path = f"{ERROR_PREFIXES[0]}/completions"
-    assert error_response(ApiError("n: got 3, expected 1", param="n"), path).status_code == 400
-    assert caplog.records == []
-    response = error_response(RuntimeError("a bug in /home/ann"), path)
-    assert (response.status_code, len(caplog.records)) == (500, 1)
-    assert b"/home/ann" not in response.body
-
-
-def test_what_has_no_effect_is_taken(oai, stories_model):
-    found = oai.completions.create(
-        model=stories_model,
-        prompt="Once",
-        max_tokens=2,
-        user="me",
-        presence_penalty=0,
-        logit_bias={},
-        extra_body={"metadata": {"a": "b"}, "store": False, "suffix": None, **VLLM_DEFAULTS},
-    )
-    assert found.choices[0].finish_reason == "length"
-
-
 def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
     with pytest.raises(openai.AuthenticationError) as error:
         oai_with("tml-wrong").models.list()
@@ -215,14 +175,6 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
         assert said(error) == (404, "unknown_url", None)
         for words in ("at /v1 (", "GET models, POST completions", "POST responses"):
             assert words in error.value.response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("prefix", ["/v1", "/services/tinker-prod/oai/api/v1"])
-def test_other_addresses_of_the_api(oai, oai_serving, stories_model, prefix):
-    """The hosted service's path serves programs that exchange only the host."""
-    client = oai.with_options(base_url=oai_serving.url + prefix)
-    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 3, "temperature": 0}
-    assert client.completions.create(**ask).choices == oai.completions.create(**ask).choices
 
 
 @pytest.mark.parametrize("where", ["here", "server"])
@@ -349,14 +301,6 @@ def test_ids_and_calls_of_another_type_are_refused(oai, scripted_model, message,
     assert said(error) == (400, None, param)
 
 
-@pytest.mark.parametrize("kind", ["function_call", "function_call_output"])
-def test_a_call_id_that_is_no_text_is_refused(oai, scripted_model, kind):
-    item = {"type": kind, "call_id": ["c"], "name": "f", "arguments": "{}", "output": "o"}
-    with pytest.raises(openai.BadRequestError) as error:
-        oai.responses.create(model=scripted_model, input=[item])
-    assert said(error) == (400, None, "input[0].call_id")
-
-
 @pytest.mark.parametrize("option", ["name", "tokenizer", "image_processor", "model_name"])
 def test_parameters_that_are_no_options_of_a_format_are_refused(oai, scripted_model, option):
     with pytest.raises(
@@ -369,8 +313,3 @@ def test_parameters_that_are_no_options_of_a_format_are_refused(oai, scripted_mo
             extra_body={"chat_template_kwargs": {option: "x"}},
         )
     assert said(error) == (400, None, "chat_template_kwargs")
-
-
-def test_the_health_address_and_the_other_errors_are_as_they_were(oai_serving):
-    assert httpx.get(f"{oai_serving.url}/healthz").json()["status"] == "ok"
-    assert httpx.get(f"{oai_serving.url}/api/v1/checkpoints").json().keys() == {"detail"}

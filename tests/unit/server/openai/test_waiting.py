@@ -56,26 +56,6 @@ def test_samples_of_the_sdk_leave_no_room_for_the_others(sdk, oai, stories_model
     assert "sequences" in sdk.result(sdk(2, 60, max_tokens=1))
 
 
-def test_samples_of_the_openai_api_leave_no_room_for_the_sdk(sdk, oai, stories_model):
-    ask = {"model": stories_model, "prompt": "Once", "n": 60, "stop": ["\x00"], **LONG}
-    stream = oai.completions.create(stream=True, **ask)
-    next(iter(stream))
-    status, said = sdk(0, 60)
-    assert status == 429
-    assert "60 samples are already queued, the limit is 64" in said["detail"]
-    stream.close()
-
-
-def test_training_passes_are_no_samples(sdk):
-    caller, model = sdk.model()
-    asked = [caller.train(model, number) for number in range(2, 70)]  # all wait for the first
-    status, said = sdk(0, 60, max_tokens=1)
-    assert status == 200
-    sdk.result((status, said))
-    caller.train(model, 1)
-    assert "metrics" in caller.result(asked[-1])
-
-
 def test_one_request_has_no_more_samples_than_may_wait(sdk, oai, stories_model):
     quota = SampleQuota(4)
     with pytest.raises(DataValidationError, match="got a request for 5 samples, the limit is 4"):
