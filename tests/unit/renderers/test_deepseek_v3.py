@@ -67,7 +67,7 @@ def test_histories_with_results_equal_the_template(case, shared_dir, make_render
         split_special_tokens=False,
     )
 
-    @checked(200)
+    @checked(60)
     @given(messages=up_to_a_user(conversations(thinking="none part tags")))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)

@@ -110,7 +110,7 @@ def test_weights_are_what_follows_the_prompt(load, case):
     side = load(case, split_special_tokens=False)
     stops = set(side.renderer.response_parser()._stops)
 
-    @checked(30)
+    @checked(12)
     @given(messages=case.conversations, answer=case.answers)
     def check(messages, answer):
         end = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
@@ -131,7 +131,7 @@ def test_weights_are_what_follows_the_prompt(load, case):
 def test_parse_gives_the_message_back_in_any_cut(load, case):
     side = load(case)
 
-    @checked(40)
+    @checked(15)
     @given(answer=case.answers, data=st.data())
     def check(answer, data):
         tokens = side.sampled(answer)
@@ -151,7 +151,7 @@ def test_random_tokens_never_raise_and_cut_alike(load, case):
     control = sorted(side.tokenizer.added_tokens_decoder)
     token = st.integers(0, min(len(side.tokenizer) - 1, 60_000)) | st.sampled_from(control)
 
-    @checked(30)
+    @checked(12)
     @given(tokens=st.lists(token, max_size=12), data=st.data())
     def check(tokens, data):
         assert_any_cut(side.renderer, tokens, data)
@@ -196,7 +196,7 @@ def test_split_control_tokens_stay_text(load, case):
     assert {n for n in special if not n.strip("<>/").replace("_", "").isalpha()} <= set(names)
     prefix = [m for m in case.question if m["role"] != "user"]
 
-    @checked(30)
+    @checked(12)
     @given(
         name=st.sampled_from(names),
         around=st.sampled_from(["", "a", " ", "<|", "é", "\ufdd0", "\ufdd0\ufdd1"]),

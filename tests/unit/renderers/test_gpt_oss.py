@@ -53,7 +53,7 @@ def test_open_calls_with_thinking_equal_the_template(load, case):
     side = load(case)
     text_with_call = "analysis" in case.spec
 
-    @checked(150)
+    @checked(50)
     @given(messages=cut_conversations(conversations(text_with_call, open_thinking=True)))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)
@@ -114,7 +114,7 @@ _tools = st.builds(
 def test_declared_tools_equal_the_template(load):
     side = load(CASES[1])
 
-    @checked(300)
+    @checked(80)
     @given(tools=st.lists(_tools, min_size=1, max_size=3), system=body)
     def check(tools, system):
         prefix = side.renderer.create_conversation_prefix_with_tools(tools, system)
@@ -207,7 +207,7 @@ def test_each_result_has_the_name_of_its_call(tokenizer, results, authors):
 def test_each_trained_answer_has_the_prompt_of_inference(load):
     side = load(CASES[1])
 
-    @checked(100)
+    @checked(40)
     @given(messages=cut_conversations(conversations(False, open_thinking=True)))
     def check(messages):
         answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]

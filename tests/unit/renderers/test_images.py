@@ -47,7 +47,7 @@ def pixels(chunk):
 def test_tokens_are_what_the_processor_makes(make):
     processor = make()
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
     @given(width=st.integers(1, 700), height=st.integers(1, 700))
     def check(width, height):
         image = Image.new("RGB", (width, height))

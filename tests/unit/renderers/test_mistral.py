@@ -134,7 +134,7 @@ def answers(draw, both):
 def test_parse_gives_the_message_back_in_any_cut(renderers, version):
     renderer = renderers[version]
 
-    @checked(150)
+    @checked(40)
     @given(answer=answers(both=version.startswith("v7")), data=st.data())
     def check(answer, data):
         example, weights = renderer.build_supervised_example([QUESTION, answer])
@@ -156,7 +156,7 @@ def test_random_tokens_never_raise_and_cut_alike(stand_in, family, version):
     words = renderer.codec.encode('[{"name": "f", "arguments": {"q": 1}, "id": "a"}]')
     token = st.integers(0, size - 1) | st.sampled_from(control) | st.sampled_from(words)
 
-    @checked(80)
+    @checked(25)
     @given(tokens=st.lists(token, max_size=12), data=st.data())
     def check(tokens, data):
         assert_any_cut(renderer, tokens, data)
@@ -212,7 +212,7 @@ def test_prompts_extend_each_other_where_nothing_moves(renderers, version):
     ]
     assert counts == [1, 1 if version.startswith("v7") else 2, 2]
 
-    @checked(60)
+    @checked(20)
     @given(user=st.lists(ascii_text, min_size=3, max_size=3), reply=said)
     def check(user, reply):
         messages = [{"role": "user", "content": text} for text in user]

@@ -49,7 +49,7 @@ def expected(renderer, template, messages, **options):
 
 
 @settings(
-    max_examples=200,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,

@@ -69,7 +69,7 @@ def test_tokens_equal_the_template_and_answers_are_read_back(shared_dir, tokeniz
     tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
     side = Side.load(case, tokenizer, shared_dir / "tokenizers", split_special_tokens=False)
 
-    @checked(100)
+    @checked(30)
     @given(messages=conversations, answer=answers)
     def check(messages, answer):
         assert side.tokens(messages) == side.expected(messages)

@@ -28,7 +28,7 @@ from tinker_cookbook.renderers.core.tool_calls import read_json_call, read_xml_c
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 QUESTION = {"role": "user", "content": "Hi"}
 

@@ -14,7 +14,7 @@ from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
 from tinker_cookbook.supervised.data import conversation_to_data
 
 examples = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 plain = untagged.map(lambda t: t.strip() or "x")
 CONVERSATION = [

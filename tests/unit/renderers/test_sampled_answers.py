@@ -102,7 +102,7 @@ def test_what_is_sampled_can_be_written_back(load, spec):
     stops = renderer.get_stop_sequences()
     pool = [p for p in pieces(renderer) if not set(p) & set(stops)]
     extends = renderer.has_extension_property
-    for i in range(15):
+    for i in range(6):
         chosen = rng.choices(pool, k=rng.randint(1, 6)) if i else [renderer.codec.encode(LATE)]
         sampled = [token for piece in chosen for token in piece]
         if isinstance(stops[0], int):

@@ -51,7 +51,7 @@ def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict,
 def test_answers_are_said_as_they_were_written(load, case):  # noqa: F811
     side = load(case)
 
-    @checked(15)
+    @checked(6)
     @given(answer=case.answers, data=st.data())
     def check(answer, data):
         tokens = side.sampled(answer)

@@ -82,7 +82,7 @@ def test_tokens_and_weights_are_those_of_the_hand_written_renderer(make, spec, f
     reply = text if spec == "llama3" else None
     strategy = dialogues(reply=reply) if reply is not None else dialogues()
 
-    @checked(40)
+    @checked(15)
     @given(messages=strategy)
     def check(messages):
         for what in WHATS:
@@ -97,7 +97,7 @@ def test_calls_and_results_are_weighed_as_by_the_hand_written_renderer(make):
     file = "chat_template.qwen3_instruct_2507.jinja"
     derived, written = (make(spec, "qwen3", file) for spec in ("template", "qwen3_instruct"))
 
-    @checked(40)
+    @checked(15)
     @given(messages=cut_conversations(qwen_conversations(thinking=False)))
     def check(messages):
         for what in ("all_assistant_messages", "last_assistant_turn", "all_tokens"):
@@ -110,7 +110,7 @@ def test_calls_and_results_are_weighed_as_by_the_hand_written_renderer(make):
 def test_hybrid_thinking_is_split_as_by_the_hand_written_renderer(make, what):
     derived, written = (make(spec, "qwen3") for spec in ("template", "qwen3"))
 
-    @checked(40)
+    @checked(15)
     @given(messages=cut_conversations(qwen_conversations()))
     def check(messages):
         found = [
@@ -169,7 +169,7 @@ def test_masks_are_those_of_generation_markers(make, shared_dir, family):
     renderer = make("template?split_special_tokens=false", family, file)
     conversations = dialogues() if family == "gemma3" else one_call_a_message(text.map(str.strip))
 
-    @checked(40)
+    @checked(15)
     @given(messages=conversations)
     def check(messages):
         plain = [renderer.to_openai_message(m) for m in messages]
