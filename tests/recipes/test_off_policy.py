@@ -111,7 +111,7 @@ def refused(place, monkeypatch, capsys):
         (["dataset=openthoughts3"], ["dataset_path=", "dataset=openthoughts3", "contradict"]),
     ],
 )
-def test_settings_that_cannot_work(refused, place, arguments, words):
+def test_invalid_settings_are_refused(refused, place, arguments, words):
     message = refused(f"teacher_model={place.model}", *arguments)
     for word in words:
         assert word in message

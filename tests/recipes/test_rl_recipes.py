@@ -155,7 +155,7 @@ def test_math_environments_by_name(common, env, kind):
         (["loss_fn=ppoo"], "did you mean 'ppo'"),
     ],
 )
-def test_settings_that_cannot_work(common, arguments, words):
+def test_invalid_settings_are_refused(common, arguments, words):
     with pytest.raises((ConfigurationError, DataError), match=words):
         parse_arguments(math_rl.CLIConfig, last_of_each([*common, *arguments])).resolved().check()
 

@@ -231,7 +231,7 @@ def test_what_was_changed_is_said(runs):
         (["rm_learning_rate=-1"], "learning_rate: got -1"),
     ],
 )
-def test_settings_that_cannot_work(arguments, more, words):
+def test_invalid_settings_are_refused(arguments, more, words):
     with pytest.raises((ConfigurationError, DataError), match=words):
         rlhf_pipeline.check(parse(arguments, *more))
 

@@ -70,7 +70,7 @@ def test_the_demo_model_is_the_default():
         ("max_tokens=0", "max_tokens: got 0"),
     ],
 )
-def test_settings_that_cannot_work(stories_model, argument, words):
+def test_invalid_settings_are_refused(stories_model, argument, words):
     arguments = [f"model_name={stories_model}", "renderer_name=role_colon", argument]
     with pytest.raises(ConfigurationError, match=words):
         parse_arguments(train.CLIConfig, arguments).resolved().check()

@@ -63,7 +63,7 @@ def test_killed_and_resumed_equals_never_killed(recipe_runs, request, point, cou
         ("model_name=smollm", "model_name: got 'smollm'"),
     ],
 )
-def test_settings_that_cannot_work(recipe_runs, argument, words):
+def test_invalid_settings_are_refused(recipe_runs, argument, words):
     done = recipe_runs.run("wrong", "raise", argument)
     assert done.returncode == 1
     assert words in done.stderr

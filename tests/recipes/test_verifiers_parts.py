@@ -138,7 +138,7 @@ def test_a_missing_or_unknown_library_is_an_error_with_the_command(monkeypatch, 
         ({"direct": "sometimes"}, "direct: got 'sometimes'"),
     ],
 )
-def test_wrong_settings_are_named(stories_model, given, names):
+def test_invalid_settings_are_refused(stories_model, given, names):
     cli = train.CLIConfig(model_name=stories_model, renderer_name="role_colon", **given)
     with pytest.raises(ConfigurationError, match=names):
         cli.resolved()

@@ -83,7 +83,7 @@ def test_files_keep_their_bytes(picture, tmp_path, kind):
         (5, r"got int, expected a Pillow image"),
     ],
 )
-def test_what_is_no_local_image_is_refused(source, error):
+def test_invalid_local_images_are_refused(source, error):
     with pytest.raises(DataFormatError, match=error):
         image_to_data_uri(source)
 
@@ -314,7 +314,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_is_no_whole_image_is_refused():
+def test_truncated_images_are_refused():
     texts = {text: text.encode() for text in REFUSED if text not in ("TIFF", "half a")}
     for name, data in {**texts, **halves()}.items():
         said = REFUSED["half a" if name.startswith("half") else name]

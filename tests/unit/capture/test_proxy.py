@@ -210,7 +210,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_done_is_refused(sampler):
+def test_unsupported_requests_are_refused(sampler):
     async def use(client):
         for path, more, error, status, said in REFUSED:
             sampler.error = error

@@ -227,7 +227,7 @@ def test_a_saved_conversation_trains_and_replaces_its_shorter_form(opened, tmp_p
         ({"model_name": "x", "renderer_name": "qwen33"}, "renderer_name"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_loaded(settings, expected):
+def test_invalid_settings_are_refused_before_loading(settings, expected):
     with pytest.raises(ConfigurationError, match=expected):
         Config(**settings).check()
 

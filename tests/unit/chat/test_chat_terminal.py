@@ -69,7 +69,7 @@ def settings(stories_model):
 
 
 @pytest.mark.slow  # it starts the program, which takes 6 s of processor time
-def test_a_person_chats_in_a_terminal(settings, tmp_path):
+def test_chat_in_a_terminal(settings, tmp_path):
     words = [f"{key}={value}" for key, value in {**settings, "max_tokens": 400}.items()]
     terminal = Terminal([sys.executable, "-m", "tinker_cookbook.chat", *words], width=80)
     start = terminal.until(PROMPT)

@@ -72,7 +72,7 @@ def test_prompts_and_conversations_up_to_the_last_question(tmp_path):
         ({"messages": [{"content": "x"}]}, r"p\.jsonl:2: "),
     ],
 )
-def test_bad_lines_are_named(tmp_path, row, message):
+def test_invalid_lines_are_refused(tmp_path, row, message):
     file = write(tmp_path / "p.jsonl", {"prompt": "one"}, row)
     with pytest.raises(DataFormatError, match=message):
         load_prompts(file)

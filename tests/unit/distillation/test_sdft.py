@@ -164,7 +164,7 @@ def test_reverse_kl_and_its_gradient_equal_autograd_through_peft(place, renderer
         ("{} {golden_answer}", "cannot be filled in"),
     ],
 )
-def test_a_template_that_cannot_work(template, words):
+def test_invalid_template_is_refused(template, words):
     with pytest.raises(ConfigurationError) as error:
         check_demo_template(template)
     assert words in str(error.value)
@@ -203,7 +203,7 @@ def config_of(place, tmp_path, *talks, **settings):
         ({"skip_first_n_tokens": -1}, "skip_first_n_tokens: got -1"),
     ],
 )
-def test_settings_that_cannot_work(place, tmp_path, settings, words):
+def test_invalid_settings_are_refused(place, tmp_path, settings, words):
     with pytest.raises(ConfigurationError) as error:
         asyncio.run(sdft.main(config_of(place, tmp_path, **settings)))
     assert words in str(error.value)

@@ -270,7 +270,7 @@ def test_a_teacher_that_is_not_there(model, prompts, tmp_path, path, error, mess
         ),
     ],
 )
-def test_settings_that_cannot_work(model, prompts, tmp_path, settings, message):
+def test_invalid_settings_are_refused(model, prompts, tmp_path, settings, message):
     whole = config(model, tmp_path, part(model, prompts, model))
     with pytest.raises(ConfigurationError, match=message):
         chz.replace(whole, **settings).check()

@@ -76,7 +76,7 @@ def test_files_of_another_model_are_refused(stories_base):
             Adapter.load(adapter.spec, stories_base.targets, saved, ref.CPU, "tinker://x")
 
 
-def test_bad_specs_are_named():
+def test_invalid_specs_are_refused():
     with pytest.raises(ConfigurationError, match="rank: got 0"):
         AdapterSpec(rank=0)
     with pytest.raises(ConfigurationError, match="all are false"):

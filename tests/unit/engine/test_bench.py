@@ -161,7 +161,7 @@ def test_answers_are_trained_and_nothing_else(tokenizer_folder, tmp_path: Path) 
         ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
     ],
 )
-def test_settings_are_checked_first(settings: dict, words: str) -> None:
+def test_invalid_settings_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_config(Config(**settings))
     assert words in str(caught.value)

@@ -145,7 +145,7 @@ def test_out_of_memory_keeps_groups_whole(stories_base, monkeypatch):
         run.forward_backward_custom(data, PairLoss(), group_size=2)
 
 
-def test_bad_groups_are_named(stories_base):
+def test_invalid_groups_are_refused(stories_base):
     run, data = ref.make_run(stories_base), pairs(stories_base)
     with pytest.raises(DataValidationError, match=r"got 5 datums, expected a multiple of .*=2"):
         run.forward_backward_custom(data[:5], PairLoss(), group_size=2)

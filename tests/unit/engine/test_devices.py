@@ -71,7 +71,7 @@ def test_a_gpu_index_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch)
         ("cpu", "fp16", "set dtype=float32 or dtype=bfloat16"),
     ],
 )
-def test_what_cannot_be_is_refused(device: str, dtype: str, said: str):
+def test_invalid_devices_are_refused(device: str, dtype: str, said: str):
     with pytest.raises(ConfigurationError) as raised:
         choose_device(device, dtype)
     assert said in str(raised.value)

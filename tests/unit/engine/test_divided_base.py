@@ -71,7 +71,7 @@ def test_the_weights_are_used_where_they_are_gathered(group, tiny_base):
     assert all(isinstance(part, DTensor) for layer in layers for part in layer.sharded.parts)
 
 
-def test_settings_that_cannot_work_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ConfigurationError, match=r"shard_base=True: the remote backend decides"):
         EngineSettings(shard_base=True).check(local=False)
     with pytest.raises(ConfigurationError, match=r"shard_base=true.*torchrun --nproc-per-node"):

@@ -28,7 +28,7 @@ def plain(row: np.ndarray, temperature: float, top_k: int, top_p: float, uniform
 
 
 @pytest.mark.parametrize("vocabulary", [7, 256, 1000, 49152])
-def test_equals_plain_inversion(vocabulary):
+def test_equals_inverse_cdf_sampling(vocabulary):
     """Rows of every kind side by side, greedy ones among them."""
     rng = np.random.default_rng(vocabulary)
     count = 60
@@ -54,7 +54,7 @@ def test_equals_plain_inversion(vocabulary):
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, ALMOST_ONE])
-def test_what_has_no_weight_is_never_drawn(uniform):
+def test_zero_probability_is_never_sampled(uniform):
     logits = torch.full((3, 1000), -torch.inf)
     logits[0, 0], logits[1, 511], logits[2, 999] = 1.0, 1.0, 1.0
     ones, all_tokens = np.ones(3), np.full(3, -1)

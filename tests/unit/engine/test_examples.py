@@ -71,7 +71,7 @@ GOOD = supervised()
         ("ppo", [], r"got no datum"),
     ],
 )  # fmt: skip
-def test_bad_data_is_named(loss, data, message):
+def test_invalid_data_is_refused(loss, data, message):
     with pytest.raises(DataValidationError, match=message):
         check_examples(data, get_loss(loss), vocab_size=9, context_length=10)
 

@@ -65,7 +65,7 @@ def test_samples_have_the_logprobs_of_peft(kind, tiny_base, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["qwen3_moe", *(pytest.param(k, marks=SLOW) for k in ref.ROUTED[1:])]
 )
-def test_adapters_in_one_batch_do_not_disturb_each_other(kind, product, tmp_path):
+def test_multi_adapter_batch_equals_single(kind, product, tmp_path):
     """To the bit with packed matrices; torch's grouped product rounds with its number of rows."""
     base = ref.load_base(ref.make_model(kind, tmp_path))
     samplers = [

@@ -66,7 +66,7 @@ def broken_adapter(base, value: float):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_give_nan_fail_alone(base, value):
+def test_nan_weights_fail_only_their_request(base, value):
     world = World(base)
     sampler = Sampler(base, broken_adapter(base, value), "run 7")
     settings = SamplingSettings(max_tokens=12, seed=1, temperature=0.7, top_p=0.9, top_k=5)
@@ -83,7 +83,7 @@ def test_weights_that_give_nan_fail_alone(base, value):
     world.assert_the_others_are_as_alone()
 
 
-def test_an_adapter_that_raises_fails_alone(base, monkeypatch):
+def test_raising_adapter_fails_only_its_request(base, monkeypatch):
     world = World(base)
     sampler = Sampler(base, ref.random_adapter(base))
 
@@ -100,7 +100,7 @@ def test_an_adapter_that_raises_fails_alone(base, monkeypatch):
     world.assert_the_others_are_as_alone()
 
 
-def test_a_row_that_breaks_the_forward_fails_alone(base, monkeypatch):
+def test_failing_row_fails_only_its_request(base, monkeypatch):
     """With the same adapter as others, once while its prompt is read, once while it decodes."""
     world = World(base)
     forward = base.hidden_of_batch
@@ -131,7 +131,7 @@ def test_numbers_that_vanish_in_float32_are_refused(name, value):
 
 
 @pytest.mark.parametrize("value", [2e-38, 1e-30, 1e-9])
-def test_the_coldest_temperatures_take_the_most_probable_token(stories_base, value):
+def test_tiny_temperature_is_greedy(stories_base, value):
     sampler = Sampler(stories_base, None)
     greedy, cold = (
         ref.draw(sampler, [1, 5], 1, SamplingSettings(max_tokens=9, temperature=t, seed=1))[0]

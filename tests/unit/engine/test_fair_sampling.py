@@ -57,7 +57,7 @@ def full_batcher(base, *requests) -> Scheduler:
     return scheduler
 
 
-def test_an_owners_first_sample_begins_although_another_queued_1024(base):
+def test_fair_scheduling_between_owners(base):
     sampler = Sampler(base, None)
     much = ask(sampler, np.arange(3, 24), 1024, 1, "ann", max_tokens=30)
     scheduler = full_batcher(base, much)
@@ -91,7 +91,7 @@ def test_an_owners_first_sample_begins_although_another_queued_1024(base):
     assert not scheduler.busy
 
 
-def test_interrupted_samples_end_as_alone(base):
+def test_interrupted_samples_equal_single(base):
     """Owners that come one after the other: places go from those with most to those with none."""
     samplers = [Sampler(base, None), Sampler(base, ref.random_adapter(base))]
     requests = [ask(samplers[0], np.arange(3, 24), 12, 1, "ann")]
@@ -108,7 +108,7 @@ def test_interrupted_samples_end_as_alone(base):
         assert_as_alone(request)
 
 
-def test_a_short_prompt_is_read_among_many_long_ones(stories_base, monkeypatch):
+def test_short_prompt_among_long_prefills(stories_base, monkeypatch):
     monkeypatch.setattr(batcher_module, "_STEP_TOKENS_CPU", 48)
     sampler, other = Sampler(stories_base, None), Sampler(stories_base, None)
     rng = np.random.default_rng(0)
@@ -123,7 +123,7 @@ def test_a_short_prompt_is_read_among_many_long_ones(stories_base, monkeypatch):
         assert_as_alone(request)
 
 
-def test_memory_is_freed_for_a_first_sample(base):
+def test_preemption_for_a_first_sample(base):
     sampler = Sampler(base, None)
     much = ask(sampler, np.arange(3, 24), 30, 1, "ann", max_tokens=60)
     scheduler = Scheduler(base, base.kv_shapes)

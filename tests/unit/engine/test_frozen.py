@@ -78,7 +78,7 @@ def test_what_bfloat16_rounds_away_can_be_had():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_other_rows(dtype):
+def test_batch_invariance(dtype):
     """What makes a sample the same whatever else is in the batch."""
     # oneDNN chooses among its AMX kernels for bfloat16 by the number of rows.
     without_amx = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX512_CORE_BF16"

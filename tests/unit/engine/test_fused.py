@@ -98,7 +98,7 @@ def test_rotation(batch, width, side_by_side, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_other_rows(dtype):
+def test_batch_invariance(dtype):
     x, up, weight = draw(300, 50, dtype=dtype), draw(300, 50, dtype=dtype), torch.randn(50)
     norms = elementwise._Norm.apply(weight, 1e-6, True, x)
     gates = elementwise._Gated.apply(False, x, up)
@@ -120,7 +120,7 @@ def test_norms_of_both_kinds_are_recognised(kind, dtype):
     assert difference <= (2e-6 if dtype == torch.float32 else 2**-5)
 
 
-def test_what_differs_is_left_alone():
+def test_unknown_modules_are_not_fused():
     class OtherRMSNorm(modeling_llama.LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return super().forward(hidden_states) * 1.01

@@ -272,7 +272,7 @@ def test_many_runs_in_bfloat16_are_grouped_and_round_as_separate_passes(
     assert (of_grouped < 1.3 * of_separate).all()
 
 
-def test_what_does_not_suit_is_computed_by_itself(tiny_base, joined, monkeypatch):
+def test_incompatible_runs_are_computed_separately(tiny_base, joined, monkeypatch):
     """Other losses or settings, another base model, too many tokens or ranks, routed experts."""
     base, other, routed = (tiny_base(kind) for kind in ("llama", "qwen3", "qwen3_moe"))
     runs = [*runs_on(base), *runs_on(other, 1), *runs_on(routed, 2)]
@@ -299,7 +299,7 @@ def test_what_does_not_suit_is_computed_by_itself(tiny_base, joined, monkeypatch
     assert [len(names) for names in joined] == [12, 2]
 
 
-def test_an_error_of_one_run_leaves_the_others_alone(tiny_base, joined):
+def test_error_of_one_run_affects_no_other(tiny_base, joined):
     base = tiny_base("llama")
     runs, twins = runs_on(base), runs_on(base)
     data = data_of(base, 4, "ppo", False)
@@ -324,7 +324,7 @@ def test_an_error_of_one_run_leaves_the_others_alone(tiny_base, joined):
         run.optim_step(AdamSettings())
 
 
-def test_a_run_that_has_diverged_keeps_its_numbers_to_itself(tiny_base, joined):
+def test_diverged_run_affects_no_other(tiny_base, joined):
     base = tiny_base("llama")
     runs, twins = runs_on(base, 3), runs_on(base, 3)
     for group in (runs, twins):

@@ -235,7 +235,7 @@ def test_a_mask_that_allows_nothing_fails_its_request_alone(stories_base):
         ("min_tokens", 50),
     ],
 )
-def test_settings_out_of_range_are_refused(name, value):
+def test_invalid_settings_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"^{name}: got"):
         SamplingSettings(**{name: value, "max_tokens": 20})
 
@@ -246,7 +246,7 @@ def test_a_bias_of_a_token_outside_the_vocabulary_is_refused(stories_base):
 
 
 @pytest.mark.slow
-def test_a_sequence_that_is_preempted_goes_on_with_the_same_state(stories_base):
+def test_preempted_sequence_keeps_its_state(stories_base):
     sampler, size = Sampler(stories_base, None), stories_base.vocab_size
     odd = Allow(lambda tokens: range(30 + len(tokens) % 2, 400, 2), size)
     options = [{"token_mask": odd}, {"frequency_penalty": 1.0}, {"min_tokens": 100}]

@@ -114,7 +114,7 @@ def test_one_recorded_logprob_of_minus_99_does_not_make_the_gradient_infinite(na
         ),
     ],
 )
-def test_wrong_settings_are_named(name, config, message):
+def test_invalid_settings_are_refused(name, config, message):
     with pytest.raises(ConfigurationError, match=message):
         get_loss(name).resolve_config(config)
 

@@ -17,7 +17,7 @@ def _term(rank: int) -> LowRank:
 
 
 @pytest.mark.parametrize("ranks", [(4,), (4, 8), (4, 8, 2, 300, 400)])
-def test_rows_get_the_terms_of_their_adapters(ranks):
+def test_rows_get_the_lora_of_their_adapter(ranks):
     torch.manual_seed(0)
     terms = [_term(rank) for rank in ranks]
     bounds = [0, 3, 4, 12, 20, 33, ROWS]
@@ -33,7 +33,7 @@ def test_rows_get_the_terms_of_their_adapters(ranks):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
 
 
-def test_numbers_of_a_diverged_adapter_stay_in_its_rows():
+def test_nan_of_an_adapter_stays_in_its_rows():
     torch.manual_seed(0)
     nan, inf = torch.full((OUT, 4), torch.nan), torch.full((4, IN), torch.inf)
     terms = [_term(4), LowRank(_term(4).a, nan), LowRank(inf, _term(4).b), _term(8)]

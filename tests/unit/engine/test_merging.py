@@ -12,7 +12,7 @@ from tinker_cookbook.engine.model.resolve import merge_note
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])  # tied, and not
 @pytest.mark.parametrize("train_unembed", [True, False])
-def test_what_is_called_exact_is_exact(tiny_base, tmp_path, kind, train_unembed):
+def test_exact_merges_are_exact(tiny_base, tmp_path, kind, train_unembed):
     base = tiny_base(kind)
     spec = AdapterSpec(rank=4, train_unembed=train_unembed)
     model = ref.peft_model(base, ref.random_adapter(base, spec, size=0.1), tmp_path)

@@ -117,7 +117,7 @@ def test_equals_attention_in_float64(
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("case", SHAPES)
-def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.dtype) -> None:
+def test_batch_invariance(case: str, dtype: torch.dtype) -> None:
     together, alone = Batch(case, dtype), Batch(case, dtype)
     out = together.attend(together.runs())
     for run in alone.runs():
@@ -128,7 +128,7 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
 
 
 @needs_compiler
-def test_not_a_number_stays_visible() -> None:
+def test_nan_propagates() -> None:
     batch = Batch("three heads to a key", torch.float32)
     run = batch.runs()[1]
     run.table.cache.keys[1][run.table.blocks[1].index, 1, 3, 6] = torch.nan
@@ -156,7 +156,7 @@ def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert list((tmp_path / "native").iterdir()) == [built]
 
 
-def test_is_done_without(
+def test_falls_back_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))

@@ -101,7 +101,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
         ("grad_clip_norm", -1.0),
     ],
 )
-def test_settings_out_of_range_are_named(field, value):
+def test_invalid_settings_are_refused(field, value):
     with pytest.raises(ConfigurationError, match=f"^{field}: got {value}"):
         AdamSettings(**{field: value})
 

@@ -34,7 +34,7 @@ def pools(cache) -> list[torch.Tensor]:
     return [*cache.keys, *cache.values]
 
 
-def test_a_fork_shares_full_blocks_and_owns_the_rest(cache):
+def test_fork_shares_full_blocks(cache):
     table = cache.new(2 * BLOCK + 10)
     for number, block in enumerate(table.blocks):
         for pool in pools(cache):
@@ -55,7 +55,7 @@ def test_a_fork_shares_full_blocks_and_owns_the_rest(cache):
     assert cache.active_tokens == 6 * BLOCK
 
 
-def test_a_block_is_free_when_its_last_user_is(cache):
+def test_block_reference_counts(cache):
     table = cache.new(BLOCK)
     (other,) = cache.fork(table, BLOCK)
     (block,) = table.blocks
@@ -68,7 +68,7 @@ def test_a_block_is_free_when_its_last_user_is(cache):
     assert cache.new(1).blocks == [block]
 
 
-def test_growing_takes_a_block_and_moves_nothing(cache):
+def test_growth_allocates_one_block(cache):
     table = cache.new(1)
     first = table.blocks[0]
     cache.grow(table, BLOCK)
@@ -78,7 +78,7 @@ def test_growing_takes_a_block_and_moves_nothing(cache):
     assert table.blocks[0] is first
 
 
-def test_a_kept_prefix_has_no_block_that_it_does_not_need(cache):
+def test_kept_prefix_has_minimal_blocks(cache):
     table = cache.new(5 * BLOCK)
     table.length = BLOCK + 1
     (other,) = cache.fork(table, BLOCK)
@@ -110,7 +110,7 @@ def test_memory_shrinks_and_grows_without_changing_a_block(cache):
         cache.free(table)
 
 
-def test_what_is_not_a_number_does_not_stay_in_freed_memory(monkeypatch):
+def test_freed_blocks_hold_no_nan(monkeypatch):
     """torch's products multiply what is past the end of a sequence by 0."""
     monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
     cache = PagedCache(SHAPES, torch.float32, CPU)
@@ -144,7 +144,7 @@ def test_samples_of_a_prompt_share_its_blocks(base):
     assert scheduler._cache.active_tokens == (2 + 6) * BLOCK
 
 
-def test_no_block_is_lost(base):
+def test_no_block_leaks(base):
     """Whatever ends, goes away or comes again, all blocks are free in the end, or kept."""
     sampler = Sampler(base, None)
     settings = SamplingSettings(max_tokens=90, seed=0)
@@ -195,7 +195,7 @@ class Kept(list):
         return sum(table.length for table in self)
 
 
-def test_the_longest_prefix_is_found_and_the_oldest_evicted(stories_base, monkeypatch):
+def test_longest_prefix_match_and_lru_eviction(stories_base, monkeypatch):
     """As a search through all sequences finds it; with few tokens many prefixes are common."""
     monkeypatch.setattr(prefix_cache, "SHORTEST", 2)
     rng = np.random.default_rng(0)
@@ -232,7 +232,7 @@ def test_the_longest_prefix_is_found_and_the_oldest_evicted(stories_base, monkey
 
 
 @needs_compiler
-def test_a_next_turn_reads_what_the_last_one_left(stories_base):
+def test_next_turn_hits_the_prefix_cache(stories_base):
     """The blocks of a finished sample serve longer and shorter prompts, to the same bits."""
     sampler = Sampler(stories_base, None)
     settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)

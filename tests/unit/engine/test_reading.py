@@ -43,7 +43,7 @@ def alone(base, prompts) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-def test_a_common_beginning_is_read_once(stories_base, monkeypatch):
+def test_common_prefix_is_prefilled_once(stories_base, monkeypatch):
     prompts = family(stories_base, 10, stem=100, own=7)
     expected = alone(stories_base, prompts)
     computed = ref.count_computed(stories_base, monkeypatch)
@@ -56,7 +56,7 @@ def test_a_common_beginning_is_read_once(stories_base, monkeypatch):
     assert cached == [0] + [100] * 9
 
 
-def test_branches_follow_what_they_share_most_with(stories_base, monkeypatch):
+def test_branches_reuse_the_longest_prefix(stories_base, monkeypatch):
     """A tree: two branches of one stem, with two prompts each."""
     stem = family(stories_base, 1, stem=80, own=0)[0]
     branches = [
@@ -74,7 +74,7 @@ def test_branches_follow_what_they_share_most_with(stories_base, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_who_waits_for_one_that_is_taken_back_goes_on(stories_base, steps):
+def test_waiting_prefill_survives_cancellation(stories_base, steps):
     """Before, while and after the common beginning is read."""
     prompts = family(stories_base, 5, stem=100, own=7)
     expected = alone(stories_base, prompts)
@@ -91,7 +91,7 @@ def test_who_waits_for_one_that_is_taken_back_goes_on(stories_base, steps):
     assert drawn(requests[1:]) == expected[1:]
 
 
-def test_short_memory_changes_nothing(stories_base, monkeypatch):
+def test_preemption_changes_no_sample(stories_base, monkeypatch):
     """Some are let in later, others begin again."""
     prompts = family(stories_base, 6, stem=100, own=7)
     expected = alone(stories_base, prompts)

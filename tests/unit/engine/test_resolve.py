@@ -201,7 +201,7 @@ def test_an_adapter_folder_is_recognised(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["nope", "./nope", "a/b/c", "/no/such/folder", ""])
-def test_a_name_that_can_be_nothing_is_refused_without_asking_anyone(name: str):
+def test_invalid_name_is_refused_offline(name: str):
     with pytest.raises(ModelNotFoundError, match="neither an existing folder nor a Hub name"):
         resolve.resolve_model(name)
 

@@ -220,12 +220,12 @@ def test_topk_of_samples(stories_base, draw):
     [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", 0),
      ("top_k", -2), ("top_p", 0.0), ("top_p", 1.1)],
 )  # fmt: skip
-def test_settings_out_of_range_are_named(field, value):
+def test_invalid_settings_are_refused(field, value):
     with pytest.raises(ConfigurationError, match=f"^{field}: got {value}, expected"):
         SamplingSettings(**{field: value})
 
 
-def test_bad_prompts_are_named(stories_base, draw):
+def test_invalid_prompts_are_refused(stories_base, draw):
     sampler = Sampler(stories_base, None)
     for prompt, message in (
         ([], "prompt: got no token"),

@@ -75,7 +75,7 @@ def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)
-def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
+def test_batch_invariance(base):
     """Whatever else is in the batch, whenever it came, and whatever was known of the prompt."""
     sampler = Sampler(base, ref.random_adapter(base))
     other = Sampler(base, ref.random_adapter(base, seed=5))
@@ -129,7 +129,7 @@ def test_one_call_for_a_step_gives_the_bits_of_the_modules(kind, dtype, tiny_bas
     assert sampled() == once
 
 
-def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
+def test_group_prefills_its_prompt_once(stories_base, monkeypatch):
     computed = ref.count_computed(stories_base, monkeypatch)
     prompt = ref.text(stories_base, np.random.default_rng(2), 100)
     del computed[:]
@@ -145,7 +145,7 @@ def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
     assert cached == [0] + [100] * 8
 
 
-def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
+def test_next_turn_hits_the_prefix_cache(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
     scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     prompt = ref.text(stories_base, np.random.default_rng(2), 60)
@@ -171,7 +171,7 @@ def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
     assert elsewhere.cached_prompt_tokens == 30
 
 
-def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
+def test_prefix_cache_is_per_snapshot(stories_base):
     """With the prefix cache on, and old and new in one batch."""
     run = ref.make_run(stories_base)
     prompt = ref.text(stories_base, np.random.default_rng(2), 80)
@@ -197,7 +197,7 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
     assert lps[0] != lps[1]
 
 
-def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
+def test_finished_request_frees_memory_without_gc(stories_base):
     """Else all that was kept for old snapshots of a run would pile up between collections."""
     sampler = Sampler(stories_base, ref.random_adapter(stories_base))
     gone = weakref.ref(sampler)
@@ -220,7 +220,7 @@ def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stor
         gc.enable()
 
 
-def test_cancelling_frees_the_rows(stories_base):
+def test_cancellation_frees_rows(stories_base):
     sampler = Sampler(stories_base, None)
     scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     kept = sample_request(sampler, [1], 2, settings(max_tokens=30))
@@ -264,7 +264,7 @@ def test_more_samples_than_rows(stories_base, monkeypatch):
     assert_as_alone(requests)
 
 
-def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
+def test_preemption_changes_no_sample(stories_base):
     """Rows that outgrow the memory begin again later, after what they have drawn so far."""
     sampler = Sampler(stories_base, None)
     scheduler = Scheduler(stories_base, stories_base.kv_shapes)
@@ -283,7 +283,7 @@ def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
     assert_as_alone(requests)
 
 
-def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, caplog):
+def test_out_of_memory_halves_the_batch(stories_base, monkeypatch, caplog):
     sampler = Sampler(stories_base, None)
     requests = [
         sample_request(sampler, p, 4, settings(seed=i))
@@ -303,7 +303,7 @@ def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, cap
     assert_as_alone(requests)
 
 
-def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
+def test_sequence_larger_than_memory_is_refused(stories_base, monkeypatch):
     def never(*args):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
@@ -314,7 +314,7 @@ def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
         request.future.result(timeout=0)
 
 
-def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypatch):
+def test_out_of_memory_while_sampling_changes_no_sample(stories_base, monkeypatch):
     """Each token is decided by the number that decides it alone, however often it is tried."""
     sampler = Sampler(stories_base, None)
     requests = [sample_request(sampler, [5, 6, i], 2, settings(seed=i)) for i in range(8, 11)]
@@ -339,7 +339,7 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
     assert scheduler._most_rows == scheduler._usual_rows  # what others asked for then is gone
 
 
-def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch):
+def test_error_fails_only_its_requests(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
 
     def broken(ids: list[int]) -> str:

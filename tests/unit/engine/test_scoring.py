@@ -59,7 +59,7 @@ def wishes(base, rng, texts) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", ["stories", "gemma2", "gemma3", "qwen2_bias", "torch"])
-def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, monkeypatch):
+def test_batch_invariance(tiny_base, stories_base, kind, monkeypatch):
     """Else what a run computes would depend on which requests happened to meet. torch's operators
     round differently."""
     base = stories_base if kind in ("stories", "torch") else tiny_base(kind)
@@ -112,7 +112,7 @@ def plain_logprobs(model, tokens: np.ndarray) -> np.ndarray:
     return logits.log_softmax(-1)[:-1].double().numpy()
 
 
-def test_a_common_prompt_is_read_once(stories_base, monkeypatch):
+def test_common_prefix_is_prefilled_once(stories_base, monkeypatch):
     computed, forward = [], stories_base.hidden_of_batch
     monkeypatch.setattr(
         stories_base,
@@ -143,9 +143,7 @@ def blocked(engine):
     return go_on
 
 
-def test_what_waits_is_scored_together_and_bad_requests_fail_alone(
-    engine, stories_base, monkeypatch
-):
+def test_queued_scores_are_batched_and_fail_separately(engine, stories_base, monkeypatch):
     sampler, other = Sampler(stories_base, None), Sampler(stories_base, None)
     together, original = [], Scorer._answers
 
@@ -172,7 +170,7 @@ def test_what_waits_is_scored_together_and_bad_requests_fail_alone(
     assert all(f.result(SECONDS).logprobs[2] < 0 for i, f in enumerate(futures) if i != 2)
 
 
-def test_scores_of_owners_alternate(engine, stories_base, monkeypatch):
+def test_fair_scheduling_of_scores(engine, stories_base, monkeypatch):
     """However many scores of however many samplers an owner has queued."""
     monkeypatch.setattr(
         Scorer, "_groups", lambda self, base, asked: [[i] for i in range(len(asked))]
@@ -210,7 +208,7 @@ def test_out_of_memory_halves_and_then_says_so(stories_base, monkeypatch, caplog
         serve(sampler, asked)
 
 
-def test_cancelling_and_closing_leave_nobody_waiting(engine, stories_base):
+def test_cancel_and_close_end_all_waits(engine, stories_base):
     sampler = Sampler(stories_base, None)
     ask = lambda i: engine.score(score_request(sampler, [1, 5, i], logprobs=True))  # noqa: E731
     go_on = blocked(engine)

@@ -199,7 +199,7 @@ def test_expiry(store: CheckpointStore, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, -1, True, 10**12, 2**62])
-def test_a_ttl_that_is_no_duration_is_refused(store: CheckpointStore, ttl: int) -> None:
+def test_invalid_ttl_is_refused(store: CheckpointStore, ttl: int) -> None:
     with pytest.raises(CheckpointError, match="ttl_seconds: got"):
         save(store, ttl_seconds=ttl)
     path = save(store)
@@ -242,7 +242,7 @@ def test_a_damaged_run_file_hides_that_run_alone(store: CheckpointStore) -> None
         store.get_run("run-1")
 
 
-def test_what_is_not_the_stores_own_is_left_alone(store: CheckpointStore) -> None:
+def test_foreign_files_are_kept(store: CheckpointStore) -> None:
     path = save(store)
     strangers = [
         store.root / "runs" / "notes.txt",

@@ -67,7 +67,7 @@ def test_optim_step_needs_a_gradient(stories_base):
         run.optim_step(STEP)
 
 
-def test_a_failed_pass_adds_nothing_and_blocks_one_step(stories_base):
+def test_failed_pass_adds_no_gradient_and_blocks_one_step(stories_base):
     run, twin = ref.make_run(stories_base), ref.make_run(stories_base)
     data = batch(stories_base)
     before = weights(run)
@@ -116,7 +116,7 @@ def test_custom_loss_errors_are_named(stories_base):
             run.optim_step(STEP)
 
 
-def test_a_snapshot_never_changes_and_a_new_one_is_new(stories_base):
+def test_snapshots_are_immutable(stories_base):
     run, prompt = ref.make_run(stories_base), list(range(1, 30))
     first = run.snapshot()
     a = next(iter(first.tensors.values()))[0]
@@ -237,7 +237,7 @@ def short_of_memory(monkeypatch):
 
 
 @pytest.mark.usefixtures("unlearned_limits")
-def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
+def test_activation_checkpointing_limit_is_remembered(stories_base, monkeypatch):
     """By later passes, and by other runs of the model; shorter rows are not recomputed, and longer
     ones begin with what is known."""
     seen = short_of_memory(monkeypatch)
@@ -324,7 +324,7 @@ def test_replace_by_takes_everything(stories_base):
     assert same(weights(run), weights(other))
 
 
-def test_a_pass_without_memory_leaves_the_run_as_it_was(stories_base, monkeypatch):
+def test_out_of_memory_leaves_the_run_unchanged(stories_base, monkeypatch):
     """Whatever asks for memory: here the sums over micro-batches, behind the first of them."""
     data = batch(stories_base)
     run, other = ref.make_run(stories_base), ref.make_run(stories_base)

@@ -177,7 +177,7 @@ def test_adapters_on_the_vision_tower(base, tmp_path, record_property):
 
 
 @EVERY_VLM
-def test_results_do_not_depend_on_the_batch(base, monkeypatch):
+def test_batch_invariance(base, monkeypatch):
     """Alone, with others, in chunks of a few tokens, and after a cached prefix."""
     sampler = Sampler(base, ref.random_adapter(base))
     settings = SamplingSettings(max_tokens=6, seed=1)

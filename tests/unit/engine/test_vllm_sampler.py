@@ -420,7 +420,7 @@ def test_the_server_is_started_on_the_trainers_gpu(base, monkeypatch):
         ({"sampler": "vllm", "vllm_python": sys.executable}, "it has no package vllm"),
     ],
 )
-def test_settings_out_of_range_are_named(given, said):
+def test_invalid_settings_are_refused(given, said):
     with pytest.raises(ConfigurationError, match=said):
         SamplerSettings(**given).check()
 

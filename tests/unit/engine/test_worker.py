@@ -56,7 +56,7 @@ def worker(batch):
     made.close()
 
 
-def test_lanes_take_turns_and_each_keeps_its_order(worker):
+def test_lanes_are_round_robin_and_fifo(worker):
     seen, go_on = [], threading.Event()
     worker.submit(go_on.wait)
     for lane, count in (("a", 4), ("b", 2), ("c", 1)):
@@ -181,7 +181,7 @@ def test_samples_arrive_while_another_run_trains(engine, stories_base):
     assert [s.tokens for s in again] == [s.tokens for s in samples]
 
 
-def test_the_thread_outlives_what_breaks_sampling(engine, stories_base, monkeypatch):
+def test_thread_survives_a_sampling_error(engine, stories_base, monkeypatch):
     """Memory that is too short even to take a request in, say."""
     sampler = Sampler(stories_base, None)
     ask = lambda: engine.sample(sample_request(sampler, [5], 2, SamplingSettings(max_tokens=2)))  # noqa: E731

@@ -54,7 +54,7 @@ def test_a_label_judge_gives_the_probabilities_of_the_whole_model(stories_model)
     assert found.text.startswith(f"Yes {expected:.4f}")
 
 
-def test_a_position_bias_cancels_in_the_mean_of_both_orders():
+def test_position_bias_cancels_in_both_orders():
     honest = {"A": 0.3, "B": -0.3}
     biased = [{label: v + b for (label, v), b in zip(honest.items(), (2, -2), strict=True)}]
     biased.append({"A": honest["A"] - 2, "B": honest["B"] + 2})
@@ -102,7 +102,7 @@ def test_errors_and_unreadable_verdicts_are_tried_again():
 
 
 @pytest.mark.parametrize("result", [BackendError("down"), math.nan])
-def test_a_judge_that_keeps_failing_has_no_score(result):
+def test_failing_judge_gives_no_score(result):
     judge = Scripted(result)
     with pytest.raises(EvalGradingError, match="no score after 3 attempts; the last error"):
         grade(careful(judge, max_retries=2))
@@ -184,7 +184,7 @@ def test_any_openai_url_is_a_judge(server, monkeypatch):
         read_number(r"<score>(.*?)</score>", -math.inf, math.inf)("<score>inf</score>")
 
 
-def test_settings_that_cannot_work():
+def test_invalid_settings_are_refused():
     with pytest.raises(ConfigurationError, match="mode: got 'yes'"):
         JudgeSettings(model_name="m", mode="yes").check()  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="url: got 'localhost'"):

@@ -73,7 +73,7 @@ async def test_a_policy_that_is_always_preferred(policy, evaluator):
     assert sum(a == OTHER for _, a, _ in judge.seen) == 6
 
 
-async def test_both_ways_a_liking_for_one_place_counts_for_nothing(policy, evaluator):
+async def test_position_bias_cancels_in_both_orders(policy, evaluator):
     biased = Judge(lambda a, b: 1.0)
     assert (await evaluator(biased)(policy))["win_rate"] == 0.5
     assert (await evaluator(biased, both_ways=False)(policy))["win_rate"] == 1.0
@@ -103,7 +103,7 @@ async def test_a_baseline_answers_in_place_of_the_data(policy, evaluator):
     assert {(p, a) for p, a, _ in judge.seen[::2]} == before
 
 
-def test_settings_that_cannot_work(evaluator):
+def test_invalid_settings_are_refused(evaluator):
     judge = Judge(against_the_data)
     with pytest.raises(DataValidationError, match="comparisons: got none"):
         evaluator(judge, comparisons=[])

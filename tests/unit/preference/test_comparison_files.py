@@ -136,7 +136,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
-def test_a_bad_line_is_named(tmp_path, row, message):
+def test_invalid_lines_are_refused(tmp_path, row, message):
     path = write_rows(tmp_path / "pairs.jsonl", pair_row(0), "", row)
     with pytest.raises(DataFormatError, match=message) as caught:
         _ = ComparisonBuilderFromJsonl(train_path=path).comparison_sets

@@ -148,7 +148,7 @@ def test_the_loss_is_a_sum_over_pairs():
         (PairLoss("simpo", gamma=-1), "simpo_gamma"),
     ],
 )
-def test_settings_that_cannot_work(loss, field):
+def test_invalid_settings_are_refused(loss, field):
     with pytest.raises(ConfigurationError, match=field):
         loss.check()
 

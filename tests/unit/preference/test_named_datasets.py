@@ -101,6 +101,6 @@ def test_the_example_is_there_and_nothing_of_it_is_left_out():
         (("example", None, 5), "test_size: got 5 with dataset=example"),
     ],
 )
-def test_names_that_cannot_work(arguments, message):
+def test_invalid_names_are_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         get_comparison_builder(*arguments)

@@ -166,7 +166,7 @@ def test_answers_of_several_turns_train_the_assistants_words_only(builder):
     assert trained_text(made, chosen) == "Yes.<|im_end|>I am.<|im_end|>"
 
 
-def test_settings_that_cannot_work(builder):
+def test_invalid_settings_are_refused(builder):
     with pytest.raises(ConfigurationError, match="ties: got 'both', expected 'drop' or 'half'"):
         builder(pair_row(), ties="both")()
     with pytest.raises(ConfigurationError, match="batch_size: got 0"):

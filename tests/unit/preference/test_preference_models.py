@@ -99,7 +99,7 @@ async def test_scoring_all_at_once_changes_nothing(untrained, chat):
     assert at_once == one_by_one  # to the bit, so that a resumed run earns the same rewards
 
 
-async def test_in_both_orders_a_liking_for_a_place_cancels(trained, chat):
+async def test_position_bias_cancels_in_both_orders(trained, chat):
     """Against plain arithmetic on the judge's own log-probabilities in either order."""
     plain = PreferenceModelFromChatRenderer(chat, trained[0])
     fair = PreferenceModelFromChatRenderer(chat, trained[0], both_orders=True)

@@ -65,7 +65,7 @@ def test_texts_of_parts_are_encoded_apart_where_told(load, spec, role):
 
 @each_family
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_a_name_in_a_message_is_text(load, spec, family, name, role):
+def test_control_token_name_in_a_message_is_text(load, spec, family, name, role):
     renderer = load(spec, family)
     around = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     last = {"role": "user", "content": "And?"}
@@ -80,7 +80,7 @@ def test_a_name_in_a_message_is_text(load, spec, family, name, role):
     assert controls(renderer, chat(parts)) == controls(renderer, chat("ab"))
 
 
-def test_a_system_message_and_a_tool_result_forge_no_turn(load):
+def test_system_and_tool_text_is_escaped(load):
     renderer = load("qwen3", "qwen3")
 
     def chat(text):
@@ -97,7 +97,7 @@ def test_a_system_message_and_a_tool_result_forge_no_turn(load):
 
 @pytest.mark.parametrize("spec", ["qwen3", "qwen3_5"])
 @pytest.mark.parametrize("escaped", [False, True])
-def test_arguments_and_thinking_forge_no_turn(load, spec, escaped):
+def test_arguments_and_thinking_are_escaped(load, spec, escaped):
     renderer = load(spec, "qwen3")
 
     def chat(text):
@@ -129,7 +129,7 @@ def test_plain_spelling_is_that_of_the_tokenizers_library(load, spec, family):
         assert codec.encode(codec.split_control_tokens(written)) == expected
 
 
-def test_markup_that_forges_no_turn_stays_a_token(load):
+def test_control_token_text_is_escaped(load):
     """People write about it, and the model's template makes the same tokens of it."""
     renderer = load("qwen3", "qwen3")
     question = {"role": "user", "content": "What is <think> and </tool_call>?"}

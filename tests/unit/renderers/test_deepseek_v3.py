@@ -116,7 +116,7 @@ def test_thinking_around_tools(shown):
         ),
     ],
 )
-def test_what_the_format_cannot_write_is_refused(shown, spec, messages, match):
+def test_unsupported_messages_are_refused(shown, spec, messages, match):
     with pytest.raises(RendererError, match=match):
         shown(spec, messages, prompt=spec != "deepseekv3_thinking")
 
@@ -161,7 +161,7 @@ def sampled(renderer, text):
         ),
     ],
 )
-def test_calls_that_cannot_be_read_keep_their_text(make_renderer, spec, block):
+def test_unparsable_calls_keep_their_text(make_renderer, spec, block):
     renderer = make_renderer(spec, "deepseek_v3_1")
     before = "\n\n" if spec == "deepseekv3_2" else ""
     tokens = sampled(renderer, f"So.{before}{block}")

@@ -66,6 +66,6 @@ def test_messages_out_of_order_are_refused(gemma, messages, said):
         ),
     ],
 )
-def test_what_the_format_cannot_write_is_refused(gemma, change, said):
+def test_unsupported_messages_are_refused(gemma, change, said):
     with pytest.raises(RendererError, match=said):
         gemma.build_supervised_example([QUESTION, {**ANSWER, **change}])

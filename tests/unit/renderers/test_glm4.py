@@ -85,7 +85,7 @@ def test_arguments_of_every_kind_equal_the_template_and_come_back(glm, shared_di
         '{"name": "f",\n"arguments": {}}',
     ],
 )
-def test_calls_that_cannot_be_read_are_kept_and_written_as_they_were(glm, body):
+def test_unparsable_calls_round_trip(glm, body):
     renderer = glm()
     raw = f"<tool_call>{body}</tool_call>"
     said = f"\n<think></think>\n{raw}<|observation|>"
@@ -129,6 +129,6 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm)
         ),
     ],
 )
-def test_what_the_format_cannot_write_is_refused(glm, message, said):
+def test_unsupported_messages_are_refused(glm, message, said):
     with pytest.raises(RendererError, match=said):
         glm().build_supervised_example([QUESTION, message])

@@ -140,7 +140,7 @@ def test_declared_tools_equal_the_template(load):
         ("text_before_call=final", "text_before_call: got 'final', expected one of commentary"),
     ],
 )
-def test_wrong_options_are_refused(tokenizer, option, error):
+def test_invalid_options_are_refused(tokenizer, option, error):
     with pytest.raises(ConfigurationError, match=error):
         get_renderer(f"{MEDIUM}&{option}", tokenizer)
 

@@ -106,7 +106,7 @@ def test_messages_in_a_row(renderer):
         ("<|channel|>final<|message|>a<|e", "a<|e"),
     ],
 )
-def test_what_has_no_header_is_text(renderer, response, content):
+def test_text_without_a_header(renderer, response, content):
     message, _ = parse(renderer, response + STOP)
     assert message == {"role": "assistant", "content": content}
 
@@ -122,7 +122,7 @@ def test_what_has_no_header_is_text(renderer, response, content):
         ("<|channel|>commentary to=functions.f<|message|>" + "[" * 99_999, "", "functions.f"),
     ],
 )
-def test_calls_that_cannot_be_read_are_kept_and_written_back(renderer, raw, error, author):
+def test_unparsable_calls_round_trip(renderer, raw, error, author):
     message, _ = parse(renderer, f"<|start|>assistant{raw}{CALL_END}")
     [call] = message["unparsed_tool_calls"]
     assert error in call.error
@@ -153,6 +153,6 @@ def test_calls_that_cannot_be_read_are_kept_and_written_back(renderer, raw, erro
         ),
     ],
 )
-def test_what_the_format_cannot_say_is_refused(renderer, messages, error):
+def test_unsupported_messages_are_refused(renderer, messages, error):
     with pytest.raises(RendererError, match=error):
         renderer.build_generation_prompt(messages)

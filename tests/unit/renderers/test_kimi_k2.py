@@ -92,7 +92,7 @@ def test_ids_that_the_model_has_written_stay(kimi):
         CALL.format("functions.f:0", "[" * 100_000),
     ],
 )
-def test_calls_that_cannot_be_read_keep_their_text(kimi, inside):
+def test_unparsable_calls_keep_their_text(kimi, inside):
     renderer = kimi("kimi_k2")
     section = SECTION.format(inside)
     tokens = renderer.codec.encode(f"<think></think>So.{section}<|im_end|>")
@@ -142,6 +142,6 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
         ),
     ],
 )
-def test_what_the_format_cannot_write_is_refused(kimi, spec, messages, match):
+def test_unsupported_messages_are_refused(kimi, spec, messages, match):
     with pytest.raises(RendererError, match=match):
         kimi(spec).build_supervised_example(messages)

@@ -183,7 +183,7 @@ def test_random_tokens_never_raise_and_cut_alike(stand_in, family, version):
     ],
 )
 @each_version
-def test_unreadable_calls_are_kept_and_written_back(renderers, version, body, error):
+def test_unparsable_calls_round_trip(renderers, version, body, error):
     renderer = renderers[version]
     tokens = [*renderer.codec.encode(f"[TOOL_CALLS]{body}</s>")]
     message, how = renderer.parse_response(tokens)

@@ -78,7 +78,7 @@ THINKING = [{"type": "thinking", "thinking": "…"}]
         ([QUESTION, {"role": "assistant", "content": THINKING}], "'thinking'"),
     ],
 )
-def test_what_v3_cannot_write_is_refused(renderers, messages, said):
+def test_unsupported_messages_are_refused(renderers, messages, said):
     with pytest.raises(RendererError, match=said):
         renderers["v3"].build_supervised_example(messages)
 

@@ -81,7 +81,7 @@ def test_arguments_of_every_kind_equal_the_template_and_come_back(nemotron, temp
     assert json.loads(back["tool_calls"][0].function.arguments) == arguments
 
 
-def test_a_call_that_cannot_be_read_is_kept_and_written_as_it_was(nemotron):
+def test_unparsable_calls_round_trip(nemotron):
     renderer = nemotron()
     said = "a\n</think>\n<tool_call>\n<function=f>\n<parameter=q>\n</tool_call>\n<|im_end|>"
     message, how = renderer.parse_response(renderer.codec.encode(said))
@@ -146,6 +146,6 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_not_trained(
         ),
     ],
 )
-def test_what_the_format_cannot_write_is_refused(nemotron, message, said):
+def test_unsupported_messages_are_refused(nemotron, message, said):
     with pytest.raises(RendererError, match=said):
         nemotron().build_supervised_example([QUESTION, message])

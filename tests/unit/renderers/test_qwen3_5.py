@@ -67,7 +67,7 @@ def test_values_are_read_by_their_spelling(written, read):
         ("<function=f><parameter=x>1</parameter> and </function>", "got '<parameter=x>"),
     ],
 )
-def test_what_is_no_call_is_kept(make_renderer, body, error):
+def test_invalid_calls_keep_their_text(make_renderer, body, error):
     renderer = make_renderer("qwen3_5", "qwen3")
     text = f"because\n</think>\n\nI look.\n\n<tool_call>{body}</tool_call><|im_end|>"
     message, how = renderer.parse_response(renderer.codec.encode(text))

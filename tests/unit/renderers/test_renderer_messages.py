@@ -111,7 +111,7 @@ def test_rows_of_other_spellings():
         ),
     ],
 )
-def test_what_is_no_conversation(messages, error):
+def test_invalid_conversations_are_refused(messages, error):
     with pytest.raises(RendererError, match=error):
         normalize_messages(messages)
 

@@ -153,7 +153,7 @@ def test_stop_token_terminations(make_renderer, text, expected):
         ),
     ],
 )
-def test_unreadable_calls_are_kept_and_written_again(make_renderer, block, error):
+def test_unparsable_calls_round_trip(make_renderer, block, error):
     renderer = make_renderer("qwen3_instruct", "qwen3")
     tokens = encode(renderer, f"Hm\n{block}<|im_end|>")
     message, how = renderer.parse_response(tokens)

@@ -114,7 +114,7 @@ def test_registered_renderer(tokenizer_folder):
         ("qwen3?strip", {}, "got options 'strip', expected option=value&option=value"),
     ],
 )
-def test_wrong_names_and_options(tokenizer_folder, name, options, message):
+def test_invalid_names_and_options_are_refused(tokenizer_folder, name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         get_renderer(name, get_tokenizer(tokenizer_folder("qwen3")), **options)
 
@@ -139,7 +139,7 @@ THINKING = [{"type": "thinking", "thinking": "t"}]
         ("qwen3", "qwen3", {"role": "user", "tool_calls": [CALL]}, "tool calls by role 'user'"),
     ],
 )
-def test_what_a_format_cannot_say_is_refused(make_renderer, spec, family, message, error):
+def test_unsupported_messages_are_refused(make_renderer, spec, family, message, error):
     renderer = make_renderer(spec, family)
     messages = [CONVERSATION[0], {"role": "assistant", "content": "", **message}]
     with pytest.raises(RendererError, match=error):

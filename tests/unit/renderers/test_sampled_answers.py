@@ -97,7 +97,7 @@ def pieces(renderer):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_is_sampled_can_be_written_back(load, spec):
+def test_sampled_answers_round_trip(load, spec):
     renderer, rng = load(spec), random.Random(spec)
     stops = renderer.get_stop_sequences()
     pool = [p for p in pieces(renderer) if not set(p) & set(stops)]
@@ -208,7 +208,7 @@ def test_a_call_ends_where_its_value_ends_in_every_format(load):
         ),
     ],
 )
-def test_forms_of_calls_that_models_sample(load, spec, text, calls):
+def test_tool_call_variants(load, spec, text, calls):
     renderer = load(spec)
     tokens = [*renderer.codec.encode(text)]
     if tokens[-1] not in renderer.get_stop_sequences():

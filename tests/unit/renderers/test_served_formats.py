@@ -48,7 +48,7 @@ def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict,
 
 
 @each_case
-def test_answers_are_said_as_they_were_written(load, case):  # noqa: F811
+def test_openai_answers_round_trip(load, case):  # noqa: F811
     side = load(case)
 
     @checked(6)
@@ -73,7 +73,7 @@ def test_answers_are_said_as_they_were_written(load, case):  # noqa: F811
 
 
 @calling
-def test_a_result_is_asked_on_as_the_template_does(load, case):  # noqa: F811
+def test_tool_result_prompt_equals_the_template(load, case):  # noqa: F811
     """Tools, question, call and result in OpenAI's form, against the template's tokens."""
     side = load(case)
     function = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}

@@ -299,7 +299,7 @@ def test_named_templates(make, shared_dir):
         ),
     ],
 )
-def test_what_the_template_cannot_write_is_refused(make, family, messages, said):
+def test_unsupported_messages_are_refused(make, family, messages, said):
     with pytest.raises(RendererError, match=said):
         make("template", family).build_supervised_example(messages)
 

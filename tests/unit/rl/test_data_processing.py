@@ -112,7 +112,7 @@ def test_images_survive_merging_and_part_where_they_differ():
     assert len(trajectory_to_data(split, 1.0)) == 1
 
 
-def test_what_cannot_be_trained_is_named():
+def test_untrainable_data_is_refused():
     for traj, message in [
         (episode(turn([1], [2]), turn([], [3])), "turn 1: its observation is empty"),
         (episode(turn([1], action([2, 3], [-1.0]))), r"turn 0: .* 2 tokens, but .* shape \(1,\)"),

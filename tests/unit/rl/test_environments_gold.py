@@ -98,7 +98,7 @@ def test_every_sum_has_a_gold_answer_and_held_out_ones_are_not_trained_on(render
         ({"n_batches": 0}, "n_batches: got 0"),
     ],
 )
-def test_arithmetic_settings_that_cannot_work(settings, words):
+def test_invalid_arithmetic_settings_are_refused(settings, words):
     with pytest.raises(ConfigurationError, match=words):
         ArithmeticDatasetBuilder(**COMMON, **settings).check()
 
@@ -233,7 +233,7 @@ def test_local_files_in_place_of_the_hub(tmp_path):
         ("", "got no problem"),
     ],
 )
-def test_rows_that_are_no_problems(tmp_path, line, words):
+def test_invalid_rows_are_refused(tmp_path, line, words):
     (tmp_path / "rows.jsonl").write_text(line + "\n")
     with pytest.raises(DataError, match=words):
         read_problems(str(tmp_path / "rows.jsonl"))
@@ -272,7 +272,7 @@ def test_without_the_hub_it_is_said_what_is_missing_and_what_helps(monkeypatch):
         ({"env": "math", "num_test": -1}, "num_test: got -1"),
     ],
 )
-def test_math_settings_that_cannot_work(settings, words):
+def test_invalid_math_settings_are_refused(settings, words):
     with pytest.raises((ConfigurationError, DataValidationError), match=words):
         MathDatasetBuilder(**COMMON, **settings).check()
 

@@ -190,7 +190,7 @@ def test_a_wrong_row_is_named(tmp_path, change, message):
         load_prophet_arena_examples(write(tmp_path / "m.csv", row(**change)))
 
 
-def test_files_and_dates_that_cannot_work(tmp_path, markets):
+def test_invalid_files_and_dates_are_refused(tmp_path, markets):
     with pytest.raises(DataFormatError, match="does not exist"):
         load_prophet_arena_examples(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")

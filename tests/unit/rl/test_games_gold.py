@@ -129,7 +129,7 @@ def test_each_number_comes_up_equally_often():
     ("rules", "words"),
     [({"low": 7}, "high: got 7"), ({"max_turns": 0}, "max_turns: got 0")],
 )
-def test_games_that_cannot_be_played(rules, words):
+def test_invalid_games_are_refused(rules, words):
     with pytest.raises(ConfigurationError, match=words):
         Game(**rules)
 
@@ -239,7 +239,7 @@ def test_held_out_words_are_not_trained_on():
     ("text", "words"),
     [("dog\nDogs\n", ":2: got 'Dogs'"), ("# none\n", "has no word"), ("...\n", ":1: got '...'")],
 )
-def test_word_files_that_cannot_be_used(tmp_path, text, words):
+def test_invalid_word_files_are_refused(tmp_path, text, words):
     (tmp_path / "words.txt").write_text(text)
     with pytest.raises(DataError, match=words):
         read_words(tmp_path / "words.txt")

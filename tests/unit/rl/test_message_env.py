@@ -179,7 +179,7 @@ def test_an_answer_cut_off_that_no_one_takes_ends_the_episode(renderer, caplog):
 
 
 @pytest.mark.parametrize("wrong", [None, (1.0, True), {"reward": 1.0}])
-def test_a_step_that_returns_something_else_is_named(renderer, wrong):
+def test_invalid_step_result_is_refused(renderer, wrong):
     class Wrong(Echo):
         async def step(self, message):
             return wrong
@@ -333,7 +333,7 @@ def test_history_keeps_messages_in_the_order_in_which_they_were_said():
     assert [m["content"] for m in history.seen] == ["short", "x", "y"]
 
 
-def test_rendering_and_parsing_keep_off_the_event_loop(renderer, monkeypatch):
+def test_rendering_does_not_block_the_event_loop(renderer, monkeypatch):
     threads = []
 
     def watch(name):

@@ -140,7 +140,7 @@ def test_a_hidden_length_is_the_same_for_all_problems():
         ({"reward_tolerance": 0}, "expected more than 0"),
     ],
 )
-def test_tasks_that_cannot_work(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         CountingTaskConfig(**settings)
 

@@ -56,7 +56,7 @@ def play(env, tokenizer, *typed, **options):
     return asyncio.run(play_env(env, tokenizer, read=read, show=shown.append, **options)), shown
 
 
-def test_a_person_plays_an_episode(tokenizer):
+def test_play_an_episode(tokenizer):
     env = Talk(tokenizer, [0])
     trajectory, shown = play(env, tokenizer, "one", "two\\", "lines")
     assert env.answers == ["one</s>", "two\nlines</s>"]  # ended as the model would end it

@@ -119,7 +119,7 @@ def test_the_reward_is_what_the_formula_says(renderer):
 
 
 @pytest.mark.parametrize(("pattern", "kept"), [(BOTH_WAYS, 0.0), (ONE_WAY, 0.3)])
-def test_a_liking_for_a_place_cancels_both_ways(renderer, pattern, kept):
+def test_position_bias_cancels_in_both_orders(renderer, pattern, kept):
     fair, biased = (
         play(
             group(renderer, ByNumber(bias), 2, tournament_pattern=pattern),
@@ -277,6 +277,6 @@ def test_batches_are_groups_over_the_prompts(make_builder):
         ({"test_group_size": 0}, "test_group_size: got 0"),
     ],
 )
-def test_settings_that_cannot_work(make_builder, settings, words):
+def test_invalid_settings_are_refused(make_builder, settings, words):
     with pytest.raises(ConfigurationError, match=words):
         make_builder(**settings).check()

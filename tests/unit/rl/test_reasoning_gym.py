@@ -118,6 +118,6 @@ def test_problems_repeat_and_those_of_evaluation_are_others():
         ({"num_test": -1}, "num_test: got -1"),
     ],
 )
-def test_settings_that_cannot_work(settings, words):
+def test_invalid_settings_are_refused(settings, words):
     with pytest.raises(ConfigurationError, match=words):
         builder(**settings).check()

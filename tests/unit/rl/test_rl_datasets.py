@@ -128,7 +128,7 @@ def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
         ({"total_batches": 0}, "total_batches: got 0"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes, field):
+def test_invalid_settings_are_refused(changes, field):
     with pytest.raises(ConfigurationError, match=field):
         mixture(**changes).check()
 
@@ -137,7 +137,7 @@ def test_settings_that_cannot_work_are_refused(changes, field):
     ("sizes", "what"),
     [((), "0 batches"), ((2, 1, 2), "same number of groups"), ((0, 2), "0 groups")],
 )
-def test_sources_that_cannot_be_numbered_are_refused(sizes, what):
+def test_sources_without_numbers_are_refused(sizes, what):
     source = NumberedBuilder(sizes=sizes, name="odd")
     with pytest.raises(DataError, match=what):
         batches(build(mixture(sources=[source], weights=[1.0]))[0])

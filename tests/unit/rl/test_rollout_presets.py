@@ -39,7 +39,7 @@ from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
         (lambda: RolloutConfig(tool_execution="concurrent_safe"), "tool_execution"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_written(make, field):
+def test_invalid_settings_are_refused(make, field):
     with pytest.raises(ConfigurationError, match=field):
         make()
 

@@ -95,7 +95,7 @@ def test_a_function_may_make_the_environment(model, tmp_path):
         ({"env": lambda word, renderer: word}, "it returned a str, expected an Env"),
     ],
 )
-def test_what_cannot_work_is_refused(model, tmp_path, wrong, message):
+def test_invalid_settings_are_refused(model, tmp_path, wrong, message):
     right = {"env": WordsWithS, "problems": ["Lily"], "model_name": model, **SMALL}
     with pytest.raises(ConfigurationError, match=message):
         rl.run(**{**right, "max_steps": 1, "log_path": str(tmp_path / "run"), **wrong})

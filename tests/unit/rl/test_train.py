@@ -18,7 +18,7 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.train import KLReferenceConfig, StreamMinibatchConfig
 
 
-def test_the_story_model_learns_to_name_a_dog_or_a_cat(stories_model, tmp_path):
+def test_policy_learns(stories_model, tmp_path):
     config = story_config(
         stories_model,
         tmp_path,

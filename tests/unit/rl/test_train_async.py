@@ -89,7 +89,7 @@ def places(collected) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("stale_groups", ["discard", "train"])
-def test_sampling_runs_at_most_k_updates_ahead(tmp_path, stale_groups):
+def test_max_steps_off_policy_bounds_staleness(tmp_path, stale_groups):
     config = async_config(tmp_path, k=2, groups=4, stale_groups=stale_groups)
     worker = FakeWorker(config, lambda problem: 0.001 * ((problem.batch * 7 + problem.index) % 9))
 
@@ -177,7 +177,7 @@ def test_a_group_that_is_too_old_when_it_is_done_is_replaced(tmp_path):
     assert found.metrics["async/groups_discarded"] == 2
 
 
-def test_k_of_zero_is_on_policy(tmp_path):
+def test_zero_off_policy_steps_is_on_policy(tmp_path):
     config = async_config(tmp_path, k=0, groups=3)
     worker = FakeWorker(config)
 
@@ -234,7 +234,7 @@ def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
         asyncio.run(go())
 
 
-def test_where_every_group_fails_the_run_ends(tmp_path):
+def test_run_ends_if_all_groups_fail(tmp_path):
     config = async_config(tmp_path)
 
     async def go():
@@ -293,7 +293,7 @@ def test_the_problem_queue_goes_on_where_it_was(tmp_path):
     asyncio.run(go())
 
 
-def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
+def test_kill_and_resume_trains_each_group_once(tmp_path):
     """Queue, groups in flight and place in the data as they were after update 3."""
     config = async_config(tmp_path, k=2, groups=3)
     slow = FakeWorker(config, lambda problem: 0.002 * (problem.index + 1))
@@ -319,7 +319,7 @@ def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
     assert everything[:20] == [(batch, index) for batch in range(6) for index in range(4)][:20]
 
 
-def test_a_second_kill_right_after_the_first_loses_nothing(tmp_path):
+def test_second_kill_loses_nothing(tmp_path):
     config = async_config(tmp_path, k=2, groups=3)
     begun = [(0, 1), (0, 3), (1, 0)]
     write_queue(tmp_path, 1, QueueState((1, 2), begun, []))

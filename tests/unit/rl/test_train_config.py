@@ -68,7 +68,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("settings", "message"), WRONG, ids=[str(w[0])[:60] for w in WRONG])
-def test_what_cannot_work_is_refused(stories_model, tmp_path, settings, message):
+def test_invalid_settings_are_refused(stories_model, tmp_path, settings, message):
     with pytest.raises(ConfigurationError) as error:
         story_config(stories_model, tmp_path, **settings).check()
     assert message in str(error.value)

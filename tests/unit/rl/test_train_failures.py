@@ -66,7 +66,7 @@ async def broken_async(*_, **__):
         (RLTestSetEvaluator, "observe", broken, "Expecting value"),
     ],
 )
-def test_what_ended_a_run_names_the_line_of_the_user_and_its_log_has_the_traceback(
+def test_error_names_the_users_line_and_log_has_the_traceback(
     stories_model, tmp_path, monkeypatch, capsys, owner, method, fault, named
 ):
     # Errors during the evaluation before training are named as those of training are.
@@ -145,7 +145,7 @@ def test_a_sampling_client_whose_model_was_unloaded(stories_model, tmp_path, mon
     assert "unloaded" in str(error.value)
 
 
-def test_what_was_played_before_an_error_can_be_read(stories_model, tmp_path, monkeypatch):
+def test_finished_groups_are_logged_before_an_error(stories_model, tmp_path, monkeypatch):
     original = StoryGroupBuilder.compute_group_rewards
 
     async def compute_group_rewards(self, trajectories, envs):
@@ -162,7 +162,7 @@ def test_what_was_played_before_an_error_can_be_read(stories_model, tmp_path, mo
     assert groups == {("opening_0",), ("opening_1",), ("opening_2",)}
 
 
-def test_equal_rewards_train_nothing_and_are_said(stories_model, tmp_path, caplog):
+def test_equal_rewards_train_nothing_and_warn(stories_model, tmp_path, caplog):
     config = story_config(
         stories_model, tmp_path, {"num_batches": 2, "reward_for": "constant"}, save_every=1
     )
@@ -180,7 +180,7 @@ def test_equal_rewards_train_nothing_and_are_said(stories_model, tmp_path, caplo
     assert all(not t.any() for name, t in adapter(tmp_path).items() if "lora_B" in name)
 
 
-def test_a_group_of_one_is_said(stories_model, tmp_path, caplog):
+def test_group_of_one_warns(stories_model, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = run(story_config(stories_model, tmp_path, {"num_batches": 1, "group_size": 1}))
     assert found[-1]["optim/num_steps"] == 0

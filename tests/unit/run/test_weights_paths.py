@@ -59,7 +59,7 @@ def test_a_run_and_a_step_name_a_path(tmp_path, lines, step, state, sampler):
     assert resolve_weights(name, "sampler_weights", "x") == expected
 
 
-def test_what_names_no_weights(tmp_path, monkeypatch):
+def test_invalid_weights_paths_are_refused(tmp_path, monkeypatch):
     run = folder(tmp_path / "run", LINES)
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -82,7 +82,7 @@ def test_commands_share_files_and_report_their_result(tier):
     run(main())
 
 
-def test_nothing_of_the_host_can_be_reached(each_tier, tmp_path):
+def test_host_is_not_reachable(each_tier, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the host's secret")
     tmp_path.chmod(0o777)

@@ -141,7 +141,7 @@ def test_programs_with_input_and_output(grader):
         ("x = 1", "NameError"),
     ],
 )
-def test_what_a_program_does_wrong_is_its_own_fault(hurried, program, reason):
+def test_program_errors_fail_the_program(hurried, program, reason):
     grade = hurried.grade_sync(program, ["assert f() == 1"])
     assert grade.score == 0
     assert reason in grade.tests[0].message

@@ -33,7 +33,7 @@ def test_health_needs_no_key_and_all_else_does(serving, caller):
     assert asked > 60
 
 
-def test_one_owner_sees_nothing_of_another(caller, stories_model):
+def test_owners_are_isolated(caller, stories_model):
     mine, other = caller("local"), caller("ann")
     session = mine.session()
     model = mine.model(stories_model, session)
@@ -213,7 +213,7 @@ def test_files_are_fetched_by_signed_addresses_alone(serving, caller, stories_mo
         assert [httpx.get(wrong).status_code for wrong in changed] == [404] * 5
 
 
-def test_what_the_server_writes_is_its_users_alone(serving, caller, stories_model):
+def test_files_of_the_server_are_private(serving, caller, stories_model):
     mine = caller("ann")
     model = mine.model(stories_model)
     mine.result(mine.post("save_weights", model_id=model, seq_id=1, path="a"))
@@ -243,7 +243,7 @@ def test_clients_elsewhere_are_told_the_models_name_and_no_folder(caller, storie
         ("127.0.0.1", {"via": "1.1 proxy"}, False),
     ],
 )
-def test_who_is_on_the_same_machine(host, headers, same):
+def test_loopback_addresses(host, headers, same):
     request: Any = SimpleNamespace(client=SimpleNamespace(host=host), headers=headers)
     assert is_same_machine(request) is same
 

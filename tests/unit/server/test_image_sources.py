@@ -168,7 +168,7 @@ def test_addresses_that_are_not_allowed_are_not_asked(site, names, tmp_path):
     assert "path" in refused(f"{tmp_path}/in/\0", str(tmp_path / "in"))
 
 
-def test_what_is_no_image_of_the_right_size_in_time_is_refused(site, monkeypatch):
+def test_invalid_image_downloads_are_refused(site, monkeypatch):
     here, allowed = f"http://127.0.0.1:{site}", "127.0.0.1"
     for path, said in (
         ("/none", "got status 404, expected 200, from 127.0.0.1"),

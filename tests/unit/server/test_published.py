@@ -76,7 +76,7 @@ def reads(store, path: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["weights", "sampler_weights"])
-def test_others_read_what_is_published_and_nothing_else(owners, kind):
+def test_only_published_checkpoints_are_readable(owners, kind):
     ann, bob = owners
     path, hidden = f"tinker://r/{kind}/shown", f"tinker://r/{kind}/hidden"
     assert not reads(bob, path)
@@ -110,7 +110,7 @@ def test_the_owner_alone_changes_it(owners):
     assert reads(bob, path)
 
 
-def test_what_replaces_it_is_private_and_what_expires_or_goes_is_gone(owners):
+def test_replaced_checkpoint_is_private_and_expired_ones_are_gone(owners):
     ann, bob = owners
     path, other = "tinker://r/weights/shown", "tinker://r/weights/hidden"
     ann.set_public(path, True)

@@ -80,9 +80,7 @@ def test_a_bad_request_disturbs_neither_its_run_nor_others(caller, stories_model
         ),
     ],
 )
-def test_nobody_waits_for_the_turn_of_an_operation_that_is_refused(
-    caller, stories_model, kind, asked, said
-):
+def test_refused_operation_gives_up_its_turn(caller, stories_model, kind, asked, said):
     mine = caller()
     model = mine.model(stories_model)
     refused = mine.result(mine.post(kind, model_id=model, seq_id=1, **asked))

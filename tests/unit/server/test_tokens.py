@@ -39,7 +39,7 @@ def test_a_token_holds_for_its_hours_under_its_key_alone():
 @pytest.mark.parametrize(
     "text", ["eyJ", "eyJ.", "eyJ..", "eyJ.ä.b", "eyJ.W10.x", "eyJhIjoxfQ.e30."]
 )
-def test_what_is_no_token_is_nobodys(tmp_path, text):
+def test_invalid_tokens_are_refused(tmp_path, text):
     keys = KeyFile(tmp_path / "keys.json", tmp_path)
     keys.ensure(["local"])
     assert keys.owner_of(text) is None

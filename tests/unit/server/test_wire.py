@@ -81,7 +81,7 @@ def request(**fields):
         ({"loss_fn_inputs": {"w": {"dense": b"\0" * 8, "dtype": 9}}}, "dtype 9"),
     ],
 )
-def test_what_is_no_datum_is_named(datum, said):
+def test_invalid_datums_are_refused(datum, said):
     found = request(data=[datum])  # whose it is must be known, for the order of the requests
     assert (found.model_id, found.seq_id, found.data) == ("m", 3, [])
     with pytest.raises(DataValidationError, match=said):
@@ -121,7 +121,7 @@ def test_images_of_the_sdk_arrive_as_they_were_sent():
         np.testing.assert_array_equal(found.inputs["target_tokens"], [0] * 7)
 
 
-def test_bodies_that_are_none_are_refused():
+def test_invalid_bodies_are_refused():
     for body, kind, encoding, said in [
         (b"\xff\xff\xff", "application/x-protobuf", "", "not a ForwardBackwardRequest"),
         (b"{}", "application/json", "", "model_id"),
@@ -191,7 +191,7 @@ def json_pass(**tensor):
         ({"data": [float("inf")], "dtype": "int64"}, "beyond int64"),
     ],
 )
-def test_tensors_that_can_be_none_are_refused(tensor, message):
+def test_invalid_tensors_are_refused(tensor, message):
     wrong = json_pass(**tensor).error  # said in the pass's turn
     assert isinstance(wrong, DataValidationError)
     assert message in str(wrong)

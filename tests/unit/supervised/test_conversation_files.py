@@ -95,7 +95,7 @@ def test_rows_of_different_shapes_are_read_and_rendered(tokenizer_folder, write_
         assert part in text
 
 
-def test_what_trainable_excludes_is_never_trained(tokenizer_folder, write_jsonl):
+def test_untrainable_messages_are_never_trained(tokenizer_folder, write_jsonl):
     path = write_jsonl(MIXED_ROWS[3])
     for what in (TrainOnWhat.CUSTOMIZED, None, TrainOnWhat.ALL_MESSAGES):
         made = builder(tokenizer_folder, path, batch_size=1, train_on_what=what)
@@ -159,7 +159,7 @@ GOOD = json.dumps({"messages": dialogue()})
         ),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(write_jsonl, line, word):
+def test_invalid_lines_are_named_by_file_and_number(write_jsonl, line, word):
     path = write_jsonl(GOOD, "", line)
     with pytest.raises(DataFormatError, match=rf"rows\.jsonl:3: .*{word}"):
         read_conversations(path)
@@ -225,7 +225,7 @@ def test_a_test_file_of_its_own_and_prompts_without_the_last_answer(tokenizer_fo
         ({"renderer": "qwen33"}, "qwen33.*did you mean 'qwen3'"),
     ],
 )
-def test_impossible_settings_are_refused(tokenizer_folder, write_jsonl, settings, word):
+def test_invalid_settings_are_refused(tokenizer_folder, write_jsonl, settings, word):
     path = write_jsonl({"messages": dialogue()}, {"messages": dialogue()})
     with pytest.raises(TinkerCookbookError, match=word):
         builder(tokenizer_folder, path, **settings)()

@@ -122,7 +122,7 @@ def test_pieces_of_one_conversation_weigh_one_together():
         (([1, 2, 3], [0.0, 1.0, -1.0], None, "mean"), "weights: their sum is 0, expected"),
     ],
 )
-def test_bad_tokens_and_weights_are_named(arguments, word):
+def test_invalid_tokens_and_weights_are_refused(arguments, word):
     with pytest.raises(DataValidationError, match=word):
         datum_from_tokens_weights(*arguments)
 

@@ -103,7 +103,7 @@ def test_parquet_folders_like_those_of_the_hub(tmp_path):
         ("rows.jsonl", "{}", "test", DataValidationError, "split: got 'test', but .* single file"),
     ],
 )
-def test_bad_local_files(tmp_path, name, content, split, error, word):
+def test_invalid_local_files_are_refused(tmp_path, name, content, split, error, word):
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=word):
         load_hf_dataset(str(tmp_path / name), split)
@@ -178,7 +178,7 @@ def test_a_mixture_repeats_small_sources_but_never_trains_what_is_held_out(
         ({"weight": -1.0}, "Either all sources must have explicit weights or none"),
     ],
 )
-def test_impossible_mixtures_are_refused(tokenizer_folder, two_files, change, word):
+def test_invalid_mixtures_are_refused(tokenizer_folder, two_files, change, word):
     if "weight" in change:
         change = {"sources": [chz.replace(two_files[0], **change), two_files[1]]}
     with pytest.raises(ConfigurationError, match=word):

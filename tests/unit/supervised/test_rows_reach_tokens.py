@@ -375,7 +375,7 @@ EXCLUDED = {
 
 
 @pytest.mark.parametrize("case", EXCLUDED)
-def test_what_a_row_excludes_is_not_trained(common, case, tmp_path, monkeypatch):
+def test_excluded_messages_are_not_trained(common, case, tmp_path, monkeypatch):
     for source in SOURCES:
         made = builder(common, source, EXCLUDED[case], tmp_path, monkeypatch)
         if made is None:

@@ -126,7 +126,7 @@ def test_a_batch_of_untrained_datums_alone_keeps_them_and_loops_pass_over_it():
         ([1, 2], 0, ConfigurationError, "batch_size: got 0, expected at least 1"),
     ],
 )
-def test_impossible_batch_sizes_are_refused(rows, batch_size, error, word):
+def test_invalid_batch_sizes_are_refused(rows, batch_size, error, word):
     with pytest.raises(error, match=word):
         SupervisedDatasetFromHFDataset(rows, batch_size, map_fn=to_datum)
 

@@ -84,7 +84,7 @@ def test_a_builder_with_settings_of_its_own(tokenizer_folder, capsys, write_json
         ({"num_examples": 0}, "num_examples: got 0"),
     ],
 )
-def test_settings_are_checked(tokenizer_folder, settings, message):
+def test_invalid_settings_are_refused(tokenizer_folder, settings, message):
     given = {"model_name": tokenizer_folder("smollm2"), "renderer_name": "chatml", **settings}
     with pytest.raises(ConfigurationError, match=message):
         run(Config(**given))

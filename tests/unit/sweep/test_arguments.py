@@ -60,7 +60,7 @@ def test_models_and_the_keys_that_go_to_the_server(tmp_path):
         (["other", "log_dir=x"], "expected one recipe first"),
     ],
 )
-def test_what_cannot_work_is_refused(words, message):
+def test_invalid_settings_are_refused(words, message):
     with pytest.raises(ConfigurationError, match="^.*" + message):
         parse(*words)
 

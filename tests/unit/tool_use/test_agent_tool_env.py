@@ -225,7 +225,7 @@ def test_rewards_of_several_forms_and_what_they_see():
         ({"on_unavailable": "skip"}, "on_unavailable: got 'skip'"),
     ],
 )
-def test_wrong_settings(options, said):
+def test_invalid_settings_are_refused(options, said):
     with pytest.raises(ConfigurationError, match=said):
         make(**options)
     with pytest.raises(NotImplementedError, match="concurrent_safe"):

@@ -384,7 +384,7 @@ def test_methods_share_the_state_of_their_object_and_tools_pickle():
     assert again[1] is search
 
 
-def test_what_cannot_become_a_tool_is_refused_when_it_is_defined():
+def test_invalid_tools_are_refused_at_definition():
     def many(*queries):
         pass
 

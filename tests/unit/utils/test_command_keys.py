@@ -78,7 +78,7 @@ def test_all_that_is_missing_is_named_a_base_class_too():
         ),
     ],
 )
-def test_a_class_that_is_none(argument, words):
+def test_invalid_class_is_refused(argument, words):
     said = refusal(train.Config, *RUN, argument)
     assert said.startswith("dataset_builder: got ")
     for word in words:
@@ -210,7 +210,7 @@ def test_recorded_paths_mean_the_folder_in_which_the_run_began(
         ("steps: [{x: 1}]", "steps.0.x: there is no such key"),
     ],
 )
-def test_a_file_that_cannot_be_used(tmp_path, text, said):
+def test_invalid_files_are_refused(tmp_path, text, said):
     if text is not None:
         (tmp_path / "a.yaml").write_text(text)
     assert said in refusal(Named, f"config={tmp_path / 'a.yaml'}")

@@ -95,9 +95,7 @@ def check_html_stays_text(browser):
 
 
 @pytest.mark.slow
-def test_a_person_chats_on_the_page(
-    browser, oai_serving, oai, stories_model, scripted_model, tmp_path
-):
+def test_chat_page(browser, oai_serving, oai, stories_model, scripted_model, tmp_path):
     done = "document.querySelector('#send').textContent == 'Send'"
     answers = "[...document.querySelectorAll('.turn:last-child .answer')]"
 

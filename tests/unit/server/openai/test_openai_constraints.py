@@ -270,7 +270,7 @@ BAD = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "s
         ),
     ],
 )
-def test_what_is_invalid_is_refused_with_its_name(chat, more, param, words):
+def test_invalid_requests_name_the_field(chat, more, param, words):
     with pytest.raises(openai.BadRequestError) as error:
         chat(**more)
     status, found, message = refused(error)

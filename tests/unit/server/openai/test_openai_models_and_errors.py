@@ -100,7 +100,7 @@ def test_a_checkpoint_is_sampled_until_it_is_deleted(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream):
+def test_unsupported_requests_are_refused(oai, stories_model, more, param, stream):
     ask = {"model": stories_model, "prompt": "Once", "max_tokens": 4, **more}
     with pytest.raises(openai.BadRequestError) as error:
         oai.completions.create(stream=stream, **ask)

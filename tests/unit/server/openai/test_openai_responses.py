@@ -139,7 +139,7 @@ def test_a_schema_is_parsed(oai, scripted_model):
         ({"text": {"format": {"type": "grammar"}}}, "response_format"),
     ],
 )
-def test_what_cannot_be_done_is_refused(oai, stories_model, more, param):
+def test_unsupported_requests_are_refused(oai, stories_model, more, param):
     ask = {"model": stories_model, "input": "Hi", "max_output_tokens": 4, "extra_body": COLON}
     with pytest.raises(openai.BadRequestError) as error:
         oai.responses.create(**{**ask, **more})
